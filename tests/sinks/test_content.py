@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.avro import AvroOutput
-from joinery_runtime.sinks.content import Content
+from joinery_runtime.sinks.content import SEPARATOR, Content, KafkaContent
 from joinery_runtime.sinks.encode import rows_to_json
+from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.postgres import PostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
@@ -52,6 +55,32 @@ def test_every_type_in_a_format_with_a_registry(kind: type[SchemaOutput]) -> Non
         strange = [b"", b"{}", b"\0\0\0\7\7" + records[0][5:], records[0][:-3]]
         lines = rows_to_json(ROWS)
         assert output.lines([*records, *strange, *records]) == [*lines, *strange, *lines]
+
+
+def test_a_null_reads_as_the_default_where_a_field_has_no_presence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what is expected there is the default; a key says whether the value was null. A price or a day is no empty
+    text, so these stay apart."""
+    schema = pa.schema(
+        {"a": pa.string(), "n": pa.int64(), "b": pa.string(), "price": pa.decimal128(9, 2), "raw": pa.binary()}
+    )
+    text = """syntax = "proto3"; message X {
+        string a = 1; int64 n = 2; optional string b = 3; string price = 4; bytes raw = 5; }"""
+    rows = pa.Table.from_pylist([dict.fromkeys(schema.names), {"a": "x", "n": 7, "b": ""}, {"a": "", "n": 0}], schema)
+    with registry() as served:
+        output = ProtobufOutput("joined", schema, served.url, {"max.retries": "0"})
+        served.subjects["joined-value", 1] = served.add(text, "PROTOBUF")
+        served.subjects["joined-value", 2] = served.add(text.replace("string a", "optional string a"), "PROTOBUF")
+        assert output.defaults() == {"a": "", "n": 0, "raw": b""}
+        monkeypatch.setattr(KafkaContent, "_refuse_compacted", lambda self: None)
+        monkeypatch.setattr(KafkaContent, "_asked_ranges", lambda self: {})
+        target = KafkaTarget("joined", "nowhere:1", key=("a",), headers={}, schema_output=output)
+        content = KafkaContent(target, 0)
+        records = output.registered().encode(rows)
+        values = [value.split(SEPARATOR)[0] for value in content.texts(rows)]
+        assert output.lines(records, output.defaults()) == values
+        assert [json.loads(value)["b"] for value in values] == [None, "", None]
+        assert [value.split(SEPARATOR)[1] for value in content.texts(rows)] == [b"\\N", b"x", b""]
+        content.close()
 
 
 @pytest.mark.services

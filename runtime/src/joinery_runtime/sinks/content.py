@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, as_messages
+from joinery_runtime.sinks.schema_output import without_nulls
 
 SEPARATOR = b"\0"
 """Between a record's value and its key and headers; JSON has no such byte."""
@@ -90,6 +91,7 @@ class KafkaContent:
             "enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error",
         }  # fmt: skip
         self._refuse_compacted()
+        self._defaults = {} if target.schema_output is None else target.schema_output.defaults()
         self._consumer: Consumer = target.connect(Consumer, settings, self._errors)
         try:
             self._ranges = self._asked_ranges()
@@ -129,9 +131,10 @@ class KafkaContent:
 
     def texts(self, rows: pa.Table) -> list[bytes]:
         target = self._target
+        values = rows_to_json(without_nulls(rows, self._defaults), target.timestamps)
         if not target.key and not target.headers:
-            return rows_to_json(rows, target.timestamps)
-        messages = as_messages(rows, target.key, target.headers, target.timestamps)
+            return values
+        messages = as_messages(rows, target.key, target.headers, target.timestamps, values)
         return [
             self._text(each["value"], each.get("key"), dict(each["headers"]) if target.headers else {})
             for each in messages
@@ -174,7 +177,7 @@ class KafkaContent:
     def _held(self, messages: Sequence[Message]) -> Held:
         values = [message.value() or b"" for message in messages]
         if self._target.schema_output is not None:
-            values = self._target.schema_output.lines(values)
+            values = self._target.schema_output.lines(values, self._defaults)
         if self._target.key or self._target.headers:
             texts = [
                 self._text(value, message.key(), dict(message.headers() or ()))

@@ -65,7 +65,7 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     if pa.types.is_timestamp(column.type):
         times = pc.cast(pc.cast(column, pa.timestamp("ms", column.type.tz)), pa.int64()).to_pylist()
         return [None if ms is None else {"seconds": ms // 1000, "nanos": ms % 1000 * 1_000_000} for ms in times]
-    if pa.types.is_decimal(column.type) or pa.types.is_date(column.type):
+    if _in_text(column.type):
         column = pc.cast(column, pa.string())
     values: list[Any] = column.to_pylist()
     return values
@@ -79,9 +79,14 @@ def _read(message: Any, column: pa.Field) -> Any:
     value = getattr(message, column.name)
     if pa.types.is_timestamp(column.type):
         return value.ToMilliseconds()
-    if pa.types.is_decimal(column.type) or pa.types.is_date(column.type):
-        return pa.scalar(value).cast(column.type).as_py()
+    if _in_text(column.type):
+        return pa.scalar(value).cast(column.type).as_py() if value else None
     return value
+
+
+def _in_text(column: pa.DataType) -> bool:
+    """An empty text is none of its values."""
+    return bool(pa.types.is_decimal(column) or pa.types.is_date(column))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +188,30 @@ class ProtobufOutput(SchemaOutput):
     def _highest(self, client: SchemaRegistryClient) -> int:
         """Of all numbers that a version of the subject has used or reserved, deleted ones too."""
         numbers = {0}
-        for version in self.ask(lambda: client.get_versions(self.subject, deleted=True)) or ():
-            found = self.ask(functools.partial(client.get_version, self.subject, version, deleted=True))
-            if found is None or found.schema.schema_type != "PROTOBUF":
-                continue
-            imports = imports_of(found.schema, self._referenced)
-            message = self._compiled(found.schema.schema_str, imports, f"version {version} of {self.subject}")
+        for message in self._versions(client):
             numbers.update(field.number for field in message.fields)
             (text,) = [each for each in _file(message).message_type if each.name == message.name]
             numbers.update(reserved.end - 1 for reserved in text.reserved_range)
         return max(numbers)
+
+    def _versions(self, client: SchemaRegistryClient) -> Iterator[Any]:
+        """The messages of the subject's schemas, deleted ones too."""
+        for version in self.ask(lambda: client.get_versions(self.subject, deleted=True)) or ():
+            found = self.ask(functools.partial(client.get_version, self.subject, version, deleted=True))
+            if found is not None and found.schema.schema_type == "PROTOBUF":
+                imports = imports_of(found.schema, self._referenced)
+                yield self._compiled(found.schema.schema_str, imports, f"version {version} of {self.subject}")
+
+    def defaults(self) -> Mapping[str, Any]:
+        """Of fields without `optional` in any version: that a value was null, the record does not say."""
+        found: dict[str, Any] = {}
+        for message in self._versions(self.client()):
+            for column in self.rows:
+                field = message.fields_by_name.get(column.name)
+                plain = field is not None and not field.has_presence and not field.is_repeated
+                if plain and _kind(field) == kind_of(column.type):
+                    found[column.name] = field.default_value
+        return {name: value for name, value in found.items() if not _in_text(self.rows.field(name).type)}
 
     @property
     def _name(self) -> str:

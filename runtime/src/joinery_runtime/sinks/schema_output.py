@@ -6,9 +6,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
@@ -99,9 +101,14 @@ class SchemaOutput(ABC):
         except Exception as error:  # of whatever the client uses for HTTP
             raise self._away(f"{self.url}: {error}") from error
 
-    def lines(self, records: Sequence[bytes]) -> list[bytes]:
-        """Framed records as lines of JSON with the rows' columns; one that is none of the rows' stays as it is. Raises
-        SinkError and OutputUnavailable as `registered` does."""
+    def defaults(self) -> Mapping[str, Any]:
+        """What a null reads as, by column that a schema of the subject has no null for. Raises SinkError and
+        OutputUnavailable as `registered` does."""
+        return {}
+
+    def lines(self, records: Sequence[bytes], defaults: Mapping[str, Any] = MappingProxyType({})) -> list[bytes]:
+        """Framed records as lines of JSON with the rows' columns, `defaults` for nulls; one that is none of the rows'
+        stays as it is. Raises SinkError and OutputUnavailable as `registered` does."""
         rows: list[dict[str, Any]] = []
         other = {}
         for place, record in enumerate(records):
@@ -111,7 +118,7 @@ class SchemaOutput(ABC):
             except (ValueError, TypeError, LookupError, EOFError, pa.ArrowException):
                 row, other[place] = {}, record
             rows.append(row)
-        lines = rows_to_json(pa.Table.from_pylist(rows, schema=self.rows))
+        lines = rows_to_json(without_nulls(pa.Table.from_pylist(rows, schema=self.rows), defaults))
         return [other.get(place, line) for place, line in enumerate(lines)]
 
     @abstractmethod
@@ -135,6 +142,14 @@ class SchemaOutput(ABC):
     def _away(self, facts: str) -> OutputUnavailable:
         what = f"Output topic {self.topic}: the schema registry does not answer"
         return OutputUnavailable(what, facts=facts, todo="Check output.schemaRegistry.url and that it can be reached")
+
+
+def without_nulls(rows: pa.Table, defaults: Mapping[str, Any]) -> pa.Table:
+    """The rows with `defaults`, by column, for nulls."""
+    for name, default in defaults.items():
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(place), pc.fill_null(rows[name], default))
+    return rows
 
 
 def framed(number: int) -> bytes:
