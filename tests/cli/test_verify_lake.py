@@ -136,10 +136,16 @@ def test_an_epoch_that_was_never_published_is_missing(written: Written) -> None:
 
 def test_rows_of_another_writer_are_told_apart(written: Written, table: Table) -> None:
     written.publish()
-    table.append(table.read().slice(0, 2))
+    rows = table.read().slice(0, 2)
+    place = rows.schema.get_field_index("left_v")
+    table.append(rows.set_column(place, rows.schema.field(place), pa.array([-1, -2], pa.int64())))
     verdict = written.verdict()
     assert verdict.right
     assert ["2 rows are there that these epochs have not put out" in note for note in verdict.notes] == [True]
+    table.append(rows.slice(0, 1))
+    verdict = written.verdict()
+    assert dict(verdict.compared.counted) == {"extra": 1}, "a row of the job is there twice, whoever wrote it"
+    assert "1 rows are there once too often" in verdict.notes[0]
 
 
 @pytest.mark.parametrize("rewrite", [None, "left_k = 'k3'"])

@@ -60,12 +60,13 @@ CREATE TABLE missing AS SELECT * EXCLUDE (nth, hash, held) FROM (
     FROM expected JOIN differing ON hash(text) = differing.hash WHERE expected.required
 ) WHERE nth > held
 """
+# A row that the epochs have put out is there too often, whoever wrote it again.
 _EXTRA = """
 CREATE TABLE extra AS SELECT text, place, number, twin FROM (
     SELECT here.*, differing.required + differing.optional AS wanted,
         differing.twin,
-        row_number() OVER (PARTITION BY differing.hash ORDER BY here.number, here.place) AS nth
-    FROM held AS here JOIN differing ON hash(here.text) = differing.hash WHERE here.ours
+        row_number() OVER (PARTITION BY differing.hash ORDER BY here.ours DESC, here.number, here.place) AS nth
+    FROM held AS here JOIN differing ON hash(here.text) = differing.hash WHERE here.ours OR differing.twin IS NOT NULL
 ) WHERE nth > wanted
 """
 
@@ -177,17 +178,24 @@ class WholeOutput:
             self._db.execute(f"UPDATE {name} SET text = plain.text FROM plain WHERE hash({name}.text) = plain.hash")
 
     def _note_others(self, *, may_repeat: bool) -> None:
-        """Counts what is there too often and does no harm, and leaves it out of the comparison."""
+        """Counts what is there too often and may be somebody else's, and leaves out of the comparison what does no
+        harm."""
         if may_repeat:
             repeated = "held > required + optional AND required + optional > 0"
             again = self._one(f"SELECT sum(held - required - optional) FROM differing WHERE {repeated}")
             self._db.execute(f"DELETE FROM differing WHERE {repeated}")
             if again:
                 self.notes.append(f"{self.name}: {again:,} rows are there again, as delivery: atLeastOnce allows")
-        others = self._one(
+        again = self._one(
             "SELECT sum(held - greatest(required + optional, ours)) FROM differing "
-            "WHERE held > greatest(required + optional, ours)"
+            "WHERE twin IS NOT NULL AND held > greatest(required + optional, ours)"
         )
+        if again:
+            self.notes.append(
+                f"{self.name}: {again:,} rows are there once too often, as `extra` says; another writer may have "
+                "written them too, or the job before its state was deleted or began anew"
+            )
+        others = self._one("SELECT sum(held - ours) FROM differing WHERE twin IS NULL AND held > ours")
         if others:
             self.notes.append(
                 f"{self.name}: {others:,} rows are there that these epochs have not put out; they may be another "

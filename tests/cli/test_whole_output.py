@@ -1,0 +1,71 @@
+"""A topic against what the epochs have put out, where nobody needs a broker: rows that are there too often, and topics
+that have lost their beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from joinery_runtime.cli.row_differences import RowComparison
+from joinery_runtime.cli.whole_output import WholeOutput
+from joinery_runtime.sinks.content import Held
+from joinery_runtime.sinks.encode import rows_to_json
+
+EPOCHS = {1: 1, 2: 2, 3: 3}  # the value of the row that each puts out
+
+
+@dataclass
+class Topic:
+    """A topic of one partition. `heads` are as `Content` has them."""
+
+    rows: Sequence[bytes]
+    heads: Mapping[int, Sequence[bytes]] = field(default_factory=dict)
+    ours: bool = True
+    complete_to: int = 3
+    exact: bool = False
+    upsert_key: tuple[str, ...] = ()
+    retracted: str | None = None
+
+    def texts(self, rows: pa.Table) -> list[bytes]:
+        return rows_to_json(rows)
+
+    def held(self) -> Iterator[Held]:
+        yield Held(self.rows, [f"t:0={at}" for at in range(len(self.rows))], range(len(self.rows)), self.ours)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def row(value: int) -> bytes:
+    return b'{"a":%d}' % value
+
+
+def compared(
+    topic: Topic, folder: Path, *, alone: bool = True, may_repeat: bool = False
+) -> tuple[RowComparison, list[str]]:
+    whole, into = WholeOutput("output", topic, folder, ["l"]), RowComparison()
+    for epoch, value in EPOCHS.items():
+        whole.expect(epoch, [pa.table({"a": [value]})])
+    into.rows = whole.compare(into, 1, 3, alone=alone, may_repeat=may_repeat)
+    whole.close()
+    return into, whole.notes
+
+
+@pytest.mark.parametrize(("alone", "ours"), [(True, True), (False, True), (True, False)])
+def test_a_row_that_is_there_twice_is_extra_whoever_else_writes_there(tmp_path: Path, alone: bool, ours: bool) -> None:
+    """An earlier life of the job may have put rows there, or another writer: that one is there twice all the same."""
+    into, notes = compared(Topic([*map(row, (1, 2, 3, 3))], ours=ours), tmp_path, alone=alone)
+    assert dict(into.counted) == {"extra": 1}
+    assert [(each.epoch, each.found, each.found_at) for each in into.differences] == [(3, {"a": 3}, "t:0=3")]
+    assert ["1 rows are there once too often" in note for note in notes] == [True] * (not (alone and ours))
+
+
+def test_what_may_be_there_again_or_be_of_others_is_a_note(tmp_path: Path) -> None:
+    into, notes = compared(Topic([*map(row, (1, 2, 3, 3, 9))]), tmp_path, alone=False, may_repeat=True)
+    assert (dict(into.counted), into.rows) == ({}, 3)
+    assert "1 rows are there again, as delivery: atLeastOnce allows" in notes[0]
+    assert "1 rows are there that these epochs have not put out" in notes[1]
