@@ -202,6 +202,10 @@ def test_a_topic_that_has_lost_its_beginning(kafka_broker: KafkaAdmin, tmp_path:
     assert verdict.notes == [
         f"output: the topic has lost its beginning, so rows up to epoch {second} may be missing there"
     ]
+    kafka_broker.delete_records(topics.name, 0, -1)
+    verdict = written.verdict()
+    assert (verdict.right, dict(verdict.compared.counted)) == (False, {})
+    assert "NOT VERIFIED, nothing could be judged" in next(iter(verdict.lines()))
 
 
 def test_a_compacted_topic_is_refused(kafka_broker: KafkaAdmin, tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from cli.test_verify_kafka import JOB, STEPS
+from cli.verified import Written
 from joinery_runtime.cli.row_differences import RowComparison
 from joinery_runtime.cli.whole_output import WholeOutput
+from joinery_runtime.job import parse_job
 from joinery_runtime.sinks.content import Held
 from joinery_runtime.sinks.encode import rows_to_json
 
@@ -62,6 +65,41 @@ def test_a_row_that_is_there_twice_is_extra_whoever_else_writes_there(tmp_path: 
     assert dict(into.counted) == {"extra": 1}
     assert [(each.epoch, each.found, each.found_at) for each in into.differences] == [(3, {"a": 3}, "t:0=3")]
     assert ["1 rows are there once too often" in note for note in notes] == [True] * (not (alone and ours))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    text = JOB.replace("NAME", "cut").replace("BROKER", "nowhere:1").replace("DELIVERY", "exactlyOnce")
+    return Written(parse_job(text.replace(", HOW", "").replace(", MORE", ""), "job.yaml"), STEPS, tmp_path / "cache")
+
+
+def topic_of(tables: Mapping[int, pa.Table], heads: Mapping[int, Sequence[bytes]]) -> Topic:
+    """With all rows, as far as these epochs go."""
+    return Topic([text for table in tables.values() for text in rows_to_json(table)], heads, complete_to=max(tables))
+
+
+@pytest.mark.parametrize(
+    ("output", "dead", "right"), [(False, False, True), (True, False, False), (False, True, True), (True, True, False)]
+)
+def test_an_output_of_which_no_row_has_to_be_there_is_not_verified(
+    written: Written, monkeypatch: pytest.MonkeyPatch, output: bool, dead: bool, right: bool
+) -> None:
+    """Of an empty partition nobody can say what was there. Dead letters may all be gone."""
+    gone: Mapping[int, Sequence[bytes]] = {1: []}
+    newest = max(written.rows)
+    topics = topic_of(written.rows, gone if output else {}), topic_of(written.dead, gone if dead else {})
+    for name, topic in zip(("output_content", "dead_letter_content"), topics, strict=True):
+        topic.complete_to = newest
+        monkeypatch.setattr(f"joinery_runtime.cli.verify.{name}", lambda *_, topic=topic: topic)
+    verdict = written.verdict()
+    assert (verdict.right, verdict.document()["verified"], dict(verdict.compared.counted)) == (right, right, {})
+    first, *others = verdict.lines()
+    assert ("NOT VERIFIED, nothing could be judged" in first) == output
+    rows = sum(table.num_rows for table in written.rows.values())
+    says = f"output: none of {rows} rows has to be there still, as the topic has lost its beginning"
+    assert (says in others) == output
+    why = "(the first records that are left in partition 1 tell no epoch, or none is)"
+    assert sum(why in note for note in verdict.notes) == output + dead
 
 
 def test_what_may_be_there_again_or_be_of_others_is_a_note(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def why(
 @app.command
 def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = False) -> None:
     """Computes committed epochs again, from the inputs and the epoch log, and compares them with the output, row
-    by row. Exit code 1 when a row is missing, extra or different. Changes nothing.
+    by row. Exit code 1 when a row is missing, extra or different, or none could be judged. Changes nothing.
 
     Parameters
     ----------

@@ -35,7 +35,8 @@ from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord
 @dataclass(slots=True)
 class Verdict:
     """What was compared of epochs `first` to `last`; `log`: sentences on epochs whose log counts something else than
-    was computed; `notes`: what could not be judged. `by_key`: a table holds the newest row of each key only."""
+    was computed; `notes`: what could not be judged. `by_key`: a table holds the newest row of each key only. `cut_off`:
+    why nothing could be judged of an output, if that is so; then the verdict is not `right`."""
 
     job: str
     first: int
@@ -44,14 +45,15 @@ class Verdict:
     log: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     by_key: bool = False
+    cut_off: list[str] = field(default_factory=list)
 
     @property
     def right(self) -> bool:
-        return not self.compared.counted and not self.log
+        return not self.compared.counted and not self.log and not self.cut_off
 
     def document(self) -> dict[str, Any]:
         about = {"job": self.job, "epochs": [self.first, self.last], "verified": self.right}
-        return {**about, **self.compared.document(), "log": self.log, "notes": self.notes}
+        return {**about, **self.compared.document(), "cut_off": self.cut_off, "log": self.log, "notes": self.notes}
 
     def lines(self) -> Iterator[str]:
         compared, what = self.compared, f"job {self.job}, epochs {self.first} to {self.last}"
@@ -60,7 +62,9 @@ class Verdict:
         if self.right:
             yield f"{what}: VERIFIED, {held} are in the output, each exactly once"
         else:
-            yield f"{what}: NOT VERIFIED, {compared.counts() or 'the log is wrong'}; expected were {held}"
+            wrong = compared.counts() or ("the log is wrong" if self.log else "nothing could be judged")
+            yield f"{what}: NOT VERIFIED, {wrong}; expected were {held}"
+            yield from self.cut_off
             yield from compared.lines()
             yield from self.log
         yield from self.notes
@@ -197,4 +201,7 @@ def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, *, alone
             verdict.compared.rows += rows
         else:
             verdict.compared.dead += rows
+        # Dead letters may all be older than their topic keeps them: with the output judged, a note is enough.
+        if whole.cut_off and (whole.name == "output" or not verdict.compared.rows):
+            verdict.cut_off.append(whole.cut_off)
         verdict.notes += whole.notes

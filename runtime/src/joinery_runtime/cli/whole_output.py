@@ -83,6 +83,8 @@ class WholeOutput:
     sides: Sequence[str]
     in_order: bool = False
     notes: list[str] = field(default_factory=list)
+    cut_off: str = field(init=False, default="")
+    """Why none of the rows that `compare` was asked for has to be there still, if that is so."""
     _db: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -144,7 +146,12 @@ class WholeOutput:
         self._db.execute(_MISSING)
         self._db.execute(_EXTRA)
         self._report(into, first, last)
-        return self._one(f"SELECT count(*) FROM expected WHERE required AND epoch BETWEEN {first} AND {last}")
+        asked = f"FROM expected WHERE epoch BETWEEN {first} AND {last}"
+        required = self._one(f"SELECT count(*) {asked} AND required")
+        if not required and self.content.heads and (rows := self._one(f"SELECT count(*) {asked}")):
+            why = "as the topic has lost its beginning"
+            self.cut_off = f"{self.name}: none of {rows:,} rows has to be there still, {why}"
+        return required
 
     def _one(self, query: str, *values: Any) -> int:
         return int(self._db.execute(query, values).fetchone()[0] or 0)
@@ -152,16 +159,22 @@ class WholeOutput:
     def _forget_what_is_cut_off(self) -> None:
         """Rows of a partition are in the order of their epochs: where retention has deleted its beginning, it has all
         rows of the epochs after the first one of which there is a row."""
-        known = 0
-        for head in self.content.heads.values():
+        known, untold = 0, []
+        for partition, head in sorted(self.content.heads.items()):
             epochs = (
                 self._one("SELECT max(epoch) FROM expected WHERE hash(text) = hash(?::BLOB)", text) for text in head
             )
-            known = max(known, next((epoch for epoch in epochs if epoch), self.content.complete_to))
+            first = next((epoch for epoch in epochs if epoch), None)
+            if first is None:
+                untold.append(partition)
+            known = max(known, self.content.complete_to if first is None else first)
         if known:
             self._db.execute("UPDATE expected SET required = FALSE WHERE epoch <= ?", [known])
+            partitions = ", ".join(map(str, untold))
+            why = f" (the first records that are left in partition {partitions} tell no epoch, or none is)"
             self.notes.append(
-                f"{self.name}: the topic has lost its beginning, so rows up to epoch {known} may be missing there"
+                f"{self.name}: the topic has lost its beginning{why if untold else ''}, so rows up to epoch {known} "
+                "may be missing there"
             )
 
     def _write_plainly(self) -> None:
