@@ -98,7 +98,7 @@ def test_an_output_of_which_no_row_has_to_be_there_is_not_verified(
     rows = sum(table.num_rows for table in written.rows.values())
     says = f"output: none of {rows} rows has to be there still, as the topic has lost its beginning"
     assert (says in others) == output
-    why = "(the first records that are left in partition 1 tell no epoch, or none is)"
+    why = "(partition 1: no record is left there, or none that tells its epoch)"
     assert sum(why in note for note in verdict.notes) == output + dead
 
 

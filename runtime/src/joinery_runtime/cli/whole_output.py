@@ -171,7 +171,7 @@ class WholeOutput:
         if known:
             self._db.execute("UPDATE expected SET required = FALSE WHERE epoch <= ?", [known])
             partitions = ", ".join(map(str, untold))
-            why = f" (the first records that are left in partition {partitions} tell no epoch, or none is)"
+            why = f" (partition {partitions}: no record is left there, or none that tells its epoch)"
             self.notes.append(
                 f"{self.name}: the topic has lost its beginning{why if untold else ''}, so rows up to epoch {known} "
                 "may be missing there"
