@@ -171,11 +171,12 @@ def test_of_several_rows_of_a_key_in_one_epoch_any_may_be_there(
         assert (verdict.right, verdict.compared.rows) == (right, 1)
 
 
-def test_rows_of_an_earlier_life_make_nothing_wrong(
+def test_rows_of_an_earlier_life_make_nothing_wrong_unless_this_one_has_put_them_out_too(
     write: Any, table: str, connection: psycopg.Connection[Any]
 ) -> None:
     first = write(JOIN, STEPS)
     first.publish()
+    connection.execute(f"UPDATE {table} SET left_v = left_v + 1000")  # it had another select
     first.store.delete_job(first.job.name)
     second = write(JOIN, STEPS, store=first.store)
     assert min(second.rows) > max(first.rows)
@@ -185,6 +186,11 @@ def test_rows_of_an_earlier_life_make_nothing_wrong(
     assert verdict.notes[0].startswith(f"output: {rows} rows are there that these epochs have not put out")
     connection.execute(f"DELETE FROM {table} WHERE left_k = 'k8' AND left_ts < timestamptz 'epoch' + interval '99 ms'")
     assert dict(second.verdict().compared.counted) == {"missing": 1}
+    connection.execute(f"UPDATE {table} SET left_v = left_v - 1000 WHERE left_v >= 1000 AND left_k = 'k7'")
+    verdict = second.verdict()
+    again = sum(row["left_k"] == "k7" for rows in second.rows.values() for row in rows.to_pylist())
+    assert dict(verdict.compared.counted) == {"missing": 1, "extra": again}
+    assert f"{again} rows are there once too often" in verdict.notes[0]
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
