@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.files import FileSink, published
-from sinks.rows import EMPTY, EVERY_TYPE, FULL, attempt, takeover
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, LINEAGE, attempt, takeover
 
 ROWS = pa.table({"a": [1, 2]})
+LIFE = life_of(LINEAGE)
 
 
 @pytest.fixture(params=["json", "parquet"])
@@ -54,7 +56,7 @@ def test_rows_are_visible_only_once_published(sink) -> None:
     sink.in_transaction(None, 7, [receipt])
     sink.publish(7, [json.loads(json.dumps(receipt))])
     assert visible(sink) == {f"epoch-000000000007-shard-00003{suffix(sink)}": [1, 2]}
-    assert list(published(str(sink._directory), 7, lambda _: [])) == [b'{"a":1}', b'{"a":2}']
+    assert list(published(str(sink._directory), 7, lambda _: [], LIFE)) == [b'{"a":1}', b'{"a":2}']
 
 
 def test_publishing_again_changes_nothing(sink) -> None:
@@ -164,4 +166,4 @@ def test_what_was_staged_before_the_format_was_edited_is_published(tmp_path: Pat
 def test_a_part_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "epoch-000000000001-shard-00000.parquet").write_bytes(b"torn")
     with pytest.raises(SinkError, match=r"shard-00000\.parquet cannot be read"):
-        list(published(str(tmp_path), 1, lambda _: []))
+        list(published(str(tmp_path), 1, lambda _: [], LIFE))

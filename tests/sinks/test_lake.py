@@ -18,9 +18,10 @@ from pyiceberg.catalog import load_catalog
 from joinery_runtime.errors import EnvironmentProblem, OutputUnavailable, SinkError
 from joinery_runtime.sinks import lake as lake_module
 from joinery_runtime.sinks import sink_for
+from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.delta import DeltaLakeTable
 from joinery_runtime.sinks.iceberg import IcebergTable
-from joinery_runtime.sinks.lake import LakeSink, life_of
+from joinery_runtime.sinks.lake import LakeSink
 from sinks.rows import EMPTY, EVERY_TYPE, FULL, LINEAGE, attempt, takeover
 from sinks.rows import ROWS as ALL_TYPES
 from sinks.test_factory import job

@@ -17,10 +17,10 @@ import pytest
 
 from joinery_runtime.errors import Fenced, SinkError
 from joinery_runtime.sinks import files, rolling
-from joinery_runtime.sinks.base import Receipt
+from joinery_runtime.sinks.base import Receipt, life_of
 from joinery_runtime.sinks.files import FileSink, published
 from joinery_runtime.sinks.rolling import Rolling
-from sinks.rows import EMPTY, EVERY_TYPE, FULL, attempt, takeover
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, LINEAGE, attempt, takeover
 
 EPOCHS = 6
 SUFFIX = {"json": ".jsonl", "parquet": ".parquet"}
@@ -212,7 +212,7 @@ def test_each_epoch_s_rows_are_found_wherever_they_are(store: Store) -> None:
 
 
 def values_of(store: Store, epoch: int) -> list[int]:
-    lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1])
+    lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1], life_of(LINEAGE))
     return [json.loads(line)["a"] for line in lines]
 
 
@@ -257,6 +257,25 @@ def test_what_was_merged_is_not_merged_again_by_a_job_that_is_started_anew(store
     assert (anew.held, anew.due(last=True), len(names(store.folder))) == (0, False, 1)
 
 
+def test_another_life_s_held_files_are_left_alone_and_told_of(store: Store) -> None:
+    """The state was deleted, so that the rows are written again; or a live job's folder is another job's by an edit."""
+    earlier = store.sink()
+    store.drive(earlier, until=2)
+    held = sorted((store.folder / ".held").iterdir())
+    other, warnings = store.sink(), list[str]()
+    other.recover(takeover(1, 100, lineage="another-life", warn=warnings.append))
+    assert (other.held, other.due(last=True)) == (0, False)
+    written = [other.writer().write(attempt(101, lineage="another-life"), rows(101, 0))]
+    other.publish(101, [*written, *other.seal(1, 101, written, last=True)])
+    assert sorted(read(store.folder)) == [10_100, 10_101, 10_102]
+    assert sorted((store.folder / ".held").iterdir()) == held
+    (warning,) = warnings
+    assert warning.startswith(f"{store.folder / '.held'} holds 12 rows (*-of-{life_of(LINEAGE)}.*) of another job")
+    store.epoch(earlier, store.generation, 3, range(0), last=True)
+    assert set(read(store.folder).values()) == {1}
+    assert read(store.folder).total() == 15, "the job whose they are still shows them"
+
+
 def test_a_held_file_that_is_gone_or_torn_is_named(store: Store) -> None:
     sink = store.sink()
     store.drive(sink, until=2)
@@ -264,9 +283,11 @@ def test_a_held_file_that_is_gone_or_torn_is_named(store: Store) -> None:
     first.unlink()
     with pytest.raises(SinkError, match=r"held in .* cannot be merged"):
         store.epoch(sink, store.generation, 3, range(0), last=True)
+    anew = store.sink()
+    anew.recover(takeover(1, 2))
     second.write_bytes(b"" if store.file_format == "json" else b"PAR1")
     with pytest.raises(SinkError, match=r"held in .* cannot be merged"):
-        store.epoch(store.sink(), store.generation, 3, range(0), last=True)
+        store.epoch(anew, store.generation, 3, range(0), last=True)
     assert len(store.committed) == 2
 
 

@@ -26,7 +26,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, fingerprint_of, replayable, wrong_counts
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.sinks import StoreDatabase, dead_letter_content, output_content
-from joinery_runtime.sinks.base import Receipt
+from joinery_runtime.sinks.base import Receipt, life_of
 from joinery_runtime.sinks.content import Content
 from joinery_runtime.sinks.files import published
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord
@@ -109,7 +109,7 @@ def verify(
             check_records(entry, replayed.result["rows_in"])
             _expect(wholes, replayed)
             if verdict.first <= entry.epoch <= verdict.last:
-                _judge(job, entry, receipts, replayed, verdict)
+                _judge(job, entry, receipts, replayed, verdict, life_of(record.lineage))
         if any(not whole.content.exact for whole in wholes) and (plan := _pending(job, record, entries)) is not None:
             _expect(wholes, replay.run(plan))
         _compare(job, wholes, verdict, alone=entries[0].epoch == 1)
@@ -180,16 +180,17 @@ def _judge(
     receipts: Callable[[str, int], list[Receipt]],
     replayed: ReplayedEpoch,
     verdict: Verdict,
+    life: str,
 ) -> None:
     """By what the epoch log and the files of the epoch say."""
     verdict.log += wrong_counts(entry, replayed)
     verdict.compared.epochs += 1
     output, dead = job.spec.output.file, job.spec.dead_letter
     if output is not None:
-        found = Counter(published(output.path, entry.epoch, partial(receipts, "output")))
+        found = Counter(published(output.path, entry.epoch, partial(receipts, "output"), life))
         verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps)
     if dead is not None and dead.file is not None:
-        letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters")))
+        letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), life))
         verdict.compared.dead_letters(replayed, letters)
 
 

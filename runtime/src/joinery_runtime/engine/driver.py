@@ -170,7 +170,9 @@ class Driver:
         """Whether rows of the pending epoch are visible."""
         visible = False
         store = self._parts.store
-        takeover = _takeover(record, self.state.pending, newest, store.claims(record.job), store.identity())
+        takeover = _takeover(
+            record, self.state.pending, newest, store.claims(record.job), store.identity(), self._identity.warn
+        )
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # What an earlier definition of the job wrote has been published under that one (`hosts.run`). Without a
             # signature the job was started anew: what it wrote before is not its own any more.
@@ -443,6 +445,7 @@ def _takeover(
     newest: EpochRecord | None,
     claims: Mapping[str, str],
     store: StoreIdentity,
+    warn: Callable[[str], None],
 ) -> Takeover:
     return Takeover(
         generation=record.generation,
@@ -454,6 +457,7 @@ def _takeover(
         pending=pending.epoch if pending is not None else None,
         pending_shards=pending.shards if pending is not None else 0,
         pending_for_ms=record.planned_for_ms,
+        warn=warn,
     )
 
 

@@ -167,7 +167,7 @@ class _JobRun:
         """Ends what was begun before the job was edited, as it was then: the planned epoch, and the output of the
         newest one. Raises JoineryError."""
         try:
-            if next_action(known) is Action.REPLAY or self._published_holds(earlier):
+            if next_action(known) is Action.REPLAY or self._published_holds(earlier, known.lineage):
                 self.go(earlier, settle=True)
         except Unavailable:
             raise
@@ -195,13 +195,13 @@ class _JobRun:
         )
         return True
 
-    def _published_holds(self, earlier: Job) -> bool:
+    def _published_holds(self, earlier: Job, lineage: str) -> bool:
         """Publishes the newest epoch. Whether rows are held then, which one more epoch has to show."""
         earlier = with_secrets(earlier)
         newest, held = self.store.newest_epoch(earlier.name), False
         for kind, sink in (
-            ("output", sink_for(earlier, self._address)),
-            ("dead_letters", dead_letter_sink(earlier)),
+            ("output", sink_for(earlier, self._address, lineage)),
+            ("dead_letters", dead_letter_sink(earlier, lineage)),
         ):
             if newest is not None and sink is not None:
                 sink.publish(newest.epoch, newest.result.get(kind, []))

@@ -58,7 +58,7 @@ class Takeover:
     What they may make visible they have claimed: `claims` has the owners by name, "" where they have been fenced
     already. `shards` are those of the newest committed epoch. `pending` is the epoch of the plan that is about to be
     replayed (None: there is none), with `pending_shards`; `pending_for_ms` is for how long it has been in the store.
-    `store` is which store the job has.
+    `store` is which store the job has. `warn` is told what a person has to look at.
     """
 
     generation: int
@@ -70,6 +70,12 @@ class Takeover:
     pending: int | None = None
     pending_shards: int = 0
     pending_for_ms: int = 0
+    warn: Callable[[str], None] = lambda _: None
+
+
+def life_of(lineage: str) -> str:
+    """Short, for names; as in those of Kafka's markers (docs/decisions/0026)."""
+    return lineage.replace("-", "")[:12]
 
 
 class Rows(Protocol):

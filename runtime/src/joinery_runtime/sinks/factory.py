@@ -21,7 +21,7 @@ from joinery_runtime.job.model.outputs import (
     PostgresOutput,
 )
 from joinery_runtime.sinks.avro import AvroOutput
-from joinery_runtime.sinks.base import Sink
+from joinery_runtime.sinks.base import Sink, life_of
 from joinery_runtime.sinks.console import ConsoleSink
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
@@ -48,8 +48,9 @@ class StoreDatabase(Protocol):
     def schema(self) -> str: ...
 
 
-def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
-    """The sink of the job's output; `store` None: the state is not in Postgres."""
+def sink_for(job: Job, store: StoreDatabase | None, lineage: str = "") -> Sink:
+    """The sink of the job's output; `store` None: the state is not in Postgres. `lineage` is for what `held` says
+    before a `recover`, which knows it."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
             return _kafka(job, _output_topic(job, kafka), PartNames(job.name))
@@ -57,7 +58,8 @@ def sink_for(job: Job, store: StoreDatabase | None) -> Sink:
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
             assert job.spec.output.format in ("json", "parquet"), "the job's validation sees to it"
-            return FileSink(file.path, job.spec.output.format, job.spec.output.timestamps, _rolling(file))
+            of = (job.spec.output.format, job.spec.output.timestamps, _rolling(file))
+            return FileSink(file.path, *of, life=life_of(lineage))
         case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
             return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
         case Output(console=ConsoleOutput() as console):
@@ -140,7 +142,7 @@ def forget_output(job: Job, store: StoreDatabase) -> str | None:
     return "; ".join(left) or None
 
 
-def dead_letter_sink(job: Job) -> Sink | None:
+def dead_letter_sink(job: Job, lineage: str = "") -> Sink | None:
     """The sink of the job's dead letters, or None if it names none; its rows have `DEAD_LETTER_SCHEMA`."""
     match job.spec.dead_letter:
         case None:
@@ -148,7 +150,7 @@ def dead_letter_sink(job: Job) -> Sink | None:
         case DeadLetter(kafka=DeadLetterKafka()):
             return _kafka(job, _dead_letter_topic(job), PartNames(job.name, dead_letters=True))
         case DeadLetter(file=FileOutput() as file):
-            return FileSink(file.path, rolling=_rolling(file))
+            return FileSink(file.path, rolling=_rolling(file), life=life_of(lineage))
         case unknown:
             raise _no_sink("deadLetter", unknown)
 

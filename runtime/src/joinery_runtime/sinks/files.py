@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job.model.outputs import FileFormat, Timestamps
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned, life_of
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
 from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_parts, merge
 
@@ -48,7 +48,8 @@ class FileWriter:
         encode = write_parquet if self.format == "parquet" else partial(_write_lines, timestamps=self.timestamps)
         count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
         written = {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
-        return {**written, "held": True} if size < self.hold_below else written
+        held = {**written, "held": True, "life": life_of(attempt.lineage)}
+        return held if size < self.hold_below else written
 
 
 def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, int]:
@@ -87,7 +88,8 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
 
 
 class FileSink(Unsigned):
-    """Driver half. `wall` is a clock in seconds since 1970, as the file system's."""
+    """Driver half. `wall` is a clock in seconds since 1970, as the file system's. `life` says whose held files it
+    merges, until `recover` does: another life of the job writes the rows of this one again, and another job may be at work."""
 
     def __init__(
         self,
@@ -96,9 +98,10 @@ class FileSink(Unsigned):
         timestamps: Timestamps = "epochMillis",
         rolling: Rolling | None = None,
         wall: Callable[[], float] = time.time,
+        life: str = "",
     ) -> None:
         self._directory, self._format, self._timestamps = Path(directory), file_format, timestamps
-        self._rolling, self._wall = rolling, wall
+        self._rolling, self._wall, self._life = rolling, wall, life
         self._held: dict[str, Part] | None = None  # by name; None: look
 
     def prepare(self, schema: pa.Schema) -> str | None:
@@ -125,7 +128,7 @@ class FileSink(Unsigned):
 
     def _parts(self) -> dict[str, Part]:
         if self._held is None:
-            self._held = {part.name: part for part in held_parts(self._directory)}
+            self._held = {part.name: part for part in held_parts(self._directory) if part.life == self._life}
         return self._held
 
     def _due(self, parts: Iterable[Part], *, last: bool) -> bool:
@@ -156,7 +159,9 @@ class FileSink(Unsigned):
     def _staged_part(self, epoch: int, receipt: Receipt) -> Part:
         path = _staged(self._directory, receipt["attempt"], _format_of(receipt))
         about = path.stat()
-        return Part(epoch, receipt["shard"], receipt["rows"], path, about.st_size, about.st_mtime)
+        return Part(
+            epoch, receipt["shard"], receipt["rows"], path, about.st_size, about.st_mtime, receipt.get("life", "")
+        )
 
     def _merge(self, attempt: str, parts: Sequence[Part]) -> Receipt:
         file_format: FileFormat = "parquet" if parts[0].path.suffix == _SUFFIXES["parquet"] else "json"
@@ -164,7 +169,7 @@ class FileSink(Unsigned):
         rows: dict[int, int] = {}
         for part in parts:
             rows[part.epoch] = rows.get(part.epoch, 0) + part.rows
-        merged = {"attempt": attempt, "format": file_format, "rows": sum(rows.values())}
+        merged = {"attempt": attempt, "format": file_format, "rows": sum(rows.values()), "life": parts[0].life}
         return {**merged, "rolled": [[epoch, count] for epoch, count in rows.items()]}
 
     # --- commit -----------------------------------------------------------------------------------------------------
@@ -182,6 +187,9 @@ class FileSink(Unsigned):
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """What was merged goes only once the file with its rows has its name."""
+        for receipt in receipts:
+            if "life" in receipt:
+                self._be(receipt["life"])
         gone = [part for receipt in receipts if (part := self._publish(epoch, receipt)) is not None]
         if gone:
             raise SinkError(
@@ -227,6 +235,10 @@ class FileSink(Unsigned):
             raise _problem(part, error) from error
         return None
 
+    def _be(self, life: str) -> None:
+        if life != self._life:
+            self._life, self._held = life, None
+
     def _has(self, epoch: int, receipt: Receipt) -> bool:
         """Whether a part is held, or was merged later: after a return to a savepoint its epoch is the newest again."""
         self._held = None  # another driver may have seen to it
@@ -244,7 +256,7 @@ class FileSink(Unsigned):
 
     def _drop(self, merged: Callable[[int], bool]) -> None:
         for part in held_parts(self._directory):
-            if merged(part.epoch):
+            if part.life == self._life and merged(part.epoch):
                 part.path.unlink(missing_ok=True)
         self._held = None
 
@@ -255,10 +267,22 @@ class FileSink(Unsigned):
 
         Parts of later epochs than the committed one are not this job's: it would overwrite them one by one.
         """
-        self._drop_merged()
+        self._be(life_of(takeover.lineage))
         self._refuse_foreign(takeover.committed_epoch)
+        self._drop_merged()
+        self._tell_of_others(takeover.warn)
         self._sweep(lambda generation, of: generation < takeover.generation and of != takeover.committed_epoch)
         return False
+
+    def _tell_of_others(self, warn: Callable[[str], None]) -> None:
+        others = [part for part in held_parts(self._directory) if part.life != self._life]
+        if others:
+            lives = ", ".join(sorted({f"*-of-{part.life}.*" if part.life else "*-rows-*" for part in others}))
+            warn(
+                f"{self._directory / HELD} holds {sum(part.rows for part in others):,} rows ({lives}) of another job, "
+                "or of this one before its state was deleted: this job does not show them. If no other job writes there, "
+                "remove these files"
+            )
 
     def _sweep(self, garbage: Callable[[int, int], bool]) -> None:
         """Removes staged files whose generation and epoch are such."""
@@ -269,7 +293,7 @@ class FileSink(Unsigned):
 
     def _refuse_foreign(self, committed_epoch: int) -> None:
         found = [(last, path) for _, last, path in _files(self._directory)]
-        found += [(part.epoch, part.path) for part in self._parts().values()]
+        found += [(part.epoch, part.path) for part in held_parts(self._directory)]
         newest, path = max(found, default=(0, self._directory))
         if newest > committed_epoch:
             raise SinkError(
@@ -283,9 +307,11 @@ class FileSink(Unsigned):
         """Nothing is kept open."""
 
 
-def published(directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]]) -> Iterator[bytes]:
+def published(
+    directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]], life: str
+) -> Iterator[bytes]:
     """The rows of an epoch that are visible or held, each as a line of JSON without its line break, also while the job
-    runs. `receipts_of` gives what an epoch's commit has named."""
+    runs. `receipts_of` gives what an epoch's commit has named, `life` is that of the job, as in its receipts."""
     folder = Path(directory)
     for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
         yield from _lines(part)
@@ -293,7 +319,12 @@ def published(directory: str, epoch: int, receipts_of: Callable[[int], Iterable[
     held: list[bytes] = []
     gone: SinkError | None = None
     try:
-        held = [line for part in held_parts(folder) if part.epoch == epoch for line in _lines(part.path)]
+        held = [
+            line
+            for part in held_parts(folder)
+            if (part.epoch, part.life) == (epoch, life)
+            for line in _lines(part.path)
+        ]
     except SinkError as error:
         gone = error
     for first, last, path in _rolled(folder):

@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 import stamina
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
+from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned, life_of
 from joinery_runtime.sinks.files import write_parquet
 
 Opened = TypeVar("Opened")
@@ -305,11 +305,6 @@ class LakeSink(Unsigned):
 
     def close(self) -> None:
         self.table.close()
-
-
-def life_of(lineage: str) -> str:
-    """As in the names of Kafka's markers (docs/decisions/0026)."""
-    return lineage.replace("-", "")[:12]
 
 
 def lake_schema(schema: pa.Schema) -> pa.Schema:

@@ -36,7 +36,7 @@ class Rolling:
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
     """A file with rows of one epoch and shard that is held, or is to be. `since`: when it was written, in seconds since
-    1970."""
+    1970. `life`: of which life of a job (`sinks.base.life_of`)."""
 
     epoch: int
     shard: int
@@ -44,21 +44,23 @@ class Part:
     path: Path
     size: int
     since: float
+    life: str
 
     @property
     def name(self) -> str:
         """Under which it is held. The directory alone says what there is, also to a driver that starts."""
-        return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{self.path.suffix}"
+        of = f"-of-{self.life}" if self.life else ""
+        return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{of}{self.path.suffix}"
 
     @classmethod
     def held(cls, path: Path) -> Part:
-        _, epoch, _, shard, _, rows = path.stem.split("-")
+        _, epoch, _, shard, _, rows, *of = path.stem.split("-")
         about = path.stat()
-        return cls(int(epoch), int(shard), int(rows), path, about.st_size, about.st_mtime)
+        return cls(int(epoch), int(shard), int(rows), path, about.st_size, about.st_mtime, of[-1] if of else "")
 
 
 def held_parts(directory: Path) -> list[Part]:
-    """In the order of their epochs."""
+    """Those of all lives, in the order of their epochs."""
     found = []
     for path in (directory / HELD).glob("epoch-*-rows-*"):
         with suppress(FileNotFoundError):  # a driver that runs has merged it

@@ -16,9 +16,10 @@ import pyarrow.csv as pacsv
 from psycopg import sql
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.content import Held
 from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.sinks.lake import LakeTable, folder_of, lake_schema, life_of
+from joinery_runtime.sinks.lake import LakeTable, folder_of, lake_schema
 from joinery_runtime.sinks.postgres import REPLACEMENT, problem_of
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of
 
