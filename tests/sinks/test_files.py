@@ -67,6 +67,16 @@ def test_publishing_again_changes_nothing(sink) -> None:
     assert visible(sink) == before
 
 
+def test_files_appear_in_the_order_of_their_names(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards end in any order, and a driver dies between two names: a job that watches the folder has seen the last."""
+    receipts = [sink.writer().write(attempt(shard=shard), ROWS) for shard in (2, 0, 1)]
+    named: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda path, to: [named.append(to.name), replace(path, to)][1])
+    sink.publish(1, receipts)
+    assert named == [f"epoch-000000000001-shard-0000{shard}{suffix(sink)}" for shard in range(3)]
+
+
 def test_output_that_is_gone_is_an_error_with_ways_out(sink, tmp_path: Path) -> None:
     """All files at once; the command that the message names lets the job go on without them."""
     receipts = [sink.writer().write(attempt(shard=shard), ROWS) for shard in (0, 1)]

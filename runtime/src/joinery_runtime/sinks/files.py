@@ -89,7 +89,8 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
 
 class FileSink(Unsigned):
     """Driver half. `wall` is a clock in seconds since 1970, as the file system's. `life` says whose held files it
-    merges, until `recover` does: another life of the job writes the rows of this one again, and another job may be at work."""
+    merges, until `recover` does: another life of the job writes the rows of this one again, and another job may be
+    at work."""
 
     def __init__(
         self,
@@ -190,7 +191,9 @@ class FileSink(Unsigned):
         for receipt in receipts:
             if "life" in receipt:
                 self._be(receipt["life"])
-        gone = [part for receipt in receipts if (part := self._publish(epoch, receipt)) is not None]
+        # Receipts come as shards end. A job that watches the folder passes over names before the last one it has seen.
+        in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
+        gone = [part for receipt in in_order if (part := self._publish(epoch, receipt)) is not None]
         if gone:
             raise SinkError(
                 f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {len(receipts)} files",
@@ -210,15 +213,17 @@ class FileSink(Unsigned):
         # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
         self._sweep(lambda _, of: of < epoch)
 
-    def _publish(self, epoch: int, receipt: Receipt) -> Path | None:
-        """The part, if it is gone."""
-        of = _format_of(receipt)
-        staged, suffix = _staged(self._directory, receipt["attempt"], of), _SUFFIXES[of]
+    def _part(self, epoch: int, receipt: Receipt) -> Path:
+        """Its name is behind those of the epoch's shards where it was merged."""
+        suffix = _SUFFIXES[_format_of(receipt)]
         if "rolled" in receipt:
             first, _ = receipt["rolled"][0]
-            part = self._directory / f"epoch-{epoch:012d}-since-{first:012d}{suffix}"
-        else:
-            part = self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
+            return self._directory / f"epoch-{epoch:012d}-since-{first:012d}{suffix}"
+        return self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
+
+    def _publish(self, epoch: int, receipt: Receipt) -> Path | None:
+        """The part, if it is gone."""
+        staged, part = _staged(self._directory, receipt["attempt"], _format_of(receipt)), self._part(epoch, receipt)
         try:
             if receipt.get("held"):
                 held = self._staged_part(epoch, receipt)
@@ -280,8 +285,8 @@ class FileSink(Unsigned):
             lives = ", ".join(sorted({f"*-of-{part.life}.*" if part.life else "*-rows-*" for part in others}))
             warn(
                 f"{self._directory / HELD} holds {sum(part.rows for part in others):,} rows ({lives}) of another job, "
-                "or of this one before its state was deleted: this job does not show them. If no other job writes there, "
-                "remove these files"
+                "or of this one before its state was deleted: this job does not show them. If no other job "
+                "writes there, remove these files"
             )
 
     def _sweep(self, garbage: Callable[[int, int], bool]) -> None:
