@@ -211,6 +211,23 @@ def test_each_epoch_s_rows_are_found_wherever_they_are(store: Store) -> None:
     assert [values_of(store, e) for e in (1, 3, 4, 5)] == [expected_of(1), [], expected_of(4), expected_of(5)], "merged"
 
 
+def test_rows_that_no_commit_has_named_are_found_once(store: Store) -> None:
+    """A file of several epochs that has grown, and one that is there under two names."""
+    store.drive(store.sink())
+    (merged,) = store.folder.glob("epoch-*")
+    everything = [value for epoch in (1, 2, 4, 5) for value in expected_of(epoch)]
+    again = merged.with_name(merged.name.replace("since-000000000001", "since-000000000002"))
+    again.write_bytes(merged.read_bytes())
+    assert [value for epoch in range(1, 7) for value in values_of(store, epoch)] == everything * 2
+    again.unlink()
+    if store.file_format == "json":
+        with merged.open("a") as file:
+            file.write('{"a":100}\n')
+    else:
+        pq.write_table(pa.concat_tables([pq.read_table(merged), pa.table({"a": [100]})]), merged)
+    assert [value for epoch in range(1, 7) for value in values_of(store, epoch)] == [*everything, 100]
+
+
 def values_of(store: Store, epoch: int) -> list[int]:
     lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1], life_of(LINEAGE))
     return [json.loads(line)["a"] for line in lines]

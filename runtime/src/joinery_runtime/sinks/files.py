@@ -332,14 +332,20 @@ def published(
         ]
     except SinkError as error:
         gone = error
+    merged = False
     for first, last, path in _rolled(folder):
         if first <= epoch <= last:
+            counts: dict[int, int] = {}
             for receipt in receipts_of(last):
-                counts = dict(receipt.get("rolled", ()))
-                if counts and (min(counts), _SUFFIXES[_format_of(receipt)]) == (first, path.suffix):
-                    before = sum(count for of, count in counts.items() if of < epoch)
-                    yield from islice(_lines(path), before, before + counts.get(epoch, 0))
-                    return
+                named = dict(receipt.get("rolled", ()))
+                if named and (min(named), _SUFFIXES[_format_of(receipt)]) == (first, path.suffix):
+                    counts = named
+            before = sum(count for of, count in counts.items() if of < epoch)
+            # What no commit has named is told with the file's last epoch, once.
+            yield from islice(_lines(path), before, None if epoch == last else before + counts.get(epoch, 0))
+            merged |= epoch in counts
+    if merged:
+        return
     if gone is not None:
         raise gone
     yield from held
