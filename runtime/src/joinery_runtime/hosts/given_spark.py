@@ -3,8 +3,10 @@ not have, and leaves it as it was."""
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -18,6 +20,7 @@ from joinery_runtime.hosts.spark import DEFAULT_CONF, cause
 _DESCRIPTION = "spark.job.description"
 _DECIDED_BY_THE_SESSION = {"spark.master", "spark.app.name"}
 _GIB = 1 << 30
+_PATIENCE_S = 5.0
 
 
 @contextmanager
@@ -33,13 +36,41 @@ def given_context(session: SparkSession | SparkContext, conf: Mapping[str, str])
             "job's spark.conf",
         )
     _check_workers(context)
-    described = context.getLocalProperty(_DESCRIPTION)
+    described, tag = context.getLocalProperty(_DESCRIPTION), f"joinery-{uuid.uuid4().hex}"
+    context.addJobTag(tag)
     try:
         yield context
+    except BaseException:
+        # An interrupt ends the wait for an epoch's Spark job, not the job.
+        cancelling = threading.Thread(target=_cancel, args=(context, tag), daemon=True)
+        cancelling.start()
+        cancelling.join(_PATIENCE_S)
+        raise
     finally:
+        # What it raises where Java is gone would hide the error that says so.
+        with suppress(Py4JError, OSError):
+            if context._jsc is not None and _between_calls(context):
+                given: Any = described  # None takes it away
+                context.setLocalProperty(_DESCRIPTION, given)
+                context.removeJobTag(tag)
+
+
+def _cancel(context: SparkContext, tag: str) -> None:
+    """For a thread of its own, which calls Java by a connection of its own: an interrupted call has left the other
+    one's with an answer to come."""
+    with suppress(Py4JError, OSError):
         if context._jsc is not None:
-            given: Any = described  # None takes it away
-            context.setLocalProperty(_DESCRIPTION, given)
+            context.cancelJobsWithTag(tag)
+
+
+def _between_calls(context: SparkContext) -> bool:
+    """Whether this thread's connection to Java is idle. One of an interrupted call is not: its answer is to come, and
+    the next call would take that for its own. PySpark drops that connection with the traceback, and all that was set
+    for the thread goes with it."""
+    gateway: Any = context._gateway
+    client = gateway._gateway_client
+    connection = client.get_thread_connection() if hasattr(client, "get_thread_connection") else None
+    return connection is None or connection in client.deque
 
 
 def _context_of(session: SparkSession | SparkContext) -> SparkContext:

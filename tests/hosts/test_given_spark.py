@@ -1,0 +1,77 @@
+"""What a job leaves behind on a Spark session that is somebody else's. On a real one: tests/test_api.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts import given_spark
+from joinery_runtime.hosts.given_spark import given_context
+
+
+class Session:
+    """Takes down what is asked of a context; its connection to Java is idle, busy with a call or gone."""
+
+    _jsc = object()
+
+    def __init__(self, connection: str) -> None:
+        idle = deque([connection] if connection == "idle" else [])
+        client = SimpleNamespace(get_thread_connection=lambda: connection, deque=idle)
+        self._gateway = SimpleNamespace(_gateway_client=client)
+        self._gone = connection == "gone"
+        self.tags: set[str] = set()
+        self.cancelled: list[str] = []
+        self.described: list[object] = []
+
+    def getLocalProperty(self, _: str) -> str:  # noqa: N802 - PySpark's name
+        return "of the notebook"
+
+    def setLocalProperty(self, _: str, value: object) -> None:  # noqa: N802
+        if self._gone:
+            raise ConnectionRefusedError(111, "Connection refused")
+        self.described.append(value)
+
+    def addJobTag(self, tag: str) -> None:  # noqa: N802
+        self.tags.add(tag)
+
+    def removeJobTag(self, tag: str) -> None:  # noqa: N802
+        self.tags.remove(tag)
+
+    def cancelJobsWithTag(self, tag: str) -> None:  # noqa: N802
+        if self._gone:
+            raise ConnectionRefusedError(111, "Connection refused")
+        self.cancelled.append(tag)
+
+
+@pytest.fixture(autouse=True)
+def only_what_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given_spark, "_context_of", lambda session: session)
+    monkeypatch.setattr(given_spark, "_lacking", lambda *_: iter(()))
+    monkeypatch.setattr(given_spark, "_check_workers", lambda _: None)
+
+
+def test_a_job_that_ends_takes_away_what_it_has_set() -> None:
+    session: Any = Session("idle")
+    with given_context(session, {}):
+        assert len(session.tags) == 1
+    assert (session.tags, session.cancelled, session.described) == (set(), [], ["of the notebook"])
+
+
+def test_an_interrupt_ends_the_spark_job_of_the_epoch() -> None:
+    session: Any = Session("busy")
+    with pytest.raises(KeyboardInterrupt), given_context(session, {}):
+        raise KeyboardInterrupt
+    assert session.cancelled == list(session.tags)
+    assert session.cancelled
+    assert session.described == [], "it would have taken the answer of the interrupted call for its own"
+
+
+def test_an_error_about_a_java_that_is_gone_is_the_one_that_is_seen() -> None:
+    session: Any = Session("gone")
+    session._gateway._gateway_client.deque.append("gone")
+    with pytest.raises(JoineryError, match="Spark gave up on epoch 7"), given_context(session, {}):
+        raise JoineryError("Spark gave up on epoch 7", facts="the driver's Java process is gone")
