@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,8 +22,10 @@ import pytest
 from pyspark import SparkContext
 
 from joinery_runtime import explain, load_job, run, trace
+from joinery_runtime.api import RunResult
 from joinery_runtime.engine.loop import JobListener
-from joinery_runtime.errors import EnvironmentProblem, JobError
+from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError
+from joinery_runtime.job import job_from
 
 SCHEMA = [{"name": name, "type": "string"} for name in ("k", "v")] + [{"name": "ts", "type": "timestamp"}]
 
@@ -173,6 +176,43 @@ def test_ids_of_sessions_are_read_back_whole(tmp_path: Path, monkeypatch: pytest
     ids = run({**job(), "kind": "SessionWindow", "spec": sessions}).output().to_polars()["session_id"]
     assert ids.n_unique() == 20
     assert max(ids) >= 2**63, "as every other one is"
+
+
+def with_output(output_format: str) -> RunResult:
+    edited = job(output={"file": {"path": "out"}, "format": output_format})
+    return RunResult(job_from(edited), "inputs", 1, {}, 0, {}, {})
+
+
+@pytest.mark.parametrize("output_format", ["json", "parquet"])
+def test_files_from_before_an_edit_are_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_format: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    at = datetime(2026, 1, 15, 10, tzinfo=UTC)
+    pl.DataFrame({"k": ["p"], "n": [1], "at": [at]}).write_parquet("out/epoch-1.parquet")
+    pl.DataFrame({"k": ["q"], "n": [2], "added": ["x"]}).write_parquet("out/epoch-2.parquet")
+    for name in ("epoch-3.parquet", "epoch-3.jsonl"):
+        Path("out", name).touch()
+    Path("out/epoch-4.jsonl").write_text('{"k": "j", "n": 3}\n')
+    Path("out/epoch-5.jsonl").write_text('{"k": "l", "later": 1.5, "at": "2026-01-15T10:00:00Z"}\n')
+    rows = with_output(output_format).output().to_polars().sort("k")
+    assert rows.select("k", "n", "added", "later").rows() == [
+        ("j", 3, None, None),
+        ("l", None, None, 1.5),
+        ("p", 1, None, None),
+        ("q", 2, "x", None),
+    ]
+    assert rows["at"].null_count() == 2
+
+
+@pytest.mark.parametrize("name", ["epoch-1.jsonl", "epoch-1.parquet"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    Path("out", name).write_text("no rows of any kind")
+    with pytest.raises(JoineryError, match=f"out/{name} of the output cannot be read"):
+        with_output("json").output()
 
 
 Body = Callable[[JobListener, Event], None]

@@ -151,17 +151,33 @@ def _output(job: Job, dsn: str) -> pl.DataFrame:
             facts=f"it goes to the {where}; tables and files can",
             todo="Ask for another table, or read the topic with a job or kafka-console-consumer",
         )
-    parquet = output.format == "parquet"
-    files = sorted(Path(output.file.path).glob("*.parquet" if parquet else "*.jsonl"))
+    folder = Path(output.file.path)
+    # Those of the other format are from before an edit of the job.
+    files = sorted(path for suffix in (".jsonl", ".parquet") for path in folder.glob(f"*{suffix}"))
     if not files:
-        facts = f"no file is in {output.file.path}"
+        facts = f"no file is in {folder}"
         held = held_words(job)
         raise JoineryError(f"There is no output of job {job.name} yet", facts=f"{facts}; {held}" if held else facts)
-    if parquet:
-        return pl.read_parquet(files)
     # JSON's numbers are taken for int64, which ids of sessions are too large for.
     unsigned = {field.name: pl.UInt64 for field in compile_job(job).output_schema() if pa.types.is_uint64(field.type)}
-    return pl.read_ndjson(files, infer_schema_length=None, schema_overrides=unsigned)
+    frames = [_read(path, unsigned) for path in files if path.stat().st_size]
+    try:
+        return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+    except pl.exceptions.PolarsError as error:
+        raise JoineryError(
+            f"The files of {folder} make no table",
+            facts=str(error),
+            todo="Move the files of one definition of the job to a folder of their own and read each folder",
+        ) from error
+
+
+def _read(path: Path, unsigned: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
+    try:
+        if path.suffix == ".parquet":
+            return pl.read_parquet(path)
+        return pl.read_ndjson(path, infer_schema_length=None, schema_overrides=unsigned)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise JoineryError(f"The file {path} of the output cannot be read", facts=str(error)) from error
 
 
 def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
