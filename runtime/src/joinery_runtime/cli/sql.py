@@ -175,7 +175,9 @@ def _read(path: Path, unsigned: Mapping[str, type[pl.DataType]]) -> pl.DataFrame
     try:
         if path.suffix == ".parquet":
             return pl.read_parquet(path)
-        return pl.read_ndjson(path, infer_schema_length=None, schema_overrides=unsigned)
+        names = pl.scan_ndjson(path, infer_schema_length=None).collect_schema().names() if unsigned else []
+        there = {name: unsigned[name] for name in names if name in unsigned}
+        return pl.read_ndjson(path, infer_schema_length=None, schema_overrides=there)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise JoineryError(f"The file {path} of the output cannot be read", facts=str(error)) from error
 
