@@ -76,7 +76,7 @@ def test_rows_in_protobuf_are_for_it_too() -> None:
     assert isinstance(made, KafkaTransactionsWriter)
     protobuf = made.target.schema_output
     assert isinstance(protobuf, ProtobufOutput)
-    assert "  optional string left_k = 1;" in protobuf.schema({})
+    assert "  optional string left_k = 1;" in protobuf.schema({}, 0)
 
 
 def table_of(job: StreamJoin | SessionWindow) -> TargetTable:
