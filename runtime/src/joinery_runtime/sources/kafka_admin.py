@@ -22,6 +22,7 @@ _RETRY_SECONDS = 0.1
 _TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
 
 _URL_SAFE = str.maketrans("+/", "-_")
+_NO_RECORD = -1  # has the timestamp that was asked for, or a later one
 _UNSETTLED = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -110,9 +111,13 @@ class KafkaAdmin:
     def _failures(self, asked: Asked) -> Iterator[tuple[PartitionRef, KafkaError]]:
         for ref, answer in asked.items():
             try:
-                self._result(answer)
+                offset = int(self._result(answer).offset)
             except KafkaException as error:
                 yield ref, error.args[0]
+            else:
+                # Seen while a broker was starting: no error, and no offset. Taken for one, the log had been truncated.
+                if offset < _NO_RECORD:
+                    yield ref, KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, f"the broker answered {offset}")
 
     def _topic(self, name: str, asked: Future[TopicDescription]) -> Topic | None:
         try:
