@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +61,15 @@ class AvroOutput(SchemaOutput):
         text = self.schema()
         return AvroRows(text, self.register(self.client(), text, "AVRO"))
 
-    def _row(self, schema: Schema, record: bytes) -> dict[str, Any]:
-        row: Any = fastavro.schemaless_reader(io.BytesIO(record), _parsed(schema.schema_str or ""), None)
-        unsigned = [each.name for each in self.rows if each.type == pa.uint64() and row.get(each.name) is not None]
-        return {**row, **{name: int(row[name]) for name in unsigned}}
+    def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
+        parsed = _parsed(schema.schema_str or "")
+        unsigned = [each.name for each in self.rows if each.type == pa.uint64()]
+
+        def read(record: bytes) -> dict[str, Any]:
+            row: Any = fastavro.schemaless_reader(io.BytesIO(record), parsed, None)
+            return {**row, **{name: int(row[name]) for name in unsigned if row.get(name) is not None}}
+
+        return read
 
     def schema(self) -> str:
         """The schema of the rows in Avro, as JSON. Raises SinkError for names that Avro does not have."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,15 +118,23 @@ class ProtobufOutput(SchemaOutput):
         self._compiled(text, {}, "the schema of the job's columns")
         return ProtobufRows(text, (), self.register(client, text, "PROTOBUF"))
 
-    def _row(self, schema: Schema, record: bytes) -> dict[str, Any]:
+    def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
         imports = imports_of(schema, self._referenced)
-        if not record.startswith(_FIRST_MESSAGE):
-            raise ValueError("not the schema's first message")
         try:
-            message = _message(schema.schema_str or "", tuple(sorted(imports.items()))).FromString(record[1:])
-        except (InvalidSchema, DecodeError) as error:
+            message = _message(schema.schema_str or "", tuple(sorted(imports.items())))
+        except InvalidSchema as error:
             raise ValueError(str(error)) from error
-        return {column.name: _read(message, column) for column in self.rows}
+
+        def read(record: bytes) -> dict[str, Any]:
+            if not record.startswith(_FIRST_MESSAGE):
+                raise ValueError("not the schema's first message")
+            try:
+                found = message.FromString(record[1:])
+            except DecodeError as error:
+                raise ValueError(str(error)) from error
+            return {column.name: _read(found, column) for column in self.rows}
+
+        return read
 
     def _referenced(self, found: Any) -> Iterator[tuple[str, Any]]:
         for reference in found.references or ():

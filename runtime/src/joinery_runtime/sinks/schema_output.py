@@ -33,8 +33,8 @@ class EncodedRows(Protocol):
 
 # What this process has registered; drivers do so before their workers.
 _REGISTERED: dict[tuple[type, str, str, pa.Schema], EncodedRows] = {}
-# Schemas of records that were read, None where there is none.
-_READ: dict[tuple[str, int], Schema | None] = {}
+# What reads the records of a schema, None where the registry has none of that number.
+_READERS: dict[tuple[type, str, pa.Schema, int], Callable[[bytes], dict[str, Any]] | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class SchemaOutput(ABC):
         other = {}
         for place, record in enumerate(records):
             try:
-                row = self._row(self._written_under(int.from_bytes(record[1:5])), record[5:])
+                row = self._reader_of(int.from_bytes(record[1:5]))(record[5:])
                 pa.Table.from_pylist([row], schema=self.rows)
             except (ValueError, TypeError, LookupError, EOFError, pa.ArrowException):
                 row, other[place] = {}, record
@@ -122,19 +122,21 @@ class SchemaOutput(ABC):
         return [other.get(place, line) for place, line in enumerate(lines)]
 
     @abstractmethod
-    def _row(self, schema: Schema, record: bytes) -> dict[str, Any]:
-        """The values of a record that was written with this schema, by column. Raises ValueError, TypeError,
-        LookupError or EOFError for one that is none of the rows'."""
+    def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
+        """Gives the values of a record that was written with this schema, by column. It, and what it returns, raise
+        ValueError, TypeError, LookupError or EOFError for what is none of the rows'."""
 
-    def _written_under(self, number: int) -> Schema:
+    def _reader_of(self, number: int) -> Callable[[bytes], dict[str, Any]]:
         """Raises LookupError where the registry has no schema of this number."""
-        if (self.url, number) not in _READ:
+        key = (type(self), self.url, self.rows, number)
+        if key not in _READERS:
             client = self.client()
-            _READ[self.url, number] = self.ask(lambda: client.get_schema(number))
-        schema = _READ[self.url, number]
-        if schema is None:
+            schema = self.ask(lambda: client.get_schema(number))
+            _READERS[key] = None if schema is None else self._reader(schema)
+        reader = _READERS[key]
+        if reader is None:
             raise LookupError(f"no schema {number}")
-        return schema
+        return reader
 
     def problem(self, what: str, facts: str, todo: str) -> SinkError:
         return SinkError(f"Output topic {self.topic}: {what}", facts=facts, todo=todo)
