@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cli.commands import Joinery
+from cli.verified import left_join
 from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.plan import EpochPlan
@@ -24,19 +25,14 @@ from joinery_runtime.sinks.encode import json_lines
 from joinery_runtime.state.memory import MemoryStore
 
 COLUMNS = "[{name: k, type: string}, {name: v, type: string}, {name: ts, type: timestamp}]"
-JOB = """\
-apiVersion: joinery.dev/v1alpha1
-kind: StreamJoin
-metadata: {name: orders-payments}
-spec:
-  inputs:
-    - {name: l, file: {path: l.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-    - {name: r, file: {path: r.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-  joins: [{right: r, type: left, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+JOB = left_join(
+    COLUMNS,
+    """\
   output: {file: {path: OUT}}
   deadLetter: {file: {path: DEAD}}
   stateStore: {memory: {}}
-""".replace("COLUMNS", COLUMNS)
+""",
+)
 EPOCHS = 5
 STEPS: list[dict[str, Any]] = [
     {

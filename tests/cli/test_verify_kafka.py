@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from cli.verified import Written
+from cli.verified import Written, left_join
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.cli.verify import verify
 from joinery_runtime.errors import JoineryError
@@ -24,20 +24,16 @@ from sources.registry import registry
 
 pytestmark = pytest.mark.services
 COLUMNS = "[{name: k, type: string}, {name: v, type: double}, {name: ts, type: timestamp}]"
-JOB = """\
-apiVersion: joinery.dev/v1alpha1
-kind: StreamJoin
-metadata: {name: NAME}
-spec:
-  inputs:
-    - {name: l, file: {path: l.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-    - {name: r, file: {path: r.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-  joins: [{right: r, type: left, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+JOB = left_join(
+    COLUMNS,
+    """\
   output: {kafka: {bootstrapServers: "BROKER", topic: NAME, HOW}, MORE}
   deadLetter: {kafka: {topic: NAME.dead}}
   delivery: DELIVERY
   stateStore: {memory: {}}
-""".replace("COLUMNS", COLUMNS)
+""",
+    name="NAME",
+)
 EPOCHS, PARTITIONS = 3, 2
 STEPS: list[dict[str, Any]] = [
     {

@@ -12,23 +12,18 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
-from cli.verified import Written
+from cli.verified import Written, left_join
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import parse_job
 from joinery_runtime.sinks import rows_to_json
 
 COLUMNS = "[{name: k, type: string}, {name: v, type: int64}, {name: ts, type: timestamp}]"
-JOB = """\
-apiVersion: joinery.dev/v1alpha1
-kind: StreamJoin
-metadata: {name: orders-payments}
-spec:
-  inputs:
-    - {name: l, file: {path: l.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-    - {name: r, file: {path: r.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-  joins: [{right: r, type: left, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+JOB = left_join(
+    COLUMNS,
+    """\
   output: OUTPUT
-""".replace("COLUMNS", COLUMNS)
+""",
+)
 EPOCHS = 3
 STEPS: list[dict[str, Any]] = [
     {

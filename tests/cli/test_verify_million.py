@@ -12,23 +12,20 @@ import psycopg
 import pytest
 
 from cli.commands import Joinery
+from cli.verified import left_join
 from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 EACH = 500_000  # records of each input
-JOB = """\
-apiVersion: joinery.dev/v1alpha1
-kind: StreamJoin
-metadata: {name: million}
-spec:
-  inputs:
-    - {name: l, file: {path: l.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-    - {name: r, file: {path: r.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-  joins: [{right: r, type: left, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+JOB = left_join(
+    "[{name: k, type: string}, {name: v, type: int64}, {name: ts, type: timestamp}]",
+    """\
   output: {postgres: {table: TABLE}}
   trigger: {maxRecordsPerEpoch: 100000}
   stateStore: {postgres: {dsn: "DSN", schema: TABLE}}
-""".replace("COLUMNS", "[{name: k, type: string}, {name: v, type: int64}, {name: ts, type: timestamp}]")
+""",
+    name="million",
+)
 
 
 def test_one_changed_row_of_a_million_is_found(joinery: Joinery, postgres_dsn: str, tmp_path: Path) -> None:

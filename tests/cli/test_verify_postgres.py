@@ -10,24 +10,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from cli.verified import Database, Written
+from cli.verified import Database, Written, left_join
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import parse_job
 
 pytestmark = pytest.mark.services
 COLUMNS = "[{name: k, type: string}, {name: v, type: int64}, {name: raw, type: binary}, {name: ts, type: timestamp}]"
-JOIN = """\
-apiVersion: joinery.dev/v1alpha1
-kind: StreamJoin
-metadata: {name: orders-payments}
-spec:
-  inputs:
-    - {name: l, file: {path: l.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-    - {name: r, file: {path: r.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
-  joins: [{right: r, type: left, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+JOIN = left_join(
+    COLUMNS,
+    """\
   output: {postgres: {table: TABLE, dsn: "DSN", upsertKey: [KEY]}}
   stateStore: {postgres: {dsn: "STATE"}}
-""".replace("COLUMNS", COLUMNS)
+""",
+)
 SESSIONS = """\
 apiVersion: joinery.dev/v1alpha1
 kind: SessionWindow

@@ -22,6 +22,20 @@ from joinery_runtime.sinks import Attempt, AttemptId, Receipt, Sink, StoreDataba
 from joinery_runtime.state.memory import MemoryStore
 
 
+def left_join(columns: str, rest: str, name: str = "orders-payments") -> str:
+    """A job's text: inputs `l` and `r` of these columns, among them `k` and `ts`, and the `rest` of its spec."""
+    return f"""\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: {name}}}
+spec:
+  inputs:
+    - {{name: l, file: {{path: l.jsonl}}, format: json, eventTime: ts, schema: {columns}}}
+    - {{name: r, file: {{path: r.jsonl}}, format: json, eventTime: ts, schema: {columns}}}
+  joins: [{{right: r, type: left, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10, upper: 10}}}}]
+{rest}"""
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """A state's database, in which the output table is. The state itself is in memory."""
