@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyspark
+import pytest
 
 from joinery_runtime.hosts.spark import DEFAULT_CONF, WORKER_ENVIRONMENT
 
@@ -61,3 +65,34 @@ assert gc.get_threshold()[0] > 100_000, "a call of the Kafka client gives thousa
 
 def test_the_collector_stays_out_of_a_workers_tasks() -> None:
     subprocess.run([sys.executable, "-c", WORKER], check=True)
+
+
+@pytest.mark.parametrize("closed", ["before the worker's first byte", "in the middle of a task"])
+def test_a_worker_whose_task_spark_has_cancelled_says_nothing(closed: str) -> None:
+    """PySpark's own daemon prints the stack of a BrokenPipeError."""
+    environment = WORKER_ENVIRONMENT | {
+        "PYTHON_WORKER_FACTORY_SECRET": "secret",
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",  # Spark sets both
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", MODULE, "pyspark.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        assert daemon.stderr is not None
+        (port,) = struct.unpack("!i", daemon.stdout.read(4))
+        with socket.create_connection(("127.0.0.1", port)) as spark:
+            (pid,) = struct.unpack("!i", spark.recv(4, socket.MSG_WAITALL))
+            worker = psutil.Process(pid)
+            if closed == "in the middle of a task":
+                spark.sendall(struct.pack("!i", 6) + b"secret")
+                spark.recv(6, socket.MSG_WAITALL)  # its "ok"
+                spark.sendall(struct.pack("!i", 0))  # the number of the partition, and no more
+            spark.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        psutil.wait_procs([worker], timeout=20)
+        daemon.stdin.close()  # so Spark ends a daemon
+        assert daemon.stderr.read().decode() == ""

@@ -10,6 +10,7 @@ fork: those of both libraries begin with their first use.
 from __future__ import annotations
 
 import gc
+import socket
 import sys
 from pathlib import PurePath
 
@@ -36,9 +37,21 @@ def main() -> None:
     load()
     # Before a fork: a worker's collector would write to, and so copy, the pages that it shares with the others.
     gc.freeze()
-    from pyspark.daemon import manager  # noqa: PLC0415
+    import pyspark.daemon  # noqa: PLC0415
 
-    manager()
+    run_task = pyspark.daemon.worker
+
+    def run_task_while_spark_listens(sock: socket.socket, authenticated: bool) -> int:
+        """PySpark prints a stack of its own when Spark closes the connection in the middle of a task. Spark does so
+        whenever it cancels a task or stops; a job that was stopped in order would end with that stack on its terminal.
+        """
+        try:
+            return int(run_task(sock, authenticated))
+        except (ConnectionError, EOFError):
+            return 1  # the process ends: this connection has no further tasks
+
+    pyspark.daemon.worker = run_task_while_spark_listens
+    pyspark.daemon.manager()
 
 
 if __name__ == "__main__":
