@@ -15,7 +15,7 @@ from cli.verified import Written
 from joinery_runtime.cli.row_differences import RowComparison
 from joinery_runtime.cli.whole_output import WholeOutput
 from joinery_runtime.job import parse_job
-from joinery_runtime.sinks.content import Held
+from joinery_runtime.sinks.content import Piece
 from joinery_runtime.sinks.encode import rows_to_json
 
 EPOCHS = {1: 1, 2: 2, 3: 3}  # the value of the row that each puts out
@@ -36,8 +36,8 @@ class Topic:
     def texts(self, rows: pa.Table) -> list[bytes]:
         return rows_to_json(rows)
 
-    def held(self) -> Iterator[Held]:
-        yield Held(self.rows, [f"t:0={at}" for at in range(len(self.rows))], range(len(self.rows)), self.ours)
+    def pieces(self) -> Iterator[Piece]:
+        yield Piece(self.rows, [f"t:0={at}" for at in range(len(self.rows))], range(len(self.rows)), self.ours)
 
     def close(self) -> None:
         """Nothing is open."""

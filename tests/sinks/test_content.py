@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
 
+from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.content import SEPARATOR, Content, KafkaContent
@@ -27,7 +30,7 @@ from sources.registry import registry
 
 
 def texts(content: Content) -> list[bytes]:
-    return [text for held in content.held() for text in held.texts]
+    return [text for piece in content.pieces() for text in piece.texts]
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
@@ -40,7 +43,7 @@ def test_every_type_in_a_lake(kind: str, tmp_path: Path) -> None:
     sink.publish(7, [written(sink, ROWS, epoch=7)])
     content = LakeContent(sink.table, "job", LINEAGE, EVERY_TYPE, 3)
     assert content.complete_to == 7
-    assert [held.ours for held in content.held()] == [True]
+    assert [piece.ours for piece in content.pieces()] == [True]
     assert texts(content) == content.texts(ROWS)
     assert LakeContent(sink.table, "job", "another-life", EVERY_TYPE, 3).complete_to == 3
     assert len(set(texts(content))) == 2
@@ -81,6 +84,29 @@ def test_a_null_reads_as_the_default_where_a_field_has_no_presence(monkeypatch: 
         assert [json.loads(value)["b"] for value in values] == [None, "", None]
         assert [value.split(SEPARATOR)[1] for value in content.texts(rows)] == [b"\\N", b"x", b""]
         content.close()
+
+
+class Starting:
+    """A consumer of a topic with one partition, whose broker answers offsets from the third question on."""
+
+    def __init__(self) -> None:
+        self.answers = [(-1001, -1001), (0, -1001), (0, 7)]
+
+    def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=[0])})
+
+    def get_watermark_offsets(self, place: TopicPartition, timeout: float, *, cached: bool) -> tuple[int, int]:
+        return self.answers.pop(0)
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+def test_a_topic_whose_broker_is_starting_is_not_taken_for_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(KafkaContent, "_refuse_compacted", lambda self: None)
+    monkeypatch.setattr(KafkaTarget, "connect", lambda *_: Starting())
+    assert KafkaContent(KafkaTarget("joined", "nowhere:1"), 0)._ranges == {0: (0, 7)}
 
 
 @pytest.mark.services

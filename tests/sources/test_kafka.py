@@ -371,7 +371,7 @@ def test_a_leader_that_moves_is_asked_again(broker, topic, send, unsettled) -> N
 
 
 def test_a_partition_that_stays_without_a_leader(broker, topic, unsettled, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr("joinery_runtime.kafka_errors.SETTLE_SECONDS", 0.3)
     unsettled.refusals = 1_000
     with pytest.raises(SourceUnavailable, match=rf"asking for offsets failed: .*[Nn]ot leader.* \(topic {topic}, "):
         bounds_of(kafka_input(broker.bootstrap, topic))

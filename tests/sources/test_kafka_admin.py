@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import OffsetSpec
 
+from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SourceUnavailable
-from joinery_runtime.sources import kafka_admin
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
@@ -37,12 +37,12 @@ class Answers(KafkaAdmin):
 
 def test_no_offset_without_an_error_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be below what was read: the log would seem to be truncated, which stops a job for good."""
-    monkeypatch.setattr(kafka_admin, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
     assert Answers(-1001, -1001, 7).offsets([REF], OffsetSpec.latest()) == [{REF: 7}]
     assert Answers(-1).offsets([REF], OffsetSpec.for_timestamp(5)) == [{REF: -1}], "no record is as late as that"
 
 
 def test_a_broker_that_goes_on_like_this_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_admin, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(kafka_errors, "SETTLE_SECONDS", 0.0)
     with pytest.raises(SourceUnavailable, match="the broker answered -1001"):
         Answers(-1001).offsets([REF], OffsetSpec.latest())

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from joinery_runtime import kafka_errors
+from joinery_runtime.errors import SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources import kafka_reader
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
@@ -26,10 +28,10 @@ def batch(first: int, stop: int) -> RawBatch:
 
 
 class Client:
-    """Has all batches at once."""
+    """Has all batches at once. Each question for offsets has the next answer, the last one for ever."""
 
-    def __init__(self, batches: Iterable[RawBatch]) -> None:
-        self.batches = list(batches)
+    def __init__(self, batches: Iterable[RawBatch], *answers: tuple[int, int]) -> None:
+        self.batches, self.answers = list(batches), list(answers)
 
     def assign(self, at: Mapping[PartitionRef, int]) -> None:
         pass
@@ -40,6 +42,9 @@ class Client:
     def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[Event]]:
         given, self.batches = self.batches, []
         return given, []
+
+    def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
     def close(self) -> None:
         pass
@@ -75,3 +80,20 @@ def test_a_range_ends_in_the_middle_of_a_batch_and_the_next_one_goes_on(monkeypa
     first, second = read(monkeypatch, [10, 300, 10], 200, 320)
     assert [each.offsets.tolist() for each in first] == [list(range(200))]
     assert [each.offsets.tolist() for each in second] == [list(range(200, 320))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [([(-1001, -1001), (0, 3)], "has come to a halt"), ([(0, -1001)], "the broker answered -1001")],
+)
+def test_a_starting_broker_that_answers_no_offsets_has_truncated_nothing(
+    answers: list[tuple[int, int]], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again for a while, then it is away: taken for an end of the log, the answer would stop the job."""
+    monkeypatch.setattr(kafka_reader, "_STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(kafka_errors, "SETTLE_SECONDS", 60.0 if len(answers) > 1 else 0.0)
+    monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(kafka_reader, "open_client", lambda *_, **__: Client([], *answers))
+    reader = KafkaReader("orders", KafkaInput(bootstrap_servers="broker:9092", topic="orders"))
+    with pytest.raises(SourceUnavailable, match=words):
+        list(reader.read(Range(PLACE, 0, 3)))

@@ -1,5 +1,6 @@
 """What an error of the Kafka client means: the brokers are away (waiting may mend it), access is denied, the topic is
-not there, or anything else. Sources and sinks ask here, so that one error means the same to both.
+not there, or anything else. An answer without an offset is an error too. Sources and sinks ask here, so that one error
+means the same to both.
 
 A topic that is not there is no outage: brokers know their topics before they answer, and a wrong name would be waited
 for without end.
@@ -10,10 +11,11 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 # Even at log_level 0 librdkafka prints that a client was fenced. Who takes a client's errors has heard of that.
 SILENT = logging.Logger("librdkafka")
@@ -59,6 +61,27 @@ AWAY = NO_ANSWER | {
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
+
+
+SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
+RETRY_SECONDS = 0.1
+
+
+def no_offset(answer: int) -> KafkaError:
+    """For a negative answer that came without an error, as a broker gives while it starts. Taken for an offset, it
+    would say that the log had been truncated."""
+    return KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, f"the broker answered {answer}")
+
+
+def watermarks(ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """The offsets of a partition's earliest record and of the next one to come, as `ask` has them from the broker. It
+    is asked again for SETTLE_SECONDS while it answers no offsets; then KafkaException."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while min(found := ask()) < 0:
+        if time.monotonic() >= deadline:
+            raise KafkaException(no_offset(min(found)))
+        time.sleep(RETRY_SECONDS)
+    return found
 
 
 def is_away(error: KafkaError) -> bool:

@@ -58,12 +58,12 @@ class Verdict:
     def lines(self) -> Iterator[str]:
         compared, what = self.compared, f"job {self.job}, epochs {self.first} to {self.last}"
         rows = f"{compared.rows:,} rows{', the newest of each key,' if self.by_key else ''}"
-        held = f"{rows} and {compared.dead:,} dead letters of {compared.epochs:,} epochs"
+        those = f"{rows} and {compared.dead:,} dead letters of {compared.epochs:,} epochs"
         if self.right:
-            yield f"{what}: VERIFIED, {held} are in the output, each exactly once"
+            yield f"{what}: VERIFIED, {those} are in the output, each exactly once"
         else:
             wrong = compared.counts() or ("the log is wrong" if self.log else "nothing could be judged")
-            yield f"{what}: NOT VERIFIED, {wrong}; expected were {held}"
+            yield f"{what}: NOT VERIFIED, {wrong}; expected were {those}"
             yield from self.cut_off
             yield from compared.lines()
             yield from self.log

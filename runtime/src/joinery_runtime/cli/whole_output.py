@@ -26,7 +26,7 @@ _EPOCH = 1 << 32  # numbers count rows within an epoch
 _TABLES = """
 CREATE TABLE expected (text BLOB, key BLOB, epoch BIGINT, number BIGINT, required BOOLEAN, gone BOOLEAN,
     side BIGINT, part BIGINT, "offset" BIGINT, partner_part BIGINT, partner_offset BIGINT);
-CREATE TABLE held (text BLOB, place VARCHAR, number BIGINT, ours BOOLEAN);
+CREATE TABLE present (text BLOB, place VARCHAR, number BIGINT, ours BOOLEAN);
 """
 # Of each key the row of its newest epoch, of several one that is there: which of them came last, sorting decided.
 _NEWEST = """
@@ -35,30 +35,30 @@ JOIN (SELECT key, max(number) AS number FROM expected GROUP BY key) AS last
     ON expected.key = last.key AND expected.number = last.number
 WHERE NOT gone
 QUALIFY row_number() OVER (PARTITION BY expected.key
-    ORDER BY (hash(text) IN (SELECT hash(text) FROM held)) DESC) = 1;
+    ORDER BY (hash(text) IN (SELECT hash(text) FROM present)) DESC) = 1;
 DROP TABLE expected;
 ALTER TABLE newest RENAME TO expected;
 """
-# `required` and `optional` are how often the epochs have put a row out, `held` how often it is there, `ours` how often
+# `required` and `optional` are how often the epochs have put a row out, `present` how often it is there, `ours` how often
 # in what nobody else writes; `twin` is the first epoch that has put it out.
 _COUNTS = """
 CREATE OR REPLACE TABLE differing AS SELECT * FROM (
-    SELECT hash, sum(required) AS required, sum(optional) AS optional, sum(held) AS held, sum(ours) AS ours,
+    SELECT hash, sum(required) AS required, sum(optional) AS optional, sum(present) AS present, sum(ours) AS ours,
         min(epoch) AS twin
     FROM (
-        SELECT hash(text) AS hash, required::INT AS required, (NOT required)::INT AS optional, 0 AS held, 0 AS ours,
+        SELECT hash(text) AS hash, required::INT AS required, (NOT required)::INT AS optional, 0 AS present, 0 AS ours,
             epoch
         FROM expected
-        UNION ALL SELECT hash(text), 0, 0, 1, ours::INT, NULL FROM held
+        UNION ALL SELECT hash(text), 0, 0, 1, ours::INT, NULL FROM present
     ) GROUP BY hash
-) WHERE required > held OR held > required + optional
+) WHERE required > present OR present > required + optional
 """
 _MISSING = """
-CREATE TABLE missing AS SELECT * EXCLUDE (nth, hash, held) FROM (
-    SELECT expected.*, differing.hash, differing.held,
+CREATE TABLE missing AS SELECT * EXCLUDE (nth, hash, present) FROM (
+    SELECT expected.*, differing.hash, differing.present,
         row_number() OVER (PARTITION BY differing.hash ORDER BY expected.number) AS nth
     FROM expected JOIN differing ON hash(text) = differing.hash WHERE expected.required
-) WHERE nth > held
+) WHERE nth > present
 """
 # A row that the epochs have put out is there too often, whoever wrote it again.
 _EXTRA = """
@@ -66,7 +66,7 @@ CREATE TABLE extra AS SELECT text, place, number, twin FROM (
     SELECT here.*, differing.required + differing.optional AS wanted,
         differing.twin,
         row_number() OVER (PARTITION BY differing.hash ORDER BY here.ours DESC, here.number, here.place) AS nth
-    FROM held AS here JOIN differing ON hash(here.text) = differing.hash WHERE here.ours OR differing.twin IS NOT NULL
+    FROM present AS here JOIN differing ON hash(here.text) = differing.hash WHERE here.ours OR differing.twin IS NOT NULL
 ) WHERE nth > wanted
 """
 
@@ -130,15 +130,15 @@ class WholeOutput:
         """Reads the output, and adds how it differs in epochs `first` to `last`; returns how many rows are expected of
         these. Not `alone`: rows of an earlier life of the job may be there too. `may_repeat`: rows may be there more
         often than they should."""
-        for held in self.content.held():
-            ours = pa.repeat(pa.scalar(held.ours and alone), len(held.texts))
-            texts = pa.array(held.texts, pa.binary())
-            self._insert("held", [texts, pa.array(held.places), pa.array(held.numbers, pa.int64()), ours])
+        for piece in self.content.pieces():
+            ours = pa.repeat(pa.scalar(piece.ours and alone), len(piece.texts))
+            texts = pa.array(piece.texts, pa.binary())
+            self._insert("present", [texts, pa.array(piece.places), pa.array(piece.numbers, pa.int64()), ours])
         self._forget_what_is_cut_off()
         if self.content.upsert_key:
             self._db.execute(_NEWEST)
         self._db.execute(_COUNTS)
-        if self._one("SELECT count(*) FROM differing WHERE required > held"):
+        if self._one("SELECT count(*) FROM differing WHERE required > present"):
             # Another program may have written the same row with other blanks.
             self._write_plainly()
             self._db.execute(_COUNTS)
@@ -181,34 +181,34 @@ class WholeOutput:
         """Rows whose counts differ are all written in one way, in both tables."""
         self._db.execute("CREATE TABLE plain (hash UBIGINT, text BLOB)")
         rows = "SELECT hash(text) AS hash, text FROM {} WHERE hash(text) IN (SELECT hash FROM differing)"
-        query = f"{rows.format('expected')} UNION {rows.format('held')}"
+        query = f"{rows.format('expected')} UNION {rows.format('present')}"
         with self._db.cursor() as cursor:
             cursor.execute(query)
             while piece := cursor.fetchmany(_PIECE):
                 hashes, texts = zip(*piece, strict=True)
                 self._insert("plain", [pa.array(hashes, pa.uint64()), pa.array(map(_plain, texts), pa.binary())])
-        for name in ("expected", "held"):
+        for name in ("expected", "present"):
             self._db.execute(f"UPDATE {name} SET text = plain.text FROM plain WHERE hash({name}.text) = plain.hash")
 
     def _note_others(self, *, may_repeat: bool) -> None:
         """Counts what is there too often and may be somebody else's, and leaves out of the comparison what does no
         harm."""
         if may_repeat:
-            repeated = "held > required + optional AND required + optional > 0"
-            again = self._one(f"SELECT sum(held - required - optional) FROM differing WHERE {repeated}")
+            repeated = "present > required + optional AND required + optional > 0"
+            again = self._one(f"SELECT sum(present - required - optional) FROM differing WHERE {repeated}")
             self._db.execute(f"DELETE FROM differing WHERE {repeated}")
             if again:
                 self.notes.append(f"{self.name}: {again:,} rows are there again, as delivery: atLeastOnce allows")
         again = self._one(
-            "SELECT sum(held - greatest(required + optional, ours)) FROM differing "
-            "WHERE twin IS NOT NULL AND held > greatest(required + optional, ours)"
+            "SELECT sum(present - greatest(required + optional, ours)) FROM differing "
+            "WHERE twin IS NOT NULL AND present > greatest(required + optional, ours)"
         )
         if again:
             self.notes.append(
                 f"{self.name}: {again:,} rows are there once too often, as `extra` says; another writer may have "
                 "written them too, or the job before its state was deleted or began anew"
             )
-        others = self._one("SELECT sum(held - ours) FROM differing WHERE twin IS NULL AND held > ours")
+        others = self._one("SELECT sum(present - ours) FROM differing WHERE twin IS NULL AND present > ours")
         if others:
             self.notes.append(
                 f"{self.name}: {others:,} rows are there that these epochs have not put out; they may be another "

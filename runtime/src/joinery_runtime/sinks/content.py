@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.kafka_errors import LastError, watermarks
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, as_messages
 from joinery_runtime.sinks.schema_output import without_nulls
@@ -30,8 +31,8 @@ _NULL = b"\\N"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Rows of an output as texts: a row is a line of JSON, in Kafka with key and headers behind it where the job sets
+class Piece:
+    """Some rows of an output as texts: a row is a line of JSON, in Kafka with key and headers behind it where the job sets
     those. `numbers` (int) order them; `ours`: nobody else has written them, as far as the output tells."""
 
     texts: Sequence[bytes]
@@ -61,14 +62,14 @@ class Content(Protocol):
 
     @property
     def heads(self) -> Mapping[int, Sequence[bytes]]:
-        """By partition whose oldest records are gone, the first texts that are there; known once `held` has ended."""
+        """By partition whose oldest records are gone, the first texts that are there; known once `pieces` has ended."""
         ...
 
     def texts(self, rows: pa.Table) -> list[bytes]:
         """Output rows as this output has them."""
         ...
 
-    def held(self) -> Iterator[Held]: ...
+    def pieces(self) -> Iterator[Piece]: ...
 
     def close(self) -> None: ...
 
@@ -107,11 +108,12 @@ class KafkaContent:
             found = self._consumer.list_topics(topic, ANSWER_SECONDS).topics[topic]
             if found.error is not None:
                 raise KafkaException(found.error)
-            asked = {partition: TopicPartition(topic, partition) for partition in found.partitions}
-            return {
-                partition: self._consumer.get_watermark_offsets(at, ANSWER_SECONDS, cached=False)
-                for partition, at in asked.items()
-            }
+            return {partition: watermarks(partial(self._asked_range, partition)) for partition in found.partitions}
+
+    def _asked_range(self, partition: int) -> tuple[int, int]:
+        place = TopicPartition(self._target.topic, partition)
+        low, high = self._consumer.get_watermark_offsets(place, ANSWER_SECONDS, cached=False)
+        return low, high
 
     def _refuse_compacted(self) -> None:
         admin: Any = self._target.connect(AdminClient, self._target.client_settings(), self._errors)
@@ -147,7 +149,7 @@ class KafkaContent:
         parts += [b"%s=%s" % (name.encode(), _bytes(headers.get(name))) for name in self._target.headers]
         return SEPARATOR.join(parts)
 
-    def held(self) -> Iterator[Held]:
+    def pieces(self) -> Iterator[Piece]:
         topic = self._target.topic
         waiting = {partition: high for partition, (low, high) in self._ranges.items() if low < high}
         self._consumer.assign([TopicPartition(topic, partition, self._ranges[partition][0]) for partition in waiting])
@@ -172,9 +174,9 @@ class KafkaContent:
                     if message.offset() >= waiting[partition] - 1:
                         del waiting[partition]
             if messages:
-                yield self._held(messages)
+                yield self._piece(messages)
 
-    def _held(self, messages: Sequence[Message]) -> Held:
+    def _piece(self, messages: Sequence[Message]) -> Piece:
         values = [message.value() or b"" for message in messages]
         if self._target.schema_output is not None:
             values = self._target.schema_output.lines(values, self._defaults)
@@ -191,7 +193,7 @@ class KafkaContent:
                 head.append(text)
         topic = self._target.topic
         places = [f"{topic}:{message.partition()}={message.offset()}" for message in messages]
-        return Held(texts, places, [message.offset() or 0 for message in messages])
+        return Piece(texts, places, [message.offset() or 0 for message in messages])
 
     def close(self) -> None:
         self._consumer.close()

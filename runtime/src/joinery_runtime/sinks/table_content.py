@@ -17,7 +17,7 @@ from psycopg import sql
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.base import life_of
-from joinery_runtime.sinks.content import Held
+from joinery_runtime.sinks.content import Piece
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sinks.lake import LakeTable, folder_of, lake_schema
 from joinery_runtime.sinks.postgres import REPLACEMENT, problem_of
@@ -80,7 +80,7 @@ class PostgresContent:
                 rows = rows.set_column(place, field, pc.replace_substring(rows[place], "\0", REPLACEMENT.decode()))
         return rows_to_json(rows)
 
-    def held(self) -> Iterator[Held]:
+    def pieces(self) -> Iterator[Piece]:
         columns = sql.SQL(", ").join(map(_as_text, self._schema))
         copy = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT csv)").format(columns, self._table.identifier)
         with tempfile.TemporaryDirectory(prefix="joinery-verify-") as folder:
@@ -97,7 +97,7 @@ class PostgresContent:
                 if batch is None:
                     return
                 texts = rows_to_json(batch)
-                yield Held(texts, [""] * len(texts), [0] * len(texts))
+                yield Piece(texts, [""] * len(texts), [0] * len(texts))
 
     @contextmanager
     def _problems(self) -> Iterator[None]:
@@ -169,7 +169,7 @@ class LakeContent:
     def texts(self, rows: pa.Table) -> list[bytes]:
         return rows_to_json(rows.cast(lake_schema(rows.schema)))
 
-    def held(self) -> Iterator[Held]:
+    def pieces(self) -> Iterator[Piece]:
         """Rows of files that this job has not written are of other writers, or were put together with its own by a
         compaction."""
         number = 0
@@ -178,7 +178,7 @@ class LakeContent:
             for batch in batches:
                 rows = batch.select([name for name in self._schema.names if name in batch.schema.names])
                 texts = rows_to_json(rows.cast(lake_schema(rows.schema)))
-                yield Held(texts, [path] * len(texts), list(range(number, number + len(texts))), ours)
+                yield Piece(texts, [path] * len(texts), list(range(number, number + len(texts))), ours)
                 number += len(texts)
 
     def close(self) -> None:

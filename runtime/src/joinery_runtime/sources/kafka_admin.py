@@ -11,14 +11,13 @@ from typing import Final, Literal, TypeAlias, TypeVar
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicDescription
 
+from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SourceError
-from joinery_runtime.kafka_errors import MISSING, NO_ANSWER, tls_port
+from joinery_runtime.kafka_errors import MISSING, NO_ANSWER, no_offset, tls_port
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, callbacks, connect
 
 _ANSWER_SECONDS = 15.0  # how long a broker may take to answer
-_SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
-_RETRY_SECONDS = 0.1
 _TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
 
 _URL_SAFE = str.maketrans("+/", "-_")
@@ -82,13 +81,13 @@ class KafkaAdmin:
     def offsets(self, partitions: Collection[PartitionRef], *specs: Place) -> list[dict[PartitionRef, int]]:
         """For each spec the offsets of committed records (HIGH_WATERMARK: of all); -1 where no record has its timestamp
         or a later one. Leaders that move and partitions that have just been made are asked again for a while."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
+        deadline = time.monotonic() + kafka_errors.SETTLE_SECONDS
         while True:
             asked = [self.ask(partitions, spec) for spec in specs]
             codes = {error.code() for each in asked for _, error in self._failures(each)}
             if not codes & _UNSETTLED or time.monotonic() >= deadline:
                 return [self.answers(each) for each in asked]
-            time.sleep(_RETRY_SECONDS)
+            time.sleep(kafka_errors.RETRY_SECONDS)
 
     def ask(self, partitions: Collection[PartitionRef], spec: Place) -> Asked:
         """One request for all partitions (with none the client raises)."""
@@ -115,9 +114,8 @@ class KafkaAdmin:
             except KafkaException as error:
                 yield ref, error.args[0]
             else:
-                # Seen while a broker was starting: no error, and no offset. Taken for one, the log had been truncated.
                 if offset < _NO_RECORD:
-                    yield ref, KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, f"the broker answered {offset}")
+                    yield ref, no_offset(offset)
 
     def _topic(self, name: str, asked: Future[TopicDescription]) -> Topic | None:
         try:

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.kafka_errors import is_away
+from joinery_runtime.kafka_errors import is_away, watermarks
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
 from joinery_runtime.sources.kafka_clients import MOST_RECORDS, Event, RecordClient, open_client
@@ -271,7 +271,7 @@ class KafkaReader:
     def _watermarks(self, ref: PartitionRef) -> tuple[int, int]:
         """The offsets of the earliest record there is and of the next one to come."""
         try:
-            return self._connected.watermarks(ref, _STALLED_SECONDS)
+            return watermarks(lambda: self._connected.watermarks(ref, _STALLED_SECONDS))
         except KafkaException as problem:
             cluster, error = self._cluster.at(ref.topic), problem.args[0]
             doing = f"asking for the offsets of {_name(ref)}"
