@@ -128,6 +128,11 @@ def test_what_is_held_is_verified_and_told_by_sql(
     asked = joinery("sql", path, "SELECT count(*) AS n FROM output")
     assert "There is no output of job visits yet" in asked.err
     assert "output does not show" in asked.err
+    (held, *_) = (tmp_path / "out" / ".held").iterdir()
+    others = held.with_name(held.name.partition("-of-")[0] + "-of-another.jsonl")
+    others.write_bytes(held.read_bytes())
+    assert joinery("sql", path, "SELECT count(*) AS n FROM output").err == asked.err, "another job's are not its own"
+    others.unlink()
     (verdict,) = joinery("verify", path).lines
     assert (verdict["verified"], verdict["rows"] > 10) == (True, True)
     run(path)

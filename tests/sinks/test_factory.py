@@ -15,6 +15,7 @@ from joinery_runtime.job import SessionWindow, StreamJoin
 from joinery_runtime.job.model.outputs import DeadLetter, Output
 from joinery_runtime.sinks import dead_letter_sink, forget_output, sink_for
 from joinery_runtime.sinks.avro import AvroOutput
+from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink, KafkaWriter
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, KafkaTransactionsWriter
@@ -22,7 +23,7 @@ from joinery_runtime.sinks.postgres import PostgresSink
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
-from sinks.rows import attempt
+from sinks.rows import LINEAGE, attempt
 
 
 @dataclass(frozen=True)
@@ -167,22 +168,25 @@ def test_a_table_in_another_database_than_the_state_s(dsn: str | None, kind: typ
 @pytest.mark.services
 def test_a_database_that_has_gone_keeps_no_job_from_being_deleted(postgres_dsn: str) -> None:
     gone = job(output={"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}})
-    left = forget_output(gone, Store(postgres_dsn))
+    left = forget_output(gone, Store(postgres_dsn), None)
     assert left is not None
     assert "are left in the database of output.postgres: " in left
-    assert forget_output(job(output={"postgres": {"table": "t", "dsn": postgres_dsn}}), Store(postgres_dsn)) is None
+    assert (
+        forget_output(job(output={"postgres": {"table": "t", "dsn": postgres_dsn}}), Store(postgres_dsn), None) is None
+    )
 
 
 @pytest.mark.services
 def test_rows_that_were_held_are_named_when_the_job_is_deleted(postgres_dsn: str, tmp_path: Path) -> None:
     made = job(output={"file": {"path": str(tmp_path), "rollInterval": "1m"}})
-    assert forget_output(made, Store(postgres_dsn)) is None
-    sink = sink_for(made, None)
+    assert forget_output(made, Store(postgres_dsn), LINEAGE) is None
+    sink = sink_for(made, None, LINEAGE)
     sink.prepare(pa.schema({"a": pa.int64()}))
     sink.publish(1, [sink.writer().write(attempt(), pa.table({"a": [1, 2]}))])
-    left = forget_output(made, Store(postgres_dsn))
-    assert left == f"2 rows that were not visible yet are left in {tmp_path / '.held'}: remove it"
+    left = forget_output(made, Store(postgres_dsn), LINEAGE)
+    assert left == (f"2 rows that were not visible yet are left: remove {tmp_path / '.held'}/*-of-{life_of(LINEAGE)}.*")
+    assert forget_output(made, Store(postgres_dsn), "another-life") is None, "rows of a job that lives"
     apart = {"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}}
-    both = forget_output(job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn))
+    both = forget_output(job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), LINEAGE)
     assert both is not None
     assert both.startswith(f"{left}; Staging tables of job j are left in the database of output.postgres: ")

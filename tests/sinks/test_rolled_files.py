@@ -287,7 +287,7 @@ def test_another_life_s_held_files_are_left_alone_and_told_of(store: Store) -> N
     assert sorted(read(store.folder)) == [10_100, 10_101, 10_102]
     assert sorted((store.folder / ".held").iterdir()) == held
     (warning,) = warnings
-    assert warning.startswith(f"{store.folder / '.held'} holds 12 rows (*-of-{life_of(LINEAGE)}.*) of another job")
+    assert warning.startswith(f"{store.folder / '.held'}/*-of-{life_of(LINEAGE)}.* hold 12 rows of another job")
     store.epoch(earlier, store.generation, 3, range(0), last=True)
     assert set(read(store.folder).values()) == {1}
     assert read(store.folder).total() == 15, "the job whose they are still shows them"

@@ -196,16 +196,16 @@ def sql(
     rows
         How many rows are shown at most on a terminal.
     """
-    from joinery_runtime.cli.sql import held_words, json_values, run_query, shown  # noqa: PLC0415
+    from joinery_runtime.cli.sql import json_values, run_query, shown  # noqa: PLC0415
 
     job = load(job_file)
-    found = run_query(job, query)
+    found, held = run_query(job, query)
     if as_json or not sys.stdout.isatty():
         for row in found.iter_rows(named=True):
             say(json.dumps(json_values(row)))
     else:
         say(shown(found, rows))
-    if (held := held_words(job)) is not None:
+    if held is not None:
         print(f"joinery: {held}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
 
 

@@ -31,6 +31,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
 from joinery_runtime.sinks import lake_table
+from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.rolling import held_parts
 from joinery_runtime.state.postgres import PostgresStore
@@ -41,13 +42,15 @@ OUTPUT, EPOCHS = "output", "epochs"
 _WHOLE_LOG = 1_000_000  # epochs: what is kept of it is bounded anyway
 
 
-def run_query(job: Job, text: str) -> pl.DataFrame:
+def run_query(job: Job, text: str) -> tuple[pl.DataFrame, str | None]:
     """The rows of a SELECT over `output`, `epochs` and the parts of the state (`state_left`, `state_right`,
-    `state_left_2`, ...; `state_sessions`). Each table that it names is read whole. Raises JoineryError."""
+    `state_left_2`, ...; `state_sessions`), and what `output` does not show yet, in words. Each table that it names is
+    read whole. Raises JoineryError."""
     job = durable(job)
     names = _tables_of(text)
     with open_anyway(job) as store:
-        tables = _tables(job, store)
+        held = _held_words(job, store)
+        tables = _tables(job, store, held)
         if unknown := sorted(names - tables.keys()):
             raise JoineryError(
                 f"There is no table {', '.join(unknown)} of job {job.name}",
@@ -59,23 +62,23 @@ def run_query(job: Job, text: str) -> pl.DataFrame:
         except pl.exceptions.PolarsError as error:
             raise JoineryError("The query cannot be run", facts=str(error)) from error
     assert isinstance(found, pl.DataFrame), "the context is eager"
-    return found
+    return found, held
 
 
 def read_output(job: Job) -> pl.DataFrame:
     """All rows of the job's output, of earlier runs too. Raises JoineryError where they cannot be read back."""
     output = job.spec.output
     if output.postgres is None or output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None:
-        return _output(with_secrets(job), "")
+        return _output(with_secrets(job))
     job = durable(job)
     with open_anyway(job) as store:
         return _output(job, store.dsn)
 
 
-def held_words(job: Job) -> str | None:
-    """What `output` does not show yet, in words."""
-    file = job.spec.output.file
-    parts = held_parts(Path(file.path)) if file is not None else []
+def _held_words(job: Job, store: PostgresStore) -> str | None:
+    """What `output` does not show yet of this life of the job, in words."""
+    file, record = job.spec.output.file, store.record(job.name)
+    parts = held_parts(Path(file.path), life_of(record.lineage)) if file is not None and record is not None else []
     if not parts:
         return None
     rows, since = sum(part.rows for part in parts), parts[0].epoch
@@ -121,9 +124,9 @@ def _tables_of(text: str) -> set[str]:
     return {table.name for table in statement.find_all(exp.Table)} - ours
 
 
-def _tables(job: Job, store: PostgresStore) -> dict[str, Callable[[], pl.DataFrame]]:
+def _tables(job: Job, store: PostgresStore, held: str | None) -> dict[str, Callable[[], pl.DataFrame]]:
     found: dict[str, Callable[[], pl.DataFrame]] = {
-        OUTPUT: lambda: _output(job, store.dsn),
+        OUTPUT: lambda: _output(job, store.dsn, held),
         EPOCHS: lambda: _epochs(store, job),
     }
     for step in compile_job(job).steps:
@@ -132,7 +135,7 @@ def _tables(job: Job, store: PostgresStore) -> dict[str, Callable[[], pl.DataFra
     return found
 
 
-def _output(job: Job, dsn: str) -> pl.DataFrame:
+def _output(job: Job, dsn: str = "", held: str | None = None) -> pl.DataFrame:
     output = job.spec.output
     if output.postgres is not None:
         table = TargetTable(output.postgres.table).identifier
@@ -156,7 +159,6 @@ def _output(job: Job, dsn: str) -> pl.DataFrame:
     files = sorted(path for suffix in (".jsonl", ".parquet") for path in folder.glob(f"*{suffix}"))
     if not files:
         facts = f"no file is in {folder}"
-        held = held_words(job)
         raise JoineryError(f"There is no output of job {job.name} yet", facts=f"{facts}; {held}" if held else facts)
     # JSON's numbers are taken for int64, which ids of sessions are too large for.
     unsigned = {field.name: pl.UInt64 for field in compile_job(job).output_schema() if pa.types.is_uint64(field.type)}

@@ -289,10 +289,10 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
         return
     job = durable(job)
     with open_anyway(job) as store:
-        text = stored_text(store, job.name)
+        text, record = stored_text(store, job.name), store.record(job.name)
         if yes:
             store.delete_job(job.name)
-            if (left := forget_output(job, store)) is not None:
+            if (left := forget_output(job, store, record.lineage if record is not None else None)) is not None:
                 print(f"joinery: {left}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)

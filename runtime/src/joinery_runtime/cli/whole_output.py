@@ -39,8 +39,8 @@ QUALIFY row_number() OVER (PARTITION BY expected.key
 DROP TABLE expected;
 ALTER TABLE newest RENAME TO expected;
 """
-# `required` and `optional` are how often the epochs have put a row out, `present` how often it is there, `ours` how often
-# in what nobody else writes; `twin` is the first epoch that has put it out.
+# `required` and `optional` are how often the epochs have put a row out, `present` how often it is there, `ours` how
+# often in what nobody else writes; `twin` is the first epoch that has put it out.
 _COUNTS = """
 CREATE OR REPLACE TABLE differing AS SELECT * FROM (
     SELECT hash, sum(required) AS required, sum(optional) AS optional, sum(present) AS present, sum(ours) AS ours,
@@ -66,7 +66,8 @@ CREATE TABLE extra AS SELECT text, place, number, twin FROM (
     SELECT here.*, differing.required + differing.optional AS wanted,
         differing.twin,
         row_number() OVER (PARTITION BY differing.hash ORDER BY here.ours DESC, here.number, here.place) AS nth
-    FROM present AS here JOIN differing ON hash(here.text) = differing.hash WHERE here.ours OR differing.twin IS NOT NULL
+    FROM present AS here JOIN differing ON hash(here.text) = differing.hash
+    WHERE here.ours OR differing.twin IS NOT NULL
 ) WHERE nth > wanted
 """
 

@@ -32,8 +32,8 @@ _NULL = b"\\N"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some rows of an output as texts: a row is a line of JSON, in Kafka with key and headers behind it where the job sets
-    those. `numbers` (int) order them; `ours`: nobody else has written them, as far as the output tells."""
+    """Some rows of an output as texts: a row is a line of JSON, in Kafka with key and headers behind it where the job
+    sets those. `numbers` (int) order them; `ours`: nobody else has written them, as far as the output tells."""
 
     texts: Sequence[bytes]
     places: Sequence[str]

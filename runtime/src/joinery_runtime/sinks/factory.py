@@ -32,7 +32,7 @@ from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks, published_epoch
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
-from joinery_runtime.sinks.rolling import Rolling, held_parts
+from joinery_runtime.sinks.rolling import Rolling, held_names, held_parts
 from joinery_runtime.sinks.schema_output import SchemaOutput
 
 if TYPE_CHECKING:
@@ -120,19 +120,18 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
     return ApartPostgresSink(output.dsn, table, staging, compile_job(job).output_schema())
 
 
-def forget_output(job: Job, store: StoreDatabase) -> str | None:
+def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | None:
     """Drops the staged output of a job whose state has been deleted, and marks of it. What is left, in words: rows in
-    files that nobody has seen yet, and what could not be dropped, since a database that is away for ever must not keep
-    a job from being deleted. Raises SinkError and StoreUnavailable for the state's own database."""
+    files that nobody has seen yet, of this life of the job (None: it had no state), and what could not be dropped,
+    since a database that is away for ever must not keep a job from being deleted. Raises SinkError and
+    StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
     left = []
     output, dead = job.spec.output, job.spec.dead_letter
-    files = (output.file, dead.file if dead is not None else None)
-    held = [part for file in files if file is not None for part in held_parts(Path(file.path))]
-    if held:
-        folders = " and ".join(sorted({str(part.path.parent) for part in held}))
-        rows = sum(part.rows for part in held)
-        left.append(f"{rows:,} rows that were not visible yet are left in {folders}: remove it")
+    for file in (output.file, dead.file if dead is not None else None):
+        if file is not None and lineage is not None and (held := held_parts(Path(file.path), life_of(lineage))):
+            rows, names = sum(part.rows for part in held), held_names(Path(file.path), [life_of(lineage)])
+            left.append(f"{rows:,} rows that were not visible yet are left: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
         try:
             drop_staging(output.postgres.dsn, store.schema, job.name, apart=True)

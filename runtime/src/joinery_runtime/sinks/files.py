@@ -27,7 +27,7 @@ from joinery_runtime.errors import SinkError
 from joinery_runtime.job.model.outputs import FileFormat, Timestamps
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned, life_of
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
-from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_parts, merge
+from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
 
 _STAGING = ".staging"
 _NAME = re.compile(r"epoch-(\d+)-(?:shard-\d+|since-(\d+))")
@@ -129,7 +129,7 @@ class FileSink(Unsigned):
 
     def _parts(self) -> dict[str, Part]:
         if self._held is None:
-            self._held = {part.name: part for part in held_parts(self._directory) if part.life == self._life}
+            self._held = {part.name: part for part in held_parts(self._directory, self._life)}
         return self._held
 
     def _due(self, parts: Iterable[Part], *, last: bool) -> bool:
@@ -260,8 +260,8 @@ class FileSink(Unsigned):
         self._drop(lambda of: any(first <= of <= last for first, last, _ in rolled))
 
     def _drop(self, merged: Callable[[int], bool]) -> None:
-        for part in held_parts(self._directory):
-            if part.life == self._life and merged(part.epoch):
+        for part in held_parts(self._directory, self._life):
+            if merged(part.epoch):
                 part.path.unlink(missing_ok=True)
         self._held = None
 
@@ -282,11 +282,10 @@ class FileSink(Unsigned):
     def _tell_of_others(self, warn: Callable[[str], None]) -> None:
         others = [part for part in held_parts(self._directory) if part.life != self._life]
         if others:
-            lives = ", ".join(sorted({f"*-of-{part.life}.*" if part.life else "*-rows-*" for part in others}))
             warn(
-                f"{self._directory / HELD} holds {sum(part.rows for part in others):,} rows ({lives}) of another job, "
-                "or of this one before its state was deleted: this job does not show them. If no other job "
-                "writes there, remove these files"
+                f"{held_names(self._directory, {part.life for part in others})} hold "
+                f"{sum(part.rows for part in others):,} rows of another job, or of this one before its state was "
+                "deleted: this job does not show them. If no other job writes there, remove these files"
             )
 
     def _sweep(self, garbage: Callable[[int, int], bool]) -> None:
@@ -324,12 +323,7 @@ def published(
     held: list[bytes] = []
     gone: SinkError | None = None
     try:
-        held = [
-            line
-            for part in held_parts(folder)
-            if (part.epoch, part.life) == (epoch, life)
-            for line in _lines(part.path)
-        ]
+        held = [line for part in held_parts(folder, life) if part.epoch == epoch for line in _lines(part.path)]
     except SinkError as error:
         gone = error
     merged = False

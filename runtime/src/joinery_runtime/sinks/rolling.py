@@ -59,13 +59,19 @@ class Part:
         return cls(int(epoch), int(shard), int(rows), path, about.st_size, about.st_mtime, of[-1] if of else "")
 
 
-def held_parts(directory: Path) -> list[Part]:
-    """Those of all lives, in the order of their epochs."""
+def held_parts(directory: Path, life: str | None = None) -> list[Part]:
+    """Those of a life, or of all, in the order of their epochs."""
     found = []
     for path in (directory / HELD).glob("epoch-*-rows-*"):
         with suppress(FileNotFoundError):  # a driver that runs has merged it
             found.append(Part.held(path))
-    return sorted(found)
+    return sorted(part for part in found if life is None or part.life == life)
+
+
+def held_names(directory: Path, lives: Iterable[str]) -> str:
+    """A pattern for the files that each of these lives holds there."""
+    names = sorted({f"*-of-{life}.*" if life else "*-rows-*" for life in lives})
+    return ", ".join(str(directory / HELD / name) for name in names)
 
 
 def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
