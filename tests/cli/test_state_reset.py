@@ -245,6 +245,27 @@ def test_of_a_pattern_the_topics_that_were_read_are_set(
 
 
 @pytest.mark.services
+def test_before_the_seam_of_a_history_the_topic_s_offsets_are_set_and_the_files_keep_theirs(
+    joinery: Joinery, kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path, store: PostgresStore, topic: str
+) -> None:
+    """No broker is asked for a topic with the name of a file."""
+    file = PartitionRef("orders", "/history/orders.jsonl", 0)
+    run_epoch(store, store.acquire(JOB), 1, offsets={"orders": InputState({file: 700}).to_bytes()})
+    command = ("state", "reset", tmp_path / "job.yaml", "--input", "orders", "--to", "latest")
+    write_job(postgres_dsn, kafka_broker, tmp_path, f'topicPattern: "{topic}.*"')
+    early = joinery(*command)
+    assert early.code == 1
+    assert "it has read files of its history, and no topic yet" in early.err
+    write_job(postgres_dsn, kafka_broker, tmp_path, f"topic: {topic}")
+    done = joinery(*command)
+    assert (done.code, "/history" in done.out) == (0, False)
+    after = store.record(JOB)
+    assert after is not None
+    ends = {PartitionRef("orders", topic, 0): 20, PartitionRef("orders", topic, 1): 10}
+    assert InputState.from_bytes("orders", after.offsets["orders"]).positions == {file: 700, **ends}
+
+
+@pytest.mark.services
 def test_inputs_that_have_no_offsets_to_set(
     joinery: Joinery, written: Path, store: PostgresStore, started: JobRecord
 ) -> None:

@@ -243,7 +243,7 @@ def test_an_epoch_s_rows_are_found_while_they_are_merged(store: Store, monkeypat
     store.drive(sink, until=2)
     looked = rolling.held_parts(store.folder)
     store.drive(sink)
-    monkeypatch.setattr(files, "held_parts", lambda _: looked)
+    monkeypatch.setattr(files, "held_parts", lambda *_: looked)
     assert values_of(store, 1) == expected_of(1)
     for path in store.folder.glob("epoch-*"):
         path.unlink()

@@ -14,6 +14,7 @@ from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Job, KafkaInput
+from joinery_runtime.sources.history import of_files
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.state.store import JobRecord
@@ -89,7 +90,11 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     """Of an input with a pattern: the topics that it has read. Raises SourceError when there is no topic or broker."""
     cluster = Cluster.of(name, kafka)
     admin = KafkaAdmin(cluster)
-    topics = admin.topics({ref.topic for ref in state.positions} if kafka.topic is None else {kafka.topic})
+    read = {ref.topic for ref in state.positions if not of_files(ref)}
+    if kafka.topic is None and not read:
+        facts = "it has read files of its history, and no topic yet"
+        raise cluster.problem("it has no topic's offsets", facts, "Reset it once its history has been read")
+    topics = admin.topics(read if kafka.topic is None else {kafka.topic})
     if not topics:
         raise cluster.problem(f"{kafka.topics} cannot be read", "the broker has no such topic", "Create it first")
     partitions = [ref for topic in topics.values() for ref in topic.partitions]

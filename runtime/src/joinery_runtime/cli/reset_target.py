@@ -13,6 +13,7 @@ from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.model.base import EpochMs
 from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.sources.history import of_files
 
 _OFFSET = re.compile(r"(?:(?P<topic>[a-zA-Z0-9._-]+):)?(?P<partition>\d+)=(?P<offset>\d+)", re.ASCII)
 _DIGITS = re.compile(r"\d+", re.ASCII)
@@ -72,7 +73,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """`state` is what the input's becomes; `missing` are stored partitions that the broker does not have."""
+    """`state` is what the input's becomes; `missing` are stored partitions that the broker does not have. Files of a
+    history keep their offsets."""
 
     changes: tuple[Change, ...]
     missing: tuple[PartitionRef, ...]
@@ -126,7 +128,7 @@ def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Rese
     recreated = tuple(topic for topic, before, now in ids if before and now and before != now)
     _refuse_partial(recreated, new, broker)
     stored = state.positions
-    missing = [ref for ref in sorted(stored) if ref not in broker.partitions]
+    missing = [ref for ref in sorted(stored) if ref not in broker.partitions and not of_files(ref)]
     dropped = {ref for ref in (*stored, *state.stops) if ref.topic in recreated}  # those of the topic that is no more
     changes = tuple(Change(ref, stored.get(ref), offset, broker.partitions[ref]) for ref, offset in sorted(new.items()))
     return Reset(

@@ -26,7 +26,7 @@ _RATE_SECONDS = 30.0  # over which arrivals are counted
 _EPOCHS = 5  # of whose lower bounds the median counts, so that one slow epoch changes nothing
 _LEFT = 0.1  # of its records, so many were left behind by an epoch that could have read more
 _FORGETS = 1.001  # by so much the shortest epoch becomes longer with each one
-_TOLERANCE = 0.1  # of the load, above what the executors that run can do
+_TOLERANCE = 0.1  # of the load, above what executors can do: as wide from below as from above
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,8 @@ class Autoscaler:
         assert load.cost is not None, "it is known"
         for_arrivals = load.arriving * load.cost / (wish.target_busy / 100)
         to_catch_up = (load.arriving + load.waiting * 1000 / wish.target_lag) * load.cost
-        needed = max(for_arrivals, to_catch_up)
-        if self.executors < needed <= self.executors * (1 + _TOLERANCE):
-            return self.executors
-        return min(max(math.ceil(needed), wish.min_instances), wish.max_instances)
+        needed = math.ceil(max(for_arrivals, to_catch_up) / (1 + _TOLERANCE))
+        return min(max(needed, wish.min_instances), wish.max_instances)
 
     def _become(self, executors: int, load: Load) -> None:
         self.executors, self.why = executors, str(load)
