@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
+from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
 from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
@@ -602,3 +603,29 @@ def test_no_broker(monkeypatch) -> None:
 def test_a_missing_topic(kafka_broker) -> None:
     with pytest.raises(SinkError, match="Output topic nowhere: it does not exist"):
         Output(kafka_broker.bootstrap, "nowhere", "j").sink.prepare(rows(1).schema)
+
+
+def test_a_producer_goes_on_when_its_brokers_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has asked for the group's coordinator before. librdkafka forgets brokers that are all down, unless it is told
+    not to, and `send_offsets_to_transaction` then waits for the forgotten one without an end."""
+    heard: list[int] = []
+    monkeypatch.setattr(LastError, "__call__", lambda _, error: heard.append(error.code()))
+    with KafkaBroker(proxied=True) as broker:
+        broker.create_topic("output")
+        output = Output(broker.proxied_bootstrap, "output", "job")
+        producer = OwningProducer(output.target, "job-1")
+
+        def write(epoch: int) -> None:
+            producer.begin()
+            producer.send("output", [output.target.messages(rows(epoch))], output.name, EpochMarker(epoch, LINEAGE, 1))
+            producer.commit()
+
+        write(1)
+        broker.cut()
+        deadline = time.monotonic() + PATIENCE
+        while KafkaError._ALL_BROKERS_DOWN not in heard and time.monotonic() < deadline:
+            producer._producer.poll(0.1)
+        assert KafkaError._ALL_BROKERS_DOWN in heard
+        broker.restore()
+        write(2)
+        assert output.visible() == [1, 2]
