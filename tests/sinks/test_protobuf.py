@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -214,3 +215,25 @@ def test_what_the_registry_refuses_and_names_that_cannot_be(served: Registry) ->
     served.status = 503
     with pytest.raises(OutputUnavailable, match="the schema registry does not answer"):
         output(served).registered()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_of_two_drivers_that_register_at_the_same_time_the_second_takes_what_the_first_did(
+    served: Registry, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both saw the same newest version; the first one's columns have another order, so other numbers."""
+    if before:
+        output(served, pa.schema({"k": pa.string()})).registered()
+    columns = {"k": pa.string(), "a": pa.string(), "b": pa.int64()}
+    register = Registry.register
+
+    def after_another(registry: Registry, subject: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setattr(Registry, "register", register)
+        theirs.append(output(registry, pa.schema({name: columns[name] for name in ("k", "b", "a")})).registered())
+        return registry.register(subject, body)
+
+    theirs: list[Any] = []
+    monkeypatch.setattr(Registry, "register", after_another)
+    ours = output(served, pa.schema(columns)).registered()
+    assert [ours] == theirs
+    assert numbers(served, len(served.schemas)) == {"k": 1, "b": 2, "a": 3}

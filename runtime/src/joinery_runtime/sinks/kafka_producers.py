@@ -165,9 +165,9 @@ class OwningProducer:
                 raise Disowned(error.args[0].str()) from error
 
     def _repeat(self, call: Callable[[float], object], within_seconds: float) -> None:
-        """Raises OutputUnavailable too when the client does not come back: librdkafka 2.16 ignores a call's time limit
-        for minutes where its brokers went away during the call, and once in some thousand transactions on new brokers.
-        The call's thread and client are left to themselves; the next attempt takes the id over."""
+        """Raises OutputUnavailable too when the client does not come back: while librdkafka 2.16 waits for the
+        coordinator of a group, it heeds no time limit. The call's thread and client are left to themselves; the next
+        attempt takes the id over."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
         repeat(lambda: self._watched(call, seconds), _retriable, within_seconds)
 

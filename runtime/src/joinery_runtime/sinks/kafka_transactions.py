@@ -119,8 +119,10 @@ class PartWrite:
     def _with(self, producer: OwningProducer) -> Receipt:
         try:
             receipt = self._steps(producer)
-        except BaseException:
+        except BaseException as error:
             producer.close()
+            if isinstance(error, OutputUnavailable):
+                self.producers.close_idle()  # they know the same brokers, which may be others by now
             raise
         self.producers.put(self.target, self.names.job, producer)
         return receipt

@@ -17,12 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from joinery_runtime.protobuf_schemas import InvalidSchema, compiled, imports_of
+from joinery_runtime.registry_client import Refused
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 
 _FIRST_MESSAGE = b"\0"  # its position in the schema, as Confluent's serializers shorten it
@@ -96,7 +97,21 @@ class ProtobufOutput(SchemaOutput):
     def _register(self) -> ProtobufRows:
         self.check_names("Protobuf")
         client = self.client()
-        newest = self.ask(lambda: client.get_latest_version(self.subject))
+        newest = self._newest(client)
+        try:
+            return self._registered_after(newest, client)
+        except Refused:
+            # Somebody else may have registered the next version meanwhile, with the numbers that were to be given.
+            client = self.client()  # which remembers nothing
+            now = self._newest(client)
+            if now is None or (newest is not None and newest.version == now.version):
+                raise
+            return self._registered_after(now, client)
+
+    def _newest(self, client: SchemaRegistryClient) -> RegisteredSchema | None:
+        return self.ask(lambda: client.get_latest_version(self.subject))
+
+    def _registered_after(self, newest: RegisteredSchema | None, client: SchemaRegistryClient) -> ProtobufRows:
         if newest is None:
             return self._registered_as(client, self.schema({}, 0))
         if newest.schema.schema_type != "PROTOBUF":

@@ -7,20 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.registry_client import registry_client
+from joinery_runtime.registry_client import Answer, Refused, Registry
 from joinery_runtime.sinks.encode import rows_to_json
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MISSING, _REFUSED, _INVALID, _DENIED = 404, 409, 422, (401, 403)  # of HTTP
-
-Answer = TypeVar("Answer")
 
 
 class EncodedRows(Protocol):
@@ -51,11 +48,16 @@ class SchemaOutput(ABC):
         has no schema for, and for a schema that the registry refuses; OutputUnavailable where it does not answer."""
         key = (type(self), self.topic, self.url, self.rows)
         if key not in _REGISTERED:
-            _REGISTERED[key] = self._register()
+            try:
+                _REGISTERED[key] = self._register()
+            except Refused as refused:
+                todo = "Leave columns' types as they were, write another topic, or change the subject's compatibility"
+                raise self.problem("the registry refuses the schema of its rows", str(refused), todo) from refused
         return _REGISTERED[key]
 
     @abstractmethod
-    def _register(self) -> EncodedRows: ...
+    def _register(self) -> EncodedRows:
+        """Raises Refused too."""
 
     @property
     def subject(self) -> str:
@@ -69,14 +71,10 @@ class SchemaOutput(ABC):
             raise self.problem(f"{language} cannot have columns of these names", ", ".join(wrong), todo)
 
     def client(self) -> SchemaRegistryClient:
-        try:
-            return registry_client(self.url, self.properties)
-        except (ValueError, TypeError) as error:
-            todo = "Use the names and values of confluent-kafka's SchemaRegistryClient"
-            raise self.problem("output.schemaRegistry.properties are not valid", str(error), todo) from error
+        return self._registry.client(self.properties)
 
     def register(self, client: SchemaRegistryClient, text: str, kind: str) -> int:
-        """The number of the schema."""
+        """The number of the schema. Raises Refused too."""
         number: int | None = self.ask(lambda: client.register_schema(self.subject, Schema(text, kind)))
         if number is None:
             todo = "Check output.schemaRegistry.url"
@@ -85,21 +83,7 @@ class SchemaOutput(ABC):
 
     def ask(self, ask: Callable[[], Answer]) -> Answer | None:
         """The registry's answer; None: it has no such thing."""
-        try:
-            return ask()
-        except SchemaRegistryError as error:
-            facts = f"{self.url}, subject {self.subject}: {error}"
-            if error.http_status_code == _MISSING:
-                return None
-            if error.http_status_code in (_REFUSED, _INVALID):
-                todo = "Leave columns' types as they were, write another topic, or change the subject's compatibility"
-                raise self.problem("the registry refuses the schema of its rows", facts, todo) from error
-            if error.http_status_code in _DENIED:
-                todo = "Check basic.auth.user.info in output.schemaRegistry.propertiesSecretRef"
-                raise self.problem("the schema registry refuses access", facts, todo) from error
-            raise self._away(facts) from error
-        except Exception as error:  # of whatever the client uses for HTTP
-            raise self._away(f"{self.url}: {error}") from error
+        return self._registry.ask(ask, f"subject {self.subject}")
 
     def defaults(self) -> Mapping[str, Any]:
         """What a null reads as, by column that a schema of the subject has no null for. Raises SinkError and
@@ -141,9 +125,9 @@ class SchemaOutput(ABC):
     def problem(self, what: str, facts: str, todo: str) -> SinkError:
         return SinkError(f"Output topic {self.topic}: {what}", facts=facts, todo=todo)
 
-    def _away(self, facts: str) -> OutputUnavailable:
-        what = f"Output topic {self.topic}: the schema registry does not answer"
-        return OutputUnavailable(what, facts=facts, todo="Check output.schemaRegistry.url and that it can be reached")
+    @property
+    def _registry(self) -> Registry:
+        return Registry(self.url, f"Output topic {self.topic}", "output.schemaRegistry", SinkError, OutputUnavailable)
 
 
 def without_nulls(rows: pa.Table, defaults: Mapping[str, Any]) -> pa.Table:

@@ -12,17 +12,14 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import SchemaRegistryError
 from fastavro.schema import SchemaParseException, UnknownType
 
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled, imports_of
-from joinery_runtime.registry_client import registry_client
+from joinery_runtime.registry_client import Refused, Registry
 from joinery_runtime.sources.json_faults import FRAME
 from joinery_runtime.sources.records import ByValue, Decoded, set_aside, with_bad
-
-_MISSING, _DENIED = 404, (401, 403)  # of HTTP
 
 AvroSchema = Any  # what fastavro makes of one
 
@@ -61,24 +58,17 @@ class Framed(ByValue):
 class Schemas:
     """The schemas of an input's records, each fetched and parsed once. Used by one thread at a time."""
 
-    def __init__(self, name: str, url: str, client: Any) -> None:
-        self._input, self._url, self._client = name, url, client
+    def __init__(self, registry: Registry, client: Any) -> None:
+        self._registry, self._client = registry, client
         self._known: dict[int, Any] = {}
 
     @classmethod
     def of(cls, model: Input) -> Schemas:
         """Raises SourceError for settings that the client refuses."""
-        registry = model.schema_registry
-        assert registry is not None, "only an input with one asks"
-        try:
-            client = registry_client(registry.url, registry.properties)
-        except (ValueError, TypeError) as error:
-            raise SourceError(
-                f"Input {model.name}: schemaRegistry.properties are not valid",
-                facts=str(error),
-                todo="Use the names and values of confluent-kafka's SchemaRegistryClient",
-            ) from error
-        return cls(model.name, registry.url, client)
+        named = model.schema_registry
+        assert named is not None, "only an input with one asks"
+        registry = Registry(named.url, f"Input {model.name}", "schemaRegistry", SourceError, SourceUnavailable)
+        return cls(registry, registry.client(named.properties))
 
     def avro(self, number: int) -> AvroSchema:
         """Raises UnknownSchema, SourceUnavailable where the registry does not answer, and SourceError where it refuses
@@ -118,23 +108,9 @@ class Schemas:
 
     def _asked(self, ask: Callable[[], Any], what: str) -> Any:
         try:
-            return ask()
-        except SchemaRegistryError as error:
-            if error.http_status_code == _MISSING:
-                raise UnknownSchema(f"the registry {self._url} has no {what}") from error
-            if error.http_status_code in _DENIED:
-                raise SourceError(
-                    f"Input {self._input}: the schema registry refuses access",
-                    facts=f"{self._url}: {error}",
-                    todo="Check basic.auth.user.info in schemaRegistry.propertiesSecretRef",
-                ) from error
-            raise self._away(what, error) from error
-        except Exception as error:  # of whatever the client uses for HTTP
-            raise self._away(what, error) from error
-
-    def _away(self, what: str, error: Exception) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"Input {self._input}: the schema registry does not answer",
-            facts=f"{self._url} was asked for {what}: {error}",
-            todo="Check schemaRegistry.url and that the registry can be reached from here",
-        )
+            answer = self._registry.ask(ask, what)
+        except Refused as error:  # a version that cannot be one
+            raise UnknownSchema(str(error)) from error
+        if answer is None:
+            raise UnknownSchema(f"the registry {self._registry.url} has no {what}")
+        return answer
