@@ -64,8 +64,8 @@ class SegmentCache:
                 path.unlink(missing_ok=True)
 
     def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
-        """The runs of these segments, in order. What is missing is read in few calls of the store. Raises StateError when
-        the store lacks one."""
+        """The runs of these segments, in order. What is missing is read in few calls of the store. Raises StateError
+        when the store lacks one."""
         missing = {s.key: s for s in segments if s.key not in self._open and not self._map(s.key, s.epoch)}
         for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
             blobs = self._store.read_segments(self._job, keys)

@@ -150,7 +150,8 @@ class StepTask:
         rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
         marked = self._mark_cache.marked(meta, whole, self._marks[side])[rows] if spec.marks else None
         batch = stored_rows(spec, whole.batch)
-        return KeptRun(meta.key, Run.view(batch.slice(rows.start, rows.stop - rows.start)), rows.start, marked)
+        run = Run.view(batch.slice(rows.start, rows.stop - rows.start), of=whole)
+        return KeptRun(meta.key, run, rows.start, marked)
 
     def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:
         mine = [meta for meta in self._work.segments if meta.part == part]
