@@ -17,7 +17,7 @@ from core.cases import Case, cases, cuts, punctual
 from core.harness import check_against_oracle, few_hashes, run
 from core.random_jobs import KINDS
 from joinery_devkit.oracle import brute_force, multiset, output_columns, output_row
-from joinery_runtime.core.table import compaction
+from joinery_runtime.core.table import compaction, sort
 
 # The shared two-core machine makes any deadline a lottery; the fixture below is the same for all examples.
 quick = settings(
@@ -27,8 +27,9 @@ quick = settings(
 
 
 @pytest.fixture(autouse=True)
-def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Histories are short: with the real thresholds hardly any two segments would ever merge."""
+def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories are short: with the real thresholds hardly any two segments would ever merge, or have a filter."""
+    monkeypatch.setattr(sort, "_FILTERED", 0)
     monkeypatch.setattr(compaction, "FAN_IN", 3)
     monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
 

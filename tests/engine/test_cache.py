@@ -13,6 +13,7 @@ import pytest
 
 from joinery_runtime.core.table.columns import ENGINE_FIELDS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
+from joinery_runtime.engine import cache as cache_module
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.errors import StateError
 from joinery_runtime.state.store import StateStore
@@ -24,10 +25,12 @@ class Blobs:
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.calls = 0
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         listed = list(keys)
         self.asked += listed
+        self.calls += 1
         return {key: self.blobs[key] for key in listed}
 
 
@@ -53,6 +56,19 @@ def test_a_segment_is_loaded_once_and_mapped_by_every_process_after(tmp_path: Pa
     (other,) = SegmentCache(tmp_path, cast(StateStore, store), "job").get([meta])
     assert other.hash.tolist() == [1, 2, 3]
     assert store.asked == [meta.key]
+
+
+def test_what_is_missing_is_read_together_as_far_as_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cache = opened(tmp_path)
+    metas = [add(store, f"left/1-1-0-a/{n}", 1, [n]) for n in range(7)]
+    cache.get(metas[:1])
+    assert [run.hash.tolist() for run in cache.get(metas[:4])] == [[0], [1], [2], [3]]
+    assert (store.calls, len(store.asked)) == (2, 4)
+    monkeypatch.setattr(cache_module, "READ_BYTES", 2 * metas[0].bytes)
+    cache.get(metas)
+    assert (store.calls, len(store.asked)) == (4, 7), "two and one"
 
 
 def test_a_segment_whose_hashes_come_out_differently_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -147,6 +147,31 @@ def test_hottest_keys_are_told_once_there_is_state_and_then_by_checkpoints(world
     (checkpoint,) = epochs(driver)
     assert [(key.key, key.rows) for key in checkpoint.hottest] == [("k=cold", 7), ("k=hot", 3)]
     assert (checkpoint.amplification, checkpoint.too_hot) == (None, ())
+
+
+def test_a_recovery_reads_for_the_hottest_keys_nothing_that_its_epoch_does_not_need(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        for name in ("orders", "payments"):
+            add(world, name, "hot", 1_000 + number)
+            epochs(started(world))
+    asked: list[list[str]] = []
+    read = world.store.read_segments
+
+    def noted(job: str, keys: Iterable[str]) -> dict[str, bytes]:
+        asked.append(sorted(keys))
+        return read(job, asked[-1])
+
+    monkeypatch.setattr(world.store, "read_segments", noted)
+    driver, _ = world.new_driver(machine=1)
+    driver.recover()
+    for name, expected in (("payments", []), ("orders", [("k=hot", 7)])):
+        add(world, name, "hot", 1_003)
+        (report,) = epochs(driver)
+        assert [(key.key, key.rows) for key in report.hottest] == expected
+    assert [{key.partition("/")[0] for key in keys} for keys in asked] == [{"left"}, {"right"}], "once each"
+    assert list(map(len, asked)) == [3, 3]
 
 
 def test_rows_that_come_late_and_rows_that_come_after_their_partners_are_counted_apart(world: World) -> None:

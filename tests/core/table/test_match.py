@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joinery_runtime.core.table import sort as match
-from joinery_runtime.core.table.sort import find_ranges, list_pairs
+from joinery_runtime.core.table.sort import HashFilter, find_ranges, list_pairs
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), max_size=12)
 probes = st.lists(st.tuples(st.integers(0, 3), st.integers(-6, 6), st.integers(-3, 4)), max_size=12)
@@ -50,6 +50,31 @@ def test_the_ends_of_the_hash_space_are_found() -> None:
     run_ts = np.array([5, 5])
     probe, start, stop = find_ranges(run_hash, run_ts, run_hash[::-1], np.array([5, 5]), np.array([5, 5]))
     assert (probe.tolist(), start.tolist(), stop.tolist()) == ([0, 1], [1, 0], [2, 1])
+
+
+hashes = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 5), st.integers(2**64 - 5, 2**64 - 1), st.just(2**63))
+
+
+@settings(deadline=None)
+@given(run=st.lists(hashes, min_size=1, max_size=40), asked=st.lists(hashes, max_size=40), known=st.integers(0, 40))
+def test_a_filter_lets_through_every_hash_of_its_run(run: list[int], asked: list[int], known: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(match, "_FILTERED", 0)
+        made = HashFilter(np.array(sorted(run), dtype=np.uint64))
+        wanted = np.array([*asked, *run[:known]], dtype=np.uint64)
+        through = made.let_through(wanted)
+        assert sorted(set(through.tolist())) == through.tolist()
+        assert {at for at, found in enumerate(wanted.tolist()) if found in run} <= set(through.tolist())
+
+
+def test_a_filter_keeps_nine_of_ten_strange_hashes_away_and_a_small_run_has_none() -> None:
+    random = np.random.default_rng(1)
+    run, strange = (np.sort(random.integers(0, 2**64, 50_000, dtype=np.uint64)) for _ in range(2))
+    assert len(HashFilter(run).let_through(strange)) < 5_500
+    assert len(HashFilter(run).let_through(run)) == 50_000
+    small = HashFilter(run[:1_000])
+    assert len(small.let_through(strange)) == 50_000
+    assert small._bits is None
 
 
 @pytest.fixture

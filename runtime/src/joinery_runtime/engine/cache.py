@@ -21,9 +21,13 @@ from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.errors import StateError
+from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.store import SegmentReader
 
 DEFAULT_MAX_BYTES = 10 << 30
+
+READ_BYTES = 16 << 20
+"""Of blobs that a thread reads at a time: they are in memory twice meanwhile, once in libpq."""
 
 _SUFFIX = ".arrow"
 _ABANDONED_SECONDS = 600  # a file that nobody has written to for so long is of a process that died
@@ -60,11 +64,13 @@ class SegmentCache:
                 path.unlink(missing_ok=True)
 
     def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
-        """The runs of these segments, in order. Raises StateError when the store lacks one."""
+        """The runs of these segments, in order. What is missing is read in few calls of the store. Raises StateError
+        when the store lacks one."""
         missing = {s.key: s for s in segments if s.key not in self._open and not self._map(s.key, s.epoch)}
-        if missing:
-            for key, blob in self._store.read_segments(self._job, missing).items():
-                rows = from_blob(blob, self._hasher)
+        for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
+            blobs = self._store.read_segments(self._job, keys)
+            for key in keys:
+                rows = from_blob(blobs.pop(key), self._hasher)
                 self._check(missing[key], rows)
                 self.put(key, missing[key].epoch, rows)
         for segment in segments:
@@ -72,6 +78,10 @@ class SegmentCache:
                 with suppress(FileNotFoundError):  # another process has evicted it: the mapping stays good
                     os.utime(self._path(segment.key))
         return [self._open[s.key].run for s in segments]
+
+    def has(self, key: str) -> bool:
+        """Whether the segment can be had without the store."""
+        return key in self._open or self._path(key).exists()
 
     def _check(self, meta: SegmentMeta, rows: pa.RecordBatch) -> None:
         """Raises StateError if the hashes, which were made anew, are not those that the segment was written with."""

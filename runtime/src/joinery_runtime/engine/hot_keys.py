@@ -1,5 +1,5 @@
-"""The join keys with the most rows in the state: counted where the segments are, in the first epoch of a process that
-finds some and at checkpoints, and bounded.
+"""The join keys with the most rows in the state: counted where the segments are, after the first epoch of a process
+that has all of a shard's at hand and at checkpoints, and bounded.
 
 A segment is sorted by key hash, so a key's rows in it are one run of equal hashes. Each segment's longest runs are
 found once in a process (it is immutable); the keys among them are then counted in all segments of the shard. A key that

@@ -35,25 +35,28 @@ class MarkCache:
         """bool[n] for the whole run of a segment; `marks` are the live segments of marks of its part."""
         column = run.batch.column(MARK).to_numpy(zero_copy_only=False)
         known = self._marked.setdefault(segment.key, _Marked(np.array(column)))
-        for meta in marks:
-            if meta.key not in known.applied:
-                known.rows[self._rows_of(meta).get(first_key(segment.key), np.empty(0, dtype=np.int64))] = True
-                known.applied.add(meta.key)
+        new = [meta for meta in marks if meta.key not in known.applied]
+        for rows in self._rows_of(new):
+            known.rows[rows.get(first_key(segment.key), np.empty(0, dtype=np.int64))] = True
+        known.applied.update(meta.key for meta in new)
         return known.rows
 
-    def refers_to(self, marks: SegmentMeta, live: Collection[str]) -> bool:
-        """Whether one of these segments has a row that is marked there."""
-        return not self._rows_of(marks).keys().isdisjoint(map(first_key, live))
+    def useless(self, marks: Sequence[SegmentMeta], live: Collection[str]) -> set[str]:
+        """Keys of those segments of marks in which no row of the `live` segments is marked."""
+        names = {first_key(key) for key in live}
+        found = zip(marks, self._rows_of(marks), strict=True)
+        return {meta.key for meta, rows in found if rows.keys().isdisjoint(names)}
 
     def retain(self, live: Collection[str]) -> None:
         for known in (self._marked, self._by_segment):
             for key in [key for key in known if key not in live]:
                 del known[key]
 
-    def _rows_of(self, meta: SegmentMeta) -> Mapping[str, np.ndarray]:
-        if meta.key not in self._by_segment:
-            self._by_segment[meta.key] = _grouped(self._cache.get([meta])[0].batch)
-        return self._by_segment[meta.key]
+    def _rows_of(self, marks: Sequence[SegmentMeta]) -> list[Mapping[str, np.ndarray]]:
+        new = [meta for meta in marks if meta.key not in self._by_segment]
+        for meta, run in zip(new, self._cache.get(new), strict=True):
+            self._by_segment[meta.key] = _grouped(run.batch)
+        return [self._by_segment[meta.key] for meta in marks]
 
 
 def _grouped(marks: pa.RecordBatch) -> dict[str, np.ndarray]:

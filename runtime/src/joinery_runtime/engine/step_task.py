@@ -137,20 +137,21 @@ class StepTask:
         return any(times.closes(self._pipeline, meta, horizons) for side in self.sides for meta in side)
 
     def kept_runs(self, side: int) -> list[KeptRun]:
-        return [self._kept_run(side, meta) for meta in self.sides[side]]
+        return self._kept(side, self.sides[side])
 
-    def _kept_run(self, side: int, meta: SegmentMeta) -> KeptRun:
-        if meta.key not in self._loaded:
-            self._loaded[meta.key] = self._load(side, meta)
-        return self._loaded[meta.key]
+    def _kept(self, side: int, segments: Sequence[SegmentMeta]) -> list[KeptRun]:
+        new = [meta for meta in segments if meta.key not in self._loaded]
+        for meta, whole in zip(new, self._cache.get(new), strict=True):
+            self._loaded[meta.key] = self._own_rows(side, meta, whole)
+        return [self._loaded[meta.key] for meta in segments]
 
-    def _load(self, side: int, meta: SegmentMeta) -> KeptRun:
-        (whole,) = self._cache.get([meta])
+    def _own_rows(self, side: int, meta: SegmentMeta, whole: Run) -> KeptRun:
         spec = self._step.sides[side]
         rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
         marked = self._mark_cache.marked(meta, whole, self._marks[side])[rows] if spec.marks else None
         batch = stored_rows(spec, whole.batch)
-        return KeptRun(meta.key, Run.view(batch.slice(rows.start, rows.stop - rows.start)), rows.start, marked)
+        run = Run.view(batch.slice(rows.start, rows.stop - rows.start), of=whole)
+        return KeptRun(meta.key, run, rows.start, marked)
 
     def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:
         mine = [meta for meta in self._work.segments if meta.part == part]
@@ -189,7 +190,7 @@ class StepTask:
 
     def _decoded(self, side: int, group: Sequence[SegmentMeta]) -> list[int]:
         """How many bytes the rows of each segment have; reads what was not read yet."""
-        return [self._kept_run(side, meta).run.batch.nbytes for meta in group]
+        return [kept.run.batch.nbytes for kept in self._kept(side, group)]
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
         kept_for = self._step.kind.kept_for_ms(side)
@@ -197,7 +198,8 @@ class StepTask:
 
     def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
         for rewrite in rewrites:
-            runs = [_with_new_marks(self._kept_run(rewrite.side, m), result.marks[rewrite.side]) for m in rewrite.group]
+            kept_runs = self._kept(rewrite.side, rewrite.group)
+            runs = [_with_new_marks(kept, result.marks[rewrite.side]) for kept in kept_runs]
             for piece in rewrite.pieces:
                 run = self._merge(rewrite.side, [kept.within(piece) for kept in runs])
                 if len(run):
@@ -235,7 +237,7 @@ class StepTask:
         if not self._work.plan.checkpoint:
             return set()
         pairs = zip(self._marks, ({meta.key for meta in side} for side in self.sides), strict=True)
-        return {meta.key for marks, live in pairs for meta in marks if not self._mark_cache.refers_to(meta, live)}
+        return set[str]().union(*(self._mark_cache.useless(marks, live) for marks, live in pairs))
 
 
 def _with_new_marks(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:

@@ -215,7 +215,6 @@ class Worker:
         arrivals = arrived.rows()
         self._let_go(work)
         task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache)
-        hottest = self._hottest(work, step, shard, task)
         last = step is self._pipeline.last
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
 
@@ -238,6 +237,7 @@ class Worker:
         elif rows.any():
             written = self._parts.output.write(self._attempt(work, attempt_id), rows)
         ended = rows.result()
+        hottest = self._hottest(work, step, shard, task)
         if ended is None:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
             return
@@ -294,10 +294,13 @@ class Worker:
         )
 
     def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:
-        """At checkpoints, and once before, so that nobody waits for the first of them."""
+        """At checkpoints, and once before, so that nobody waits for the first of them: in an epoch after which all of
+        the state is here. The first epoch of a recovery does not read for it what nothing else needs."""
         place = (step.number, shard)
-        if not work.plan.checkpoint and (place in self._counted or not any(task.sides)):
-            return None
+        if not work.plan.checkpoint:
+            segments = [meta for side in task.sides for meta in side]
+            if place in self._counted or not segments or not all(self._cache.has(meta.key) for meta in segments):
+                return None
         self._counted.add(place)
         return self._counters[step.number].count(
             [(side, kept) for side in range(len(step.sides)) for kept in task.kept_runs(side)]

@@ -379,8 +379,9 @@ def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]
     probed, until = rows.where(order), at[order]
     hashes = probed.numbers(HASH)
     for number, run in enumerate(runs):
-        probes, found = _in_run(step, probed, hashes, until, run)
-        best.improve(number, probes, Selection(run.batch, found))
+        asked = run.filter.let_through(hashes)
+        probes, found = _in_run(step, probed.where(asked), hashes[asked], until[asked], run)
+        best.improve(number, asked[probes], Selection(run.batch, found))
     return best.at(np.argsort(order))
 
 

@@ -8,14 +8,14 @@ to a hash range is a slice: no repartitioning when the number of shards changes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.keyhash import HashRange
-from joinery_runtime.core.table.sort import by_hash_and_time
+from joinery_runtime.core.table.sort import HashFilter, by_hash_and_time
 
 STATE_VERSION = 2
 MIGRATED = "~"
@@ -44,16 +44,19 @@ class SegmentMeta:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows sorted by (hash, ts); `hash` is uint64[n] and `ts` int64[n], views of the batch's own columns."""
+    """Rows sorted by (hash, ts); `hash` is uint64[n] and `ts` int64[n], views of the batch's own columns. `filter` lets
+    all of the hashes through."""
 
     batch: pa.RecordBatch
     hash: np.ndarray
     ts: np.ndarray
+    filter: HashFilter = field(compare=False)
 
     @classmethod
-    def view(cls, batch: pa.RecordBatch) -> Run:
-        """Wraps a batch that is sorted already."""
-        return cls(batch, batch.column(HASH).to_numpy(), batch.column(TS).to_numpy())
+    def view(cls, batch: pa.RecordBatch, of: Run | None = None) -> Run:
+        """Wraps a batch that is sorted already; all of its rows are rows of the run `of`, whose filter it shares."""
+        hashes = batch.column(HASH).to_numpy()
+        return cls(batch, hashes, batch.column(TS).to_numpy(), HashFilter(hashes) if of is None else of.filter)
 
     @classmethod
     def sort(cls, batch: pa.RecordBatch, *, by_offset: bool = False) -> Run:
