@@ -162,6 +162,7 @@ def _places(trace: Trace) -> list[str]:
         "sessions/s5-late-edge", "sessions/s6-retraction-of-a-merge", "sessions/compute", "sessions/s1-nan-groups",
         "sessions/sql-exact", "join/j9-broadcast-predicate", "outer/broadcast-left", "asof/a1-out-of-order-versions",
         "asof/t10-conditions-that-fail", "asof/a1-deletion", "window/w2-session-closes", "nway/n1-full-full",
+        "values/int32-meets-int64",
     ],
 )  # fmt: skip
 def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.postgres import PostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
-from joinery_runtime.sinks.schema_output import SchemaOutput
+from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 from joinery_runtime.sinks.table_content import LakeContent, PostgresContent
 from sinks.postgres import commit
 from sinks.rows import EVERY_TYPE, LINEAGE, ROWS, attempt
@@ -58,6 +58,32 @@ def test_every_type_in_a_format_with_a_registry(kind: type[SchemaOutput]) -> Non
         strange = [b"", b"{}", b"\0\0\0\7\7" + records[0][5:], records[0][:-3]]
         lines = rows_to_json(ROWS)
         assert output.lines([*records, *strange, *records]) == [*lines, *strange, *lines]
+
+
+@pytest.mark.parametrize("kind", [AvroOutput, ProtobufOutput])
+def test_a_record_from_before_a_column_was_added_has_null_there(kind: type[SchemaOutput]) -> None:
+    newer = pa.schema({"day": pa.timestamp("ms"), "a": pa.string(), "n": pa.int64()})
+    older, row = pa.schema([newer.field("a"), newer.field("n")]), {"a": "x", "n": 7}
+    with registry() as served:
+        records = [
+            each
+            for schema in (older, newer)
+            for each in kind("joined", schema, served.url, {"max.retries": "0"})
+            .registered()
+            .encode(pa.Table.from_pylist([row], schema))
+        ]
+        assert records[0] != records[1]
+        output = kind("joined", newer, served.url, {"max.retries": "0"})
+        assert output.lines(records) == [b'{"day":null,"a":"x","n":7}'] * 2
+
+
+@pytest.mark.parametrize("fields", ["optional string other = 1;", "optional string a = 1; int64 day = 2;"])
+def test_a_message_that_is_none_of_the_rows_is_shown_as_it_is(fields: str) -> None:
+    schema = pa.schema({"day": pa.timestamp("ms"), "a": pa.string()})
+    with registry() as served:
+        number = served.add(f'syntax = "proto3"; message Y {{ {fields} }}', "PROTOBUF")
+        record = framed(number) + b"\0\x0a\1x\x10\5"
+        assert ProtobufOutput("joined", schema, served.url, {"max.retries": "0"}).lines([record] * 2) == [record] * 2
 
 
 def test_a_null_reads_as_the_default_where_a_field_has_no_presence(monkeypatch: pytest.MonkeyPatch) -> None:

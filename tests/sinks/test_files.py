@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset as dataset
 import pyarrow.parquet as pq
 import pytest
 
@@ -78,7 +79,8 @@ def test_files_appear_in_the_order_of_their_names(sink, monkeypatch: pytest.Monk
 
 
 def test_output_that_is_gone_is_an_error_with_ways_out(sink, tmp_path: Path) -> None:
-    """All files at once; the command that the message names lets the job go on without them."""
+    """All files at once; the command that the message names lets the job go on without them, and readers of the folder
+    see nothing of it."""
     receipts = [sink.writer().write(attempt(shard=shard), ROWS) for shard in (0, 1)]
     sink.publish(1, receipts)
     shutil.rmtree(tmp_path / "out")
@@ -91,6 +93,9 @@ def test_output_that_is_gone_is_an_error_with_ways_out(sink, tmp_path: Path) -> 
     subprocess.run(touch[0], shell=True, check=True)
     sink.publish(1, receipts)
     assert sink.prepare(ROWS.schema) is None
+    assert visible(sink) == {}
+    sink.publish(2, [sink.writer().write(attempt(epoch=2), ROWS)])
+    assert dataset.dataset(tmp_path / "out", format=sink._format).count_rows() == ROWS.num_rows
 
 
 def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:

@@ -19,7 +19,7 @@ from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import Job, KeyPair, Reference, StreamJoin
+from joinery_runtime.job import Job, KeyPair, StreamJoin
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sources import JsonDecoder
 
@@ -101,22 +101,26 @@ def _place(pairs: Sequence[KeyPair], name: str) -> int | None:
     return spelled[0] if spelled else None
 
 
-def _step_key(job: StreamJoin, index: int, values: Sequence[str]) -> StepKey:
+def _step_key(job: StreamJoin, index: int, texts: Sequence[str]) -> StepKey:
     pairs = job.keys_of(job.joins[index])
-    left = tuple(_value(job, pair.left, text) for pair, text in zip(pairs, values, strict=True))
-    right = tuple(_value(job, pair.right, text) for pair, text in zip(pairs, values, strict=True))
-    table = pa.table(dict(zip((_short(pair, index) for pair in pairs), left, strict=True)))
-    return StepKey(index, int(key_hash(left)[0]), (left, right), json.loads(rows_to_json(table)[0]))
+    values = tuple(_value(job, pair, text) for pair, text in zip(pairs, texts, strict=True))
+    table = pa.table(dict(zip((_short(pair, index) for pair in pairs), values, strict=True)))
+    return StepKey(index, int(key_hash(values)[0]), (values, values), json.loads(rows_to_json(table)[0]))
 
 
 def _short(pair: KeyPair, step: int) -> str:
     return pair.left.column if step == 0 else str(pair.left)
 
 
-def _value(job: StreamJoin, ref: Reference, text: str) -> pa.Array:
-    side = job.input(ref.input)
-    schema = arrow_schema(column for column in side.columns if column.name == ref.column)
-    return _read(schema.field(0), text, side.name)
+def _value(job: StreamJoin, pair: KeyPair, text: str) -> pa.Array:
+    """The value in the wider of the pair's types (V2): a record of one side may have a key that is out of the other
+    one's range."""
+    declared = {
+        ref.input: arrow_schema(column for column in job.input(ref.input).columns if column.name == ref.column)
+        for ref in (pair.left, pair.right)
+    }
+    wider = max(declared, key=lambda name: declared[name].field(0).type == pa.int64())
+    return _read(declared[wider].field(0), text, wider)
 
 
 def _read(field: pa.Field, text: str, name: str) -> pa.Array:

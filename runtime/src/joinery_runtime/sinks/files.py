@@ -195,12 +195,13 @@ class FileSink(Unsigned):
         in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
         gone = [part for receipt in in_order if (part := self._publish(epoch, receipt)) is not None]
         if gone:
+            marks = shlex.join(str(_given_up(part)) for part in gone)
             raise SinkError(
                 f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {len(receipts)} files",
                 facts=f"neither {gone[0]} nor what was staged for it is there: somebody deleted it, or driver and "
                 "tasks do not share the folder",
                 todo="Put it back. Or go on without its rows, which are not written again: "
-                f"touch {' '.join(shlex.quote(str(part)) for part in gone)}. Or start anew, and write all rows again: "
+                f"touch {marks}. Or start anew, and write all rows again: "
                 "empty the folder, then joinery state delete JOB.yaml --yes",
             )
         if not receipts:
@@ -235,7 +236,7 @@ class FileSink(Unsigned):
                 staged.replace(part)
         except FileNotFoundError:
             there = part.exists() or (receipt.get("held") and self._has(epoch, receipt))
-            return None if there else part
+            return None if there or _given_up(part).exists() else part
         except OSError as error:
             raise _problem(part, error) from error
         return None
@@ -379,6 +380,11 @@ def _format_of(receipt: Receipt) -> FileFormat:
 
 def _staged(directory: Path, attempt: str, file_format: FileFormat) -> Path:
     return directory / _STAGING / f"{attempt}{_SUFFIXES[file_format]}"
+
+
+def _given_up(part: Path) -> Path:
+    """Where this is, the part may be gone. Readers of the folder see no such name; an empty part is no Parquet file."""
+    return part.with_name(f".{part.name}.gone")
 
 
 def _with_suffix(paths: Iterable[Path]) -> list[Path]:

@@ -73,9 +73,9 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def _read(message: Any, column: pa.Field) -> Any:
-    """What `_plain` has made of a column's value. Raises LookupError where the message has no such field."""
-    field = message.DESCRIPTOR.fields_by_name[column.name]
-    if field.has_presence and not message.HasField(column.name):
+    """What `_plain` has made of a column's value; None where the message, of an older schema, has no such field."""
+    field = message.DESCRIPTOR.fields_by_name.get(column.name)
+    if field is None or (field.has_presence and not message.HasField(column.name)):
         return None
     value = getattr(message, column.name)
     if pa.types.is_timestamp(column.type):
@@ -139,6 +139,9 @@ class ProtobufOutput(SchemaOutput):
             message = _message(schema.schema_str or "", tuple(sorted(imports.items())))
         except InvalidSchema as error:
             raise ValueError(str(error)) from error
+        ours = [column for column in self.rows if column.name in message.DESCRIPTOR.fields_by_name]
+        if not ours or any(_is_other(message.DESCRIPTOR.fields_by_name[each.name], each.type) for each in ours):
+            raise LookupError("the schema is not of these rows")
 
         def read(record: bytes) -> dict[str, Any]:
             if not record.startswith(_FIRST_MESSAGE):
@@ -168,7 +171,7 @@ class ProtobufOutput(SchemaOutput):
     def _check_types(self, message: Any, where: str) -> None:
         for column in self.rows:
             field = message.fields_by_name.get(column.name)
-            if field is not None and (field.is_repeated or _kind(field) != kind_of(column.type)):
+            if field is not None and _is_other(field, column.type):
                 there = f"repeated {_kind(field)}" if field.is_repeated else _kind(field)
                 raise self.problem(
                     f"column {column.name} is {kind_of(column.type)}, and the field of that name is {there}",
@@ -260,6 +263,11 @@ def _text(name: str, fields: Mapping[int, tuple[str, str]]) -> Iterable[str]:
     for number, (kind, field) in sorted(fields.items()):
         yield f"  optional {kind} {field} = {number};"
     yield "}\n"
+
+
+def _is_other(field: Any, column: pa.DataType) -> bool:
+    """Whether the field is not what a column of this type is written as."""
+    return bool(field.is_repeated) or _kind(field) != kind_of(column)
 
 
 def _kind(field: Any) -> str:
