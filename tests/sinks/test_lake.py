@@ -171,6 +171,35 @@ def test_two_drivers_at_one_moment_publish_once(lake: Lake, sink: LakeSink, monk
     assert lake.values() == [1, 2]
 
 
+def test_an_epoch_reads_the_table_once(lake: Lake, sink: LakeSink, monkeypatch) -> None:
+    """To publish it; and once more for each commit of others that comes between."""
+    read, times = sink.table._find, []
+
+    def counted():
+        times.append(1)
+        return read()
+
+    monkeypatch.setattr(sink.table, "_find", counted)
+    for epoch in (1, 2):
+        receipt = written(lake.sink(), epoch=epoch)
+        sink.in_transaction(None, epoch, [receipt])
+        sink.publish(epoch, [receipt])
+        assert len(times) == epoch
+    lake.append(MORE)
+    receipt = written(lake.sink(), epoch=3)
+    add = sink.table.add
+
+    def overtaken(added) -> None:
+        if len(times) == 3:
+            lake.append(MORE)
+        add(added)
+
+    monkeypatch.setattr(sink.table, "add", overtaken)
+    sink.publish(3, [receipt])
+    assert len(times) == 4
+    assert lake.values() == [1, 1, 1, 2, 2, 2, 3, 3]
+
+
 def test_another_writers_commit_between_is_gone_round(lake: Lake, sink: LakeSink, monkeypatch) -> None:
     add, tried = sink.table.add, []
 

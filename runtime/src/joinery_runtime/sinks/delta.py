@@ -76,7 +76,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
 
     def mark(self, job: str, life: str) -> Mark | None:
         with self._problems("cannot be read"):
-            version = self._fresh().transaction_version(_app(job, life))
+            version = self._table().transaction_version(_app(job, life))
         return None if version is None else Mark(*divmod(version, 1 << _EPOCH_BITS))
 
     def add(self, added: Added) -> None:

@@ -93,8 +93,7 @@ class IcebergTable(OpenedTable[Table]):
         return IcebergStorage(f"{table.location().rstrip('/')}/data", table.io.properties)
 
     def mark(self, job: str, life: str) -> Mark | None:
-        table = self._fresh()
-        text = table.properties.get(_key(job, life))
+        text = self._table().properties.get(_key(job, life))
         return None if text is None else Mark(*map(int, text.split("-")))
 
     def add(self, added: Added) -> None:

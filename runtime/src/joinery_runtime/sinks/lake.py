@@ -79,17 +79,17 @@ class LakeTable(Protocol):
         ...
 
     def id(self) -> str | None:
-        """Which table it is, also after it was moved or made anew under the same name; None: it is missing."""
+        """Which table it is now, also after it was moved or made anew under the same name; None: it is missing."""
         ...
 
     def storage(self) -> Storage: ...
 
     def mark(self, job: str, life: str) -> Mark | None:
-        """As the table has it now."""
+        """As the table had it when it was read last; after a Conflict it is read anew."""
         ...
 
     def add(self, added: Added) -> None:
-        """One commit, on top of the state that `mark` has read last. Raises Conflict where there is a newer one."""
+        """One commit, on top of the state that was read last. Raises Conflict where there is a newer one."""
         ...
 
     def read(self) -> pa.Table: ...
