@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from job.resources import GOOD
 from joinery_runtime.errors import JobError
@@ -22,6 +24,14 @@ def test_a_variable_stands_for_its_value_also_in_a_part_of_a_text() -> None:
     assert job.inputs[0].kafka is not None
     assert job.inputs[0].kafka.topic == "test.orders-eu"
     assert job.spec.shards == 5
+
+
+def test_json_has_variables_too() -> None:
+    document = YAML(typ="safe", pure=True).load(GOOD)
+    document["spec"]["inputs"][0]["kafka"]["topic"] = "${STAGE}.orders"
+    job = parse_job(json.dumps(document), "job.json", environment={"STAGE": "test"})
+    assert job.inputs[0].kafka is not None
+    assert job.inputs[0].kafka.topic == "test.orders"
 
 
 def test_a_value_in_quotes_stays_text_and_a_doubled_dollar_stays_a_dollar() -> None:

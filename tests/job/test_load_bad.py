@@ -1,8 +1,12 @@
 """Each refusal: where (path and line), and the words that a user needs."""
 
+import json
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from budget import examples
 from job.resources import GOOD, edited, problems
@@ -594,6 +598,7 @@ def test_secret_values_are_not_repeated():
         (GOOD.replace("v1alpha1", "v2"), "apiVersion", "did you mean 'joinery.dev/v1alpha1'?", 1),
         (GOOD.replace("kind: StreamJoin\n", ""), "kind", "write kind: StreamJoin", 1),
         (GOOD.replace("kind: StreamJoin", "kind: StreamJion"), "kind", "did you mean 'StreamJoin'?", 2),
+        (GOOD.replace("kind: StreamJoin", "kind: [StreamJoin]"), "kind", "write StreamJoin or SessionWindow", 2),
         (GOOD.replace("kind: StreamJoin", "kind: SessionWindow"), "spec.inputs", "did you mean 'input'?", 6),
         (GOOD.replace("spec:", "sepc:"), "sepc", "did you mean 'spec'?", 5),
     ],
@@ -617,6 +622,15 @@ def test_every_repeated_key_is_reported_with_the_other_mistakes():
 def test_a_repeated_key_alone_is_refused():
     (found,) = problems(edited(after(TOPIC, TOPIC)))
     assert found.path == "spec.inputs[0].kafka.topic"
+
+
+def test_mistakes_in_json_have_their_lines():
+    good = json.dumps(YAML(typ="safe", pure=True).load(GOOD), indent=1)
+    repeated = good.replace('"kind"', '"kind": "SessionWindow",\n"kind"', 1)
+    assert [(p.path, p.line) for p in problems(repeated)][-1] == ("kind", 4)
+    assert [(p.path, p.line) for p in problems(good.replace('"spec"', '"sepc"'))][-1] == ("sepc", 7)
+    (found,) = problems(re.sub('"upper": ".*"', '"upper": NaN', good))
+    assert (found.path, "'NaN'" in found.message) == ("spec.joins[0].interval.upper", True)
 
 
 def test_aliases_cannot_blow_up_the_file():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_rows, json_lines, rows_to_json
 from joinery_runtime.sinks.dead_letters import LONGEST_TEXT
 from joinery_runtime.sinks.kafka_target import as_messages
@@ -88,6 +90,26 @@ def test_timestamps_as_text_are_read_back_too() -> None:
 def test_any_text_is_one_line(texts: list[str | None]) -> None:
     rows = pa.table({"a": pa.array(texts, pa.string())})
     assert [json.loads(line)["a"] for line in rows_to_json(rows)] == texts
+
+
+@pytest.mark.parametrize("timestamps", ["epochMillis", "rfc3339"])
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "half": st.none() | st.floats(width=32),
+                "real": st.none() | st.floats(),
+                "text": st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+            }
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_few_rows_are_written_as_many_are(timestamps: Timestamps, drawn: list[dict[str, Any]]) -> None:
+    few = pa.concat_tables([ROWS, pa.Table.from_pylist([FULL | row for row in drawn], schema=EVERY_TYPE)])
+    many = pa.concat_tables([few] * 200)
+    assert rows_to_json(many, timestamps) == rows_to_json(few, timestamps) * 200
 
 
 def test_dead_letters_keep_the_record_as_it_was() -> None:

@@ -51,6 +51,28 @@ def read_documents(text: str, source: str, environment: Mapping[str, str] | None
         raise JobError(source, [problem]) from error
 
 
+def plain_json(text: str) -> dict[str, Any] | None:
+    """What a JSON object holds that YAML reads alike: no key twice, no NaN, no environment variable. Else None."""
+    if not text.startswith("{") or "${" in text:
+        return None
+    try:
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is text in YAML")
+
+
 def _without_json_tabs(text: str) -> str:
     """JSON may be indented with tabs, YAML may not; inside JSON's strings a bare tab cannot be."""
     if "\t" not in text:
