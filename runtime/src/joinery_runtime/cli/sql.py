@@ -23,10 +23,10 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun
-from joinery_runtime.core.table.columns import MARK, OFFSET, PARTITION, START, TS
-from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
-from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
+from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
@@ -35,7 +35,6 @@ from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.rolling import held_parts
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
-from joinery_runtime.state.upgrade import read_live
 
 OUTPUT, EPOCHS = "output", "epochs"
 _WHOLE_LOG = 1_000_000  # epochs: what is kept of it is bounded anyway
@@ -203,34 +202,16 @@ def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
 def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> pl.DataFrame:
     """The rows of a side that are part of the state after the newest epoch."""
     spec = step.sides[side]
-    rows: dict[str, Run] = {}
-    marks: dict[str, pa.RecordBatch] = {}
-    newest = record
-
-    def all_of(now: JobRecord) -> list[SegmentMeta]:
-        nonlocal newest
-        newest = now
-        return [meta for meta in now.segments if meta.part in {spec.part, spec.marks_part}]
-
-    for now, blobs in read_live(store, record, all_of):
-        metas = {meta.key: meta for meta in now.segments}
-        for key, blob in blobs.items():
-            run = decoded(metas[key], blob)
-            if metas[key].part == spec.part:
-                rows[key] = run
-            else:
-                marks[key] = run.batch
-    live = {meta.key for meta in newest.segments}
-    applied = [batch for key, batch in marks.items() if key in live]
-    floors = stored_floors(newest)
+    parts = {spec.part, spec.marks_part}
+    record, runs = read_runs(store, record, lambda meta: meta.part in parts, lambda _, run: run)
+    marks = [runs[meta.key].batch for meta in record.segments if meta.part == spec.marks_part]
+    floors = stored_floors(record)
     horizon = Horizon(floors.get(spec.part), floors.get(spec.part))
     batches = []
-    for key in sorted(rows.keys() & live):
-        run, marked = rows[key], None
-        if spec.marks:
-            marked = flags(run.batch, MARK).copy()
-            marked[marked_in(applied, key)] = True
-        kept = KeptRun(key, Run.view(stored_rows(spec, run.batch)), 0, marked)
+    for key in sorted(meta.key for meta in record.segments if meta.part == spec.part):
+        rows = runs[key].batch
+        marked = marked_rows(rows, key, marks) if spec.marks else None
+        kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, marked)
         left = step.kind.left_over(step, side, kept, horizon, floors.get(spec.complete))
         batches.append(_shown(spec, left))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.describe import Outlook
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import InputTime, Watermark
 from joinery_runtime.engine.job_state import input_offsets, live_segments, stored_floors
-from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import embedded_directory, open_store
@@ -96,3 +102,36 @@ def durable(job: Job) -> Job:
 
 def _quiet(_: str) -> None:
     """The memory warning is for runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextEpoch:
+    """Times and horizons of the next epoch (T3): those of its plan, or else what the rows of all committed epochs
+    imply. Milliseconds of event time."""
+
+    pipeline: Pipeline
+    times: Mapping[str, InputTime]
+    horizons: Mapping[str, Horizon]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, record: JobRecord) -> NextEpoch:
+        floors = stored_floors(record)
+        plan = None if record.plan is None else EpochPlan.from_json(record.plan)
+        if plan is not None:
+            input_times = {side.name: plan.times.get(side.name, InputTime()) for side in pipeline.inputs}
+        else:
+            states = input_states((side.name for side in pipeline.inputs), record)
+            input_times = {name: state.progress.time for name, state in states.items()}
+        planned = plan.horizons if plan is not None else {}
+        return cls(pipeline, input_times, planned or times.horizons(pipeline, input_times, floors))
+
+    @property
+    def watermarks(self) -> dict[str, Watermark]:
+        return {name: time.watermark for name, time in self.times.items()}
+
+    @property
+    def outlook(self) -> Outlook:
+        return Outlook(self.watermarks, self.horizons)
+
+    def horizon(self, part: str) -> Watermark:
+        return self.horizons[part].now

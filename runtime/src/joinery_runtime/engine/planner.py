@@ -396,7 +396,8 @@ def next_plan(
     rows of them that nothing needs any longer, and is tried once."""
     inputs, bounds = state.inputs, snapshot.bounds
     known = (*bounds, *snapshot.waiting)
-    now = _times(inputs, snapshot.progress)
+    # The watermarks in force, and the event times that the rows read so far have reached.
+    now = {name: InputTime(value.watermark, inputs[name].progress.newest) for name, value in snapshot.progress.items()}
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
     stuck = None if closes else pauses.stuck(_activity(snapshot))
@@ -504,12 +505,6 @@ def _first_read(
 ) -> bool:
     ends = {ref: end for ref, end in first_ends.items() if ref.input == name}
     return inputs[name].first_read or all(reached.get(ref, end) >= end for ref, end in ends.items())
-
-
-def _times(inputs: Inputs, progress: Mapping[str, InputProgress]) -> dict[str, InputTime]:
-    """The watermarks in force, and what the rows read so far have reached."""
-    seen = {name: [ts for ts in state.progress.highest.values() if ts is not None] for name, state in inputs.items()}
-    return {name: InputTime(value.watermark, max(seen[name], default=None)) for name, value in progress.items()}
 
 
 def _unless_ended(bound: Bounds, state: InputState) -> Bounds:
