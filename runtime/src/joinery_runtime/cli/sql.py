@@ -18,7 +18,7 @@ from psycopg import sql
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.cli.state import durable, known, open_anyway
+from joinery_runtime.cli.state import durable, open_also_moved, record_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -45,7 +45,7 @@ def run_query(job: Job, text: str) -> pl.DataFrame:
     `state_left_2`, ...; `state_sessions`). Each table that it names is read whole. Raises JoineryError."""
     job = durable(job)
     names = _tables_of(text)
-    with open_anyway(job) as store:
+    with open_also_moved(job) as store:
         tables = _tables(job, store)
         if unknown := sorted(names - tables.keys()):
             raise JoineryError(
@@ -67,7 +67,7 @@ def read_output(job: Job) -> pl.DataFrame:
     if output.postgres is None or output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None:
         return _output(with_secrets(job), "")
     job = durable(job)
-    with open_anyway(job) as store:
+    with open_also_moved(job) as store:
         return _output(job, store.dsn)
 
 
@@ -125,9 +125,10 @@ def _tables(job: Job, store: PostgresStore) -> dict[str, Callable[[], pl.DataFra
         OUTPUT: lambda: _output(job, store.dsn),
         EPOCHS: lambda: _epochs(store, job),
     }
+    record = record_of(job, store)
     for step in compile_job(job).steps:
         for side, spec in enumerate(step.sides):
-            found[f"state_{spec.part.replace('.', '_')}"] = partial(_kept, store, known(job, store), step, side)
+            found[f"state_{spec.part.replace('.', '_')}"] = partial(_kept, store, record, step, side)
     return found
 
 

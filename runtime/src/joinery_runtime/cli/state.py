@@ -1,4 +1,4 @@
-"""`joinery state`: what the state store knows of a job."""
+"""What the state store has of a job, and what the job's next epoch will make of it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, State
 
 def epoch_lines(job: Job, after: int, limit: int) -> Iterator[dict[str, Any]]:
     """The epoch log after epoch `after`, oldest first."""
-    with open_durable(durable(job)) as store:
-        known(job, store)
+    with open_durable(job) as store:
+        record_of(job, store)
         yield from map(epoch_line, store.epochs(job.name, after, limit))
 
 
@@ -45,21 +45,21 @@ def epoch_line(entry: EpochRecord) -> dict[str, Any]:
 
 
 def listing(job: Job) -> str:
-    with open_durable(durable(job)) as store:
-        return "\n".join(record_lines(known(job, store)))
+    with open_durable(job) as store:
+        return "\n".join(record_lines(record_of(job, store)))
 
 
 @contextmanager
 def open_durable(job: Job) -> Iterator[StateStore]:
-    """The store of a job with its secrets' values (`durable`)."""
-    with open_store(job, _quiet) as opened:
+    """The job's store. Raises JoineryError if it does not outlive the job."""
+    with open_store(durable(job), lambda _: None) as opened:
         yield opened.store
 
 
 @contextmanager
-def open_anyway(job: Job) -> Iterator[PostgresStore]:
-    """The same, also where the job may not be used any more because it was moved away."""
-    postgres = job.spec.state_store.postgres
+def open_also_moved(job: Job) -> Iterator[PostgresStore]:
+    """As `open_durable`, also where the state was moved away and the job may not use it any more."""
+    postgres = durable(job).spec.state_store.postgres
     with ExitStack() as stack:
         if postgres is None:
             dsn, schema = stack.enter_context(embedded_postgres(embedded_directory())), "joinery"
@@ -69,8 +69,8 @@ def open_anyway(job: Job) -> Iterator[PostgresStore]:
         yield stack.enter_context(closing(PostgresStore(dsn, schema)))
 
 
-def known(job: Job, store: JobReader) -> JobRecord:
-    """Raises JoineryError if it never ran."""
+def record_of(job: Job, store: JobReader) -> JobRecord:
+    """What the store has of the job. Raises JoineryError if the job never ran."""
     record = store.record(job.name)
     if record is None:
         raise JoineryError(f"the state store knows no job {job.name}", todo="It appears there at its first start")
@@ -78,8 +78,7 @@ def known(job: Job, store: JobReader) -> JobRecord:
 
 
 def record_lines(record: JobRecord) -> Iterator[str]:
-    """Where the job stands, by input and part, and its segments. Times are for people: an input that has ended is at
-    "the end"."""
+    """How far each input has been read, how far each part of the state is closed, and the live segments."""
     pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
     yield f"job {record.job}: epoch {record.epoch} committed{pending}, generation {record.generation}"
     for name, data in sorted(input_offsets(record).items()):
@@ -94,14 +93,10 @@ def record_lines(record: JobRecord) -> Iterator[str]:
 
 
 def durable(job: Job) -> Job:
-    """The job with its secrets' values. Raises JoineryError if its state does not outlive it."""
+    """The job with its secrets' values. Raises JoineryError if its state does not outlive the job."""
     if job.spec.state_store.memory is not None:
         raise JoineryError(f"job {job.name} keeps its state in memory", facts="nothing of it outlives the job")
     return with_secrets(job)
-
-
-def _quiet(_: str) -> None:
-    """The memory warning is for runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.cli.state import NextEpoch, known
+from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
@@ -77,7 +77,7 @@ class ShownKey:
 def show(job: Job, store: StateReader, texts: Sequence[str], step: int | None = None) -> ShownKey:
     """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
     JoineryError naming what is wrong with them."""
-    pipeline, record = compile_job(job), known(job, store)
+    pipeline, record = compile_job(job), record_of(job, store)
     keys = keys_of(job, pipeline, texts, step, stored_co_partitions(record))
     wanted = [(pipeline.steps[key.step], key) for key in keys]
     record, runs = read_runs(

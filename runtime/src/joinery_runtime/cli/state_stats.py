@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.cli.common import size_text
-from joinery_runtime.cli.state import NextEpoch, known
+from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_savepoints import savepoint_document, savepoint_line
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
@@ -162,7 +162,7 @@ def _side_lines(side: SideStats) -> Iterator[str]:
 
 
 def stats(job: Job, store: StateStore) -> Stats:
-    pipeline, record = compile_job(job), known(job, store)
+    pipeline, record = compile_job(job), record_of(job, store)
     step = pipeline.last
     record, rows = _unmarked_rows(store, record, step.sides[LEFT], step.kind.summary_columns)
     newest = store.newest_epoch(job.name)
