@@ -213,7 +213,7 @@ def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> p
         rows = runs[key].batch
         marked = marked_rows(rows, key, marks) if spec.marks else None
         kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, marked)
-        left = step.kind.left_over(step, side, kept, horizon, floors.get(spec.complete))
+        left = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
         batches.append(_shown(spec, left))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
     batches.append(_shown(spec, KeptRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))

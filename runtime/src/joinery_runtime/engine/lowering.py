@@ -107,7 +107,7 @@ class _Rewriting:
         kept = self._read(meta, spec.marks_part if spec.marks else None)
         floor = self._floors[spec.part]
         self._refuse_half_closed(meta, step.kind.half_closed(side, kept.run.ts, floor), kept)
-        left = step.kind.left_over(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
+        left = step.kind.live_rows(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
         if not len(left.run):
             return
         run = left.run if left.marked is None else with_marks(left.run, left.marked)

@@ -288,9 +288,9 @@ class Planner:
         return len(self._rejoined_at)
 
     def other_store(self, own: StoreIdentity) -> StoreIdentity | None:
-        """The store of who told a group of this job's last, where that is another one than `own`."""
-        told = (source.told_by() for source in self._sources.values())
-        return next((each for each in told if each is not None and each.id != own.id), None)
+        """The store of the driver that committed offsets to a group of this job last, where it is not `own`."""
+        stores = (source.committed_by() for source in self._sources.values())
+        return next((each for each in stores if each is not None and each.id != own.id), None)
 
     def _by_source(self, partitions: Iterable[PartitionRef]) -> list[tuple[str, SourcePlanner, list[PartitionRef]]]:
         listed = list(partitions)
