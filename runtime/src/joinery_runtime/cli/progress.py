@@ -345,8 +345,7 @@ def where_rows_are(job: Job) -> str:
         return "rows were shown here, and are kept nowhere"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
-    apart = output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None
-    database = "the database of output.postgres" if apart else "the state store's database"
+    database = "the database of output.postgres" if output.postgres.apart else "the state store's database"
     return f"rows are in the table {table} of {database}: SELECT * FROM {table} LIMIT 10"
 
 

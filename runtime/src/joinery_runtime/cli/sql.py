@@ -64,7 +64,7 @@ def run_query(job: Job, text: str) -> pl.DataFrame:
 def read_output(job: Job) -> pl.DataFrame:
     """All rows of the job's output, of earlier runs too. Raises JoineryError where they cannot be read back."""
     output = job.spec.output
-    if output.postgres is None or output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None:
+    if output.postgres is None or output.postgres.apart:
         return _output(with_secrets(job), "")
     job = durable(job)
     with open_also_moved(job) as store:

@@ -16,7 +16,13 @@ from joinery_runtime.engine.job_state import input_offsets, live_segments, store
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.hosts.stores import embedded_directory, open_store
+from joinery_runtime.hosts.stores import (
+    EMBEDDED_SCHEMA,
+    PostgresStoreAddress,
+    embedded_directory,
+    open_store,
+    store_address,
+)
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
@@ -59,14 +65,14 @@ def open_durable(job: Job) -> Iterator[StateStore]:
 @contextmanager
 def open_also_moved(job: Job) -> Iterator[PostgresStore]:
     """As `open_durable`, also where the state was moved away and the job may not use it any more."""
-    postgres = durable(job).spec.state_store.postgres
+    job = durable(job)
     with ExitStack() as stack:
-        if postgres is None:
-            dsn, schema = stack.enter_context(embedded_postgres(embedded_directory())), "joinery"
+        if job.spec.state_store.postgres is not None:
+            address = store_address(job)
         else:
-            assert postgres.dsn is not None, "durable() fills it in"
-            dsn, schema = postgres.dsn, postgres.schema_name
-        yield stack.enter_context(closing(PostgresStore(dsn, schema)))
+            dsn = stack.enter_context(embedded_postgres(embedded_directory()))
+            address = PostgresStoreAddress(dsn, EMBEDDED_SCHEMA)
+        yield stack.enter_context(closing(address.connect()))
 
 
 def record_of(job: Job, store: JobReader) -> JobRecord:

@@ -25,7 +25,7 @@ from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import JobListener, Progress, Scaling
 from joinery_runtime.engine.planner import Planner
-from joinery_runtime.hosts.spark_places import ids_of
+from joinery_runtime.hosts.spark import executor_ids
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.job.crd import SCALE_FILE, Scale
 from joinery_runtime.job.model.pods import Autoscale
@@ -121,7 +121,7 @@ class Rescaler:
 
     def _wanted(self, context: SparkContext, asked: Scale) -> int | None:
         """Executors; None: as many as there are."""
-        self._running = len(ids_of(context))
+        self._running = len(executor_ids(context))
         if asked.autoscale is None:
             self._autoscaler = None
             return asked.instances or self._executors
@@ -158,7 +158,7 @@ def request_executors(context: SparkContext, count: int) -> int:
     be running. Raises Py4JError and ConnectionError."""
     jvm: Any = context._jvm
     spark: Any = context._jsc.sc()
-    surplus = ids_of(context)[count:]
+    surplus = executor_ids(context)[count:]
     if surplus:
         spark.killExecutors(jvm.PythonUtils.toSeq(surplus))
     nowhere = getattr(jvm.scala.collection.immutable, "Map$").__getattr__("MODULE$").empty()
