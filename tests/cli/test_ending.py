@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
-from joinery_runtime.cli.ending import LONGEST, ending_bytes, ending_told, failed
+from joinery_runtime.cli.ending import MESSAGE_BYTES, ending_bytes, failed, writing_ending
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.errors import (
     ExpressionError,
@@ -121,15 +121,15 @@ def test_other_commands_tell_their_ending_too(joinery: Joinery, job_file: Path, 
 
 
 def test_what_a_command_has_said_itself_stays(ending_file: Path) -> None:
-    with ending_told() as told:
+    with writing_ending() as report:
         ending_file.write_text("the answer")
-        told(None)
+        report(None)
     assert ending_file.read_text() == "the answer"
 
 
 def test_sigterm_ends_a_command_that_has_no_way_of_its_own(ending_file: Path) -> None:
     def command() -> None:
-        with ending_told():
+        with writing_ending():
             os.kill(os.getpid(), signal.SIGTERM)
             Event().wait(10)
 
@@ -158,9 +158,9 @@ def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(
 def test_a_long_error_loses_its_middle_and_fits(character: str) -> None:
     ending = failed(JoineryError("begins" + character * 9_000 + "ends"))
     data = ending_bytes(ending)
-    assert len(data) <= LONGEST
+    assert len(data) <= MESSAGE_BYTES
     error = Ending.model_validate_json(data).error
     assert error.startswith("begins")
     assert error.endswith("ends")
     assert " [...] " in error
-    assert len(data) > LONGEST // 2, "more was cut than had to be"
+    assert len(data) > MESSAGE_BYTES // 2, "more was cut than had to be"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.cli.reset import report
+from joinery_runtime.cli.reset import offset_report
 from joinery_runtime.cli.reset_target import (
     BrokerOffsets,
     Change,
@@ -161,7 +161,7 @@ def test_the_report() -> None:
         {"orders": "id1"},
     )
     target = ToOffsets({(None, 0): 15, (None, 1): 85, (None, 2): 0})
-    assert list(report("in", plan_reset(STATE, target, broker))) == [
+    assert list(offset_report("in", plan_reset(STATE, target, broker))) == [
         "partition  stored  new  records         broker has",
         "orders-0   120     15   105 read again  10 to 130",
         "orders-1   80      85   5 skipped       0 to 90",
@@ -178,18 +178,20 @@ def test_the_report() -> None:
 )
 def test_any_watermark_can_be_told(watermark: int, says: str) -> None:
     state = InputState(STATE.positions, InputProgress({}, watermark))
-    assert says in "\n".join(report("in", plan_reset(state, "earliest", BROKER)))
+    assert says in "\n".join(offset_report("in", plan_reset(state, "earliest", BROKER)))
 
 
 def test_without_a_watermark_none_is_mentioned() -> None:
-    lines = list(report("in", plan_reset(InputState(STATE.positions), "earliest", BROKER)))
+    lines = list(offset_report("in", plan_reset(InputState(STATE.positions), "earliest", BROKER)))
     assert "watermark" not in "\n".join(lines)
     assert lines[-1].endswith("output repeats.")
 
 
 def test_what_the_report_says_of_other_partitions() -> None:
     lost = BrokerOffsets({ref(0): PartitionOffsets(10, 130)}, {"orders": "id1"})
-    assert "orders-1 is not on the broker and keeps its offset." in report("in", plan_reset(STATE, "latest", lost))
-    recreated = list(report("in", plan_reset(STATE, "latest", TestRecreated.BROKER)))
+    assert "orders-1 is not on the broker and keeps its offset." in offset_report(
+        "in", plan_reset(STATE, "latest", lost)
+    )
+    recreated = list(offset_report("in", plan_reset(STATE, "latest", TestRecreated.BROKER)))
     assert recreated[1].split() == ["orders-0", "120", "3", "stored", "offset", "is", "gone", "0", "to", "3"]
     assert recreated[2].startswith("Topic orders was recreated")

@@ -715,7 +715,7 @@ def test_a_job_of_the_same_name_with_another_store_is_named_instead_of_fenced_fo
     for _ in range(REJOINS_OF_A_NAMESAKE - 1):
         with pytest.raises(PartitionsLost):
             driver.plan()
-    topic.told_by = lambda: THERE
+    topic.committed_by = lambda: THERE
     with pytest.raises(NamesakeFound, match=r"Two jobs have the name simulated on one Kafka.*Rename one") as caught:
         driver.plan()
     assert caught.value.facts.startswith(
@@ -731,7 +731,7 @@ def test_the_other_store_is_not_made_up(world: World) -> None:
     def fenced(_: Any) -> bool:
         raise Fenced("another member has the name")
 
-    topic.bounds, topic.told_by = fenced, world.store.identity
+    topic.bounds, topic.committed_by = fenced, world.store.identity
     for _ in range(REJOINS_OF_A_NAMESAKE - 1):
         with pytest.raises(PartitionsLost):
             driver.plan()

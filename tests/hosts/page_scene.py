@@ -150,7 +150,7 @@ class DayOfAJob:
         self.listener.committed(Progress(report, ran + 0.07, ran, 0.055))
 
     def away(self, outage: Outage) -> None:
-        self.board.told_of_outages(NOBODY).waiting(outage)
+        self.board.recording_outages(NOBODY).waiting(outage)
 
     @contextmanager
     def gone_after_one_answer(self, address: str) -> Iterator[str]:

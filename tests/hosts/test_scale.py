@@ -28,7 +28,7 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, executors: int) -> None:
         self.master, self.executors, self.requests = "k8s://here", executors, 0
-        monkeypatch.setattr(scale, "ids_of", lambda _: [str(n) for n in range(self.executors)])
+        monkeypatch.setattr(scale, "executor_ids", lambda _: [str(n) for n in range(self.executors)])
         monkeypatch.setattr(scale, "request_executors", self.request)
 
     def request(self, _: object, count: int) -> None:

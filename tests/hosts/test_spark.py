@@ -22,8 +22,14 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
 from joinery_runtime.hosts.scale import request_executors
-from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, start_context
-from joinery_runtime.hosts.spark_places import executors_of, ids_of, placed
+from joinery_runtime.hosts.spark import (
+    DEFAULT_CONF,
+    SparkHost,
+    executor_ids,
+    executor_locations,
+    placed_on,
+    start_context,
+)
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace import run_trace
@@ -113,10 +119,10 @@ def test_an_error_of_a_peer_that_exchanges_no_rows_arrives_as_it_was_raised(cont
 
 
 def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> None:
-    executors = executors_of(context)
+    executors = executor_locations(context)
     assert [name.split("_")[0] for name in executors] == ["executor"] * 2, "the driver runs no tasks"
     assert {name.split("_")[1] for name in executors} == {"127.0.0.1", OTHER_ADDRESS}
-    given = placed(context, ["a", "b", "c"], executors)
+    given = placed_on(context, ["a", "b", "c"], executors)
     rdd, jvm = given._jrdd.rdd(), context._jvm
     preferred = [jvm.scala.jdk.javaapi.CollectionConverters.asJava(rdd.preferredLocations(p)) for p in rdd.partitions()]
     assert [list(each) for each in preferred] == [[executors[0]], [executors[1]], [executors[0]]]
@@ -224,12 +230,12 @@ def test_attempts_leave_rows_and_state_once(
 
 
 def test_executors_go_and_come_while_spark_runs(context: SparkContext) -> None:
-    first, _ = ids_of(context)
+    first, _ = executor_ids(context)
     assert request_executors(context, 1) == 1
-    _until(lambda: ids_of(context) == [first])
+    _until(lambda: executor_ids(context) == [first])
     assert request_executors(context, 2) == 0
     _wait_for_executors(context, 2)
-    assert ids_of(context)[0] == first
+    assert executor_ids(context)[0] == first
     run(context, "never", RuntimeError())
 
 

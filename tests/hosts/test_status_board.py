@@ -113,7 +113,7 @@ class Scene:
             lambda _: self.heard.append("waiting"),
             lambda _: self.heard.append("back"),
         )
-        told = self.board.told_of_outages(behind)
+        told = self.board.recording_outages(behind)
         self.listener = self.board.recording(told, idle=lambda: self.idle, savepoints=self._savepoints)
 
     def _savepoints(self) -> list[Savepoint]:
@@ -237,12 +237,12 @@ def test_hot_keys_and_paused_inputs_are_told_while_they_last(scene: Scene) -> No
 
 def test_what_looks_wrong_with_an_input_is_told_while_it_does(scene: Scene) -> None:
     scene.listener.started(scene.driver)
-    scene.commit(doubts={"orders": "Input orders: " + "x" * 600})
+    scene.commit(input_warnings={"orders": "Input orders: " + "x" * 600})
     orders, payments = scene.status.inputs
     assert orders.warning == "Input orders: " + "x" * 498
     assert payments.warning is None
 
-    scene.commit(doubts={})
+    scene.commit(input_warnings={})
     assert [each.warning for each in scene.status.inputs] == [None, None]
 
 

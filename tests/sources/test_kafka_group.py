@@ -308,12 +308,12 @@ def test_who_was_driven_out_learns_which_store_the_other_one_has(broker, topic) 
     model = kafka_input(broker.bootstrap, topic)
     with planning(model, job) as planner:
         joined(planner)
-        eventually(lambda: planner.told_by() == STORE)
+        eventually(lambda: planner.committed_by() == STORE)
         with closing(planner_for(model, job, there)) as other:
             joined(other)
-            eventually(lambda: planner.told_by() == there)
+            eventually(lambda: planner.committed_by() == there)
             with pytest.raises(Fenced):
                 eventually(lambda: held(planner) and False)
             planner.rejoin()
             joined(planner)
-            eventually(lambda: other.told_by() == STORE)
+            eventually(lambda: other.committed_by() == STORE)

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say
-from joinery_runtime.cli.ending import ending_told
+from joinery_runtime.cli.ending import writing_ending
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.job import explain as explain_job
@@ -34,8 +34,8 @@ _GET_ENGINE = "Install joinery-runtime[engine]"
 def main(tokens: list[str] | None = None) -> None:
     """The console script."""
     try:
-        with ending_told() as told:
-            told(app(tokens))
+        with writing_ending() as report:
+            report(app(tokens))
     except JoineryError as error:
         print(f"joinery: {error}", file=sys.stderr)  # noqa: T201 - the command line's own answer
         sys.exit(error.exit_code)

@@ -1,5 +1,5 @@
-"""How a command ended, for who looks at its container afterwards: an `Ending` in the file that JOINERY_ENDING_FILE
-names (in a pod the termination log)."""
+"""Writes how a command ended into the file that JOINERY_ENDING_FILE names: in a pod its termination message, which the
+operator reads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from joinery_runtime.errors import (
 )
 from joinery_runtime.job.crd import ENDING_FILE, Ending
 
-LONGEST = 4096  # bytes: what Kubernetes keeps of a termination message
+MESSAGE_BYTES = 4096  # what Kubernetes keeps of a termination message
 _CUT = " [...] "
 _LONGEST_ERROR = 4000  # characters
-_IN_VAIN = (
+_PERMANENT = (
     AggregateError,
     JobError,
     ExpressionError,
@@ -44,13 +44,14 @@ Outcome = Literal["finished", "stopped"]
 
 
 class Stopped(BaseException):
-    """A signal asked this process to end and nothing is under way that would have to be finished first."""
+    """A signal asked this process to end, and nothing has to be finished first."""
 
 
 @contextmanager
-def ending_told() -> Iterator[Callable[[object], None]]:
-    """Writes the ending of the block if a file is named: a failure by the error that leaves it; else what the given
-    function was told ("stopped" or anything else), unless the block has written to the file itself."""
+def writing_ending() -> Iterator[Callable[[object], None]]:
+    """Writes how the block ends, where a file is named: the error that leaves the block, or else the result that the
+    block hands to the given function ("stopped", or anything else for "finished"). An answer that the block has left in
+    the file stays."""
     place = os.environ.get(ENDING_FILE)
     if not place:
         yield lambda _: None
@@ -77,7 +78,7 @@ def ending_told() -> Iterator[Callable[[object], None]]:
 
 
 def leave_answer(text: str) -> None:
-    """Leaves a command's answer where a pod's container leaves its last words, if there is such a place."""
+    """Writes a command's answer into the file of its ending, where a file is named."""
     place = os.environ.get(ENDING_FILE)
     if place:
         try:
@@ -88,14 +89,14 @@ def leave_answer(text: str) -> None:
 
 def failed(error: Exception) -> Ending:
     text = str(error) if isinstance(error, JoineryError) else traceback.format_exception_only(error)[-1].strip()
-    retry = not isinstance(error, _IN_VAIN)
+    retry = not isinstance(error, _PERMANENT)
     return Ending(outcome="failed", error=_shorter(text, _LONGEST_ERROR), kind=type(error).__name__, retry=retry)
 
 
 def ending_bytes(ending: Ending) -> bytes:
-    """At most LONGEST bytes of JSON; the middle of a longer error is left out."""
+    """At most MESSAGE_BYTES bytes of JSON; the middle of a longer error is left out."""
     length = len(ending.error)
-    while len(data := ending.model_dump_json(by_alias=True).encode()) > LONGEST:
+    while len(data := ending.model_dump_json(by_alias=True).encode()) > MESSAGE_BYTES:
         length = length * 9 // 10
         ending = ending.model_copy(update={"error": _shorter(ending.error, length)})
     return data

@@ -325,28 +325,27 @@ def where_rows_are(job: Job) -> str:
     output = job.spec.output
     if output.file is not None:
         folder = output.file.path
-        look = f"head {shlex.quote(folder)}/*.jsonl"
+        command = f"head {shlex.quote(folder)}/*.jsonl"
         if output.format == "parquet":
             code = f"import polars; print(polars.scan_parquet({folder + '/*.parquet'!r}).head().collect())"
-            look = f"python -c {shlex.quote(code)}"
-        return f"rows are in {folder}: {look}"
+            command = f"python -c {shlex.quote(code)}"
+        return f"rows are in {folder}: {command}"
     if output.kafka is not None:
         kafka = output.kafka
         of = f"{output.format}-" if output.format in ("avro", "protobuf") else ""
         program = f"kafka-{of}console-consumer"
-        look = f"{program} --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"
+        command = f"{program} --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"
         if output.schema_registry is not None:
-            look += f" --property schema.registry.url={output.schema_registry.url}"
-        return f"rows are in the topic {kafka.topic}: {look} --from-beginning"
+            command += f" --property schema.registry.url={output.schema_registry.url}"
+        return f"rows are in the topic {kafka.topic}: {command} --from-beginning"
     if output.iceberg is not None or output.delta is not None:
-        look = "joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
-        return f"rows are in the {lake_table(job).name}: {look}"
+        command = "joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
+        return f"rows are in the {lake_table(job).name}: {command}"
     if output.console is not None:
         return "rows were shown here, and are kept nowhere"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
-    apart = output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None
-    database = "the database of output.postgres" if apart else "the state store's database"
+    database = "the database of output.postgres" if output.postgres.apart else "the state store's database"
     return f"rows are in the table {table} of {database}: SELECT * FROM {table} LIMIT 10"
 
 

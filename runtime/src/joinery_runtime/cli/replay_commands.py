@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from joinery_runtime.cli.state import durable, known, open_durable
+from joinery_runtime.cli.state import durable, open_durable, record_of
 from joinery_runtime.cli.trace import read_steps
 from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.cli.why import Answer, why
@@ -34,7 +34,7 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
         return _why_in_trace(job, steps, key, at, until)
     job = durable(job)
     with open_durable(job) as store, closing(JobInputs(job)) as inputs:
-        known(job, store)
+        record_of(job, store)
         return why(job, store, inputs, key, at, until)
 
 
@@ -46,7 +46,7 @@ def verify_command(job: Job, epochs: str | None) -> Verdict:
         raise JoineryError(f"--epochs {epochs} are no epochs", todo="Give FIRST..LAST, FIRST.. or ..LAST")
     job = durable(job)
     with open_store(job, lambda _: None) as opened, closing(JobInputs(job)) as inputs:
-        known(job, opened.store)
+        record_of(job, opened.store)
         return verify(job, opened.store, inputs, first, last, opened.address)
 
 

@@ -1,4 +1,5 @@
-"""`joinery state reset`: sets the offsets of one Kafka input anew, and says what that does to the output."""
+"""`joinery state reset`: sets the offsets of one Kafka input anew, brings watermarks down that an event time has driven
+too far ahead, or drops the plan of an epoch; and says what that does to the output."""
 
 from __future__ import annotations
 
@@ -7,18 +8,31 @@ from datetime import UTC, datetime
 
 from confluent_kafka.admin import OffsetSpec
 
-from joinery_runtime.cli.reset_target import BrokerOffsets, Change, PartitionOffsets, Reset, Target, ToTime, plan_reset
-from joinery_runtime.cli.state import durable, known
+from joinery_runtime.cli.reset_target import (
+    BrokerOffsets,
+    Change,
+    PartitionOffsets,
+    Reset,
+    Target,
+    ToTime,
+    parse_time,
+    plan_reset,
+)
+from joinery_runtime.cli.state import durable, record_of
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
-from joinery_runtime.engine.plan import EpochPlan, InputState
+from joinery_runtime.engine.job_state import live_segments
+from joinery_runtime.engine.lowering import LoweredState, lower_watermarks
+from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
-from joinery_runtime.job import Job, KafkaInput
+from joinery_runtime.job import Input, Job, KafkaInput, format_time
 from joinery_runtime.sources.history import of_files
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.state.store import JobRecord
 
+DRY_RUN = "Dry run: nothing was changed."
 DONE = "Done. A driver that was running has been fenced: it ends. Start the job to go on from here."
 
 
@@ -29,24 +43,23 @@ def reset_command(
     job = durable(job)
     kafka = _kafka_input(job, name)
     with open_store(job, say) as opened:
-        broker = _on_broker(
-            name, kafka, _input_state(known(job, opened.store), name, drop_planned=drop_planned), target
-        )
+        state = _input_state(record_of(job, opened.store), name, drop_planned=drop_planned)
+        broker = _on_broker(name, kafka, state, target)
         # Read again: a driver may have committed while the broker was asked.
-        record = known(job, opened.store)
+        record = record_of(job, opened.store)
         state = _input_state(record, name, drop_planned=drop_planned)
         reset = plan_reset(state, target, broker)
-        for line in report(name, reset):
+        for line in offset_report(name, reset):
             say(line)
         if record.plan is not None and not drop_planned:
-            raise planned_refusal(record)
+            raise _planned_refusal(record)
         if record.plan is not None:
             say(_plan_dropped(record))
         elif reset.state == state:
             say("Nothing to change.")
             return
         if dry_run:
-            say("Dry run: nothing was changed.")
+            say(DRY_RUN)
         else:
             states = {name: reset.state.to_bytes()}
             opened.store.reset_offsets(record.job, states, expected=record.standing, drop_plan=drop_planned)
@@ -57,25 +70,59 @@ def drop_plan_command(job: Job, *, dry_run: bool, say: Callable[[str], None]) ->
     """Drops the pending plan and changes nothing else, unless `dry_run`. Raises JoineryError."""
     job = durable(job)
     with open_store(job, say) as opened:
-        record = known(job, opened.store)
+        record = record_of(job, opened.store)
         if record.plan is None:
             say("Nothing to change: no epoch is planned.")
             return
         say(_plan_dropped(record))
         if dry_run:
-            say("Dry run: nothing was changed.")
+            say(DRY_RUN)
             return
         opened.store.reset_offsets(record.job, {}, expected=record.standing, drop_plan=True)
         say(DONE)
 
 
-def _kafka_input(job: Job, name: str) -> KafkaInput:
+def reset_watermark_command(
+    job: Job, target: str, *, dry_run: bool, drop_planned: bool, say: Callable[[str], None]
+) -> None:
+    """`target` is [INPUT=]TIME. Says what changes, and changes it unless `dry_run`. Raises JoineryError; then nothing
+    changed."""
+    job = durable(job)
+    wanted = _lowered_inputs(job, target)
+    with open_store(job, say) as opened:
+        record = record_of(job, opened.store)
+        if record.plan is not None and not drop_planned:
+            raise _planned_refusal(record)
+        if not record.offsets:
+            raise JoineryError(f"Job {job.name} has committed no epoch", todo="It has no watermark that could go back")
+        lowered = lower_watermarks(job, compile_job(job), record, opened.store, wanted)
+        for line in _watermark_report(job, record, lowered):
+            say(line)
+        if dry_run:
+            say(DRY_RUN)
+            return
+        opened.store.reset_offsets(
+            record.job,
+            lowered.offsets(record),
+            expected=record.standing,
+            drop_plan=drop_planned,
+            replaced=lowered.replaced,
+            by=lowered.written,
+        )
+        say(DONE)
+
+
+def _input(job: Job, name: str) -> Input:
     inputs = {side.name: side for side in job.inputs}
     if name not in inputs:
         raise JoineryError(
             f"Job {job.name} has no input {name}", facts=f"it has {', '.join(inputs)}", todo="Name one of these"
         )
-    kafka = inputs[name].kafka
+    return inputs[name]
+
+
+def _kafka_input(job: Job, name: str) -> KafkaInput:
+    kafka = _input(job, name).kafka
     if kafka is None:
         raise JoineryError(
             f"Input {name} of job {job.name} is a file",
@@ -130,7 +177,7 @@ def _plan_dropped(record: JobRecord) -> str:
     return f"The plan of epoch {record.epoch + 1} is dropped: rows of it may repeat in a Kafka output."
 
 
-def planned_refusal(record: JobRecord) -> JoineryError:
+def _planned_refusal(record: JobRecord) -> JoineryError:
     return JoineryError(
         f"Epoch {record.epoch + 1} of job {record.job} is planned and not committed",
         facts="its offsets are fixed and some of its output may have gone out; nothing was changed",
@@ -139,7 +186,7 @@ def planned_refusal(record: JobRecord) -> JoineryError:
     )
 
 
-def report(name: str, reset: Reset) -> Iterator[str]:
+def offset_report(name: str, reset: Reset) -> Iterator[str]:
     """A line per partition, and what the change means."""
     yield from _aligned([("partition", "stored", "new", "records", "broker has"), *map(_row, reset.changes)])
     for ref in reset.missing:
@@ -190,3 +237,25 @@ def _moment(watermark: int) -> str:
         return datetime.fromtimestamp(watermark / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError):
         return f"{watermark} ms"
+
+
+def _lowered_inputs(job: Job, target: str) -> dict[str, int]:
+    """By input, the watermark that it is brought down to."""
+    name, named, text = target.rpartition("=")
+    inputs = [_input(job, name)] if named else job.inputs
+    return dict.fromkeys((side.name for side in inputs), parse_time("--watermark", text))
+
+
+def _watermark_report(job: Job, record: JobRecord, lowered: LoweredState) -> Iterator[str]:
+    before = input_states(lowered.inputs, record)
+    for name, state in lowered.inputs.items():
+        old, new = before[name].progress.watermark, state.progress.watermark
+        yield f"watermark of {name}: {format_time(old)} -> {format_time(new)}"
+    if lowered.replaced:
+        rows = sum(meta.rows for meta in live_segments(record) if meta.key in lowered.replaced)
+        gone = rows - sum(meta.rows for meta, _ in lowered.written)
+        yield f"{gone:,} rows that have gone out, and are still stored, are removed ({len(lowered.replaced)} segments)."
+    yield "What was evicted stays gone: rows that come from now on meet only what is still in the state. Windows and"
+    yield "sessions that have gone out may go out once more with these rows alone."
+    if len(lowered.inputs) < len(job.inputs):
+        yield "Other inputs keep theirs: an input that was idle may have been given the same watermark (T5)."

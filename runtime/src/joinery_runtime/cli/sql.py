@@ -18,15 +18,15 @@ from psycopg import sql
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.cli.state import durable, known, open_anyway
+from joinery_runtime.cli.state import durable, open_also_moved, record_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun
-from joinery_runtime.core.table.columns import MARK, OFFSET, PARTITION, START, TS
-from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
-from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
+from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
@@ -36,7 +36,6 @@ from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.rolling import held_parts
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
-from joinery_runtime.state.upgrade import read_live
 
 OUTPUT, EPOCHS = "output", "epochs"
 _WHOLE_LOG = 1_000_000  # epochs: what is kept of it is bounded anyway
@@ -48,7 +47,7 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, str | None]:
     read whole. Raises JoineryError."""
     job = durable(job)
     names = _tables_of(text)
-    with open_anyway(job) as store:
+    with open_also_moved(job) as store:
         held = _held_words(job, store)
         tables = _tables(job, store, held)
         if unknown := sorted(names - tables.keys()):
@@ -68,10 +67,10 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, str | None]:
 def read_output(job: Job) -> pl.DataFrame:
     """All rows of the job's output, of earlier runs too. Raises JoineryError where they cannot be read back."""
     output = job.spec.output
-    if output.postgres is None or output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None:
+    if output.postgres is None or output.postgres.apart:
         return _output(with_secrets(job))
     job = durable(job)
-    with open_anyway(job) as store:
+    with open_also_moved(job) as store:
         return _output(job, store.dsn)
 
 
@@ -129,9 +128,10 @@ def _tables(job: Job, store: PostgresStore, held: str | None) -> dict[str, Calla
         OUTPUT: lambda: _output(job, store.dsn, held),
         EPOCHS: lambda: _epochs(store, job),
     }
+    record = record_of(job, store)
     for step in compile_job(job).steps:
         for side, spec in enumerate(step.sides):
-            found[f"state_{spec.part.replace('.', '_')}"] = partial(_kept, store, known(job, store), step, side)
+            found[f"state_{spec.part.replace('.', '_')}"] = partial(_kept, store, record, step, side)
     return found
 
 
@@ -205,35 +205,17 @@ def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
 def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> pl.DataFrame:
     """The rows of a side that are part of the state after the newest epoch."""
     spec = step.sides[side]
-    rows: dict[str, Run] = {}
-    marks: dict[str, pa.RecordBatch] = {}
-    newest = record
-
-    def all_of(now: JobRecord) -> list[SegmentMeta]:
-        nonlocal newest
-        newest = now
-        return [meta for meta in now.segments if meta.part in {spec.part, spec.marks_part}]
-
-    for now, blobs in read_live(store, record, all_of):
-        metas = {meta.key: meta for meta in now.segments}
-        for key, blob in blobs.items():
-            run = decoded(metas[key], blob)
-            if metas[key].part == spec.part:
-                rows[key] = run
-            else:
-                marks[key] = run.batch
-    live = {meta.key for meta in newest.segments}
-    applied = [batch for key, batch in marks.items() if key in live]
-    floors = stored_floors(newest)
+    parts = {spec.part, spec.marks_part}
+    record, runs = read_runs(store, record, lambda meta: meta.part in parts, lambda _, run: run)
+    marks = [runs[meta.key].batch for meta in record.segments if meta.part == spec.marks_part]
+    floors = stored_floors(record)
     horizon = Horizon(floors.get(spec.part), floors.get(spec.part))
     batches = []
-    for key in sorted(rows.keys() & live):
-        run, marked = rows[key], None
-        if spec.marks:
-            marked = flags(run.batch, MARK).copy()
-            marked[marked_in(applied, key)] = True
-        kept = KeptRun(key, Run.view(stored_rows(spec, run.batch)), 0, marked)
-        left = step.kind.left_over(step, side, kept, horizon, floors.get(spec.complete))
+    for key in sorted(meta.key for meta in record.segments if meta.part == spec.part):
+        rows = runs[key].batch
+        marked = marked_rows(rows, key, marks) if spec.marks else None
+        kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, marked)
+        left = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
         batches.append(_shown(spec, left))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
     batches.append(_shown(spec, KeptRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))

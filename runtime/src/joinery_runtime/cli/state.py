@@ -1,16 +1,28 @@
-"""`joinery state`: what the state store knows of a job."""
+"""What the state store has of a job, and what the job's next epoch will make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.describe import Outlook
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import InputTime, Watermark
 from joinery_runtime.engine.job_state import input_offsets, live_segments, stored_floors
-from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.hosts.stores import embedded_directory, open_store
+from joinery_runtime.hosts.stores import (
+    EMBEDDED_SCHEMA,
+    PostgresStoreAddress,
+    embedded_directory,
+    open_store,
+    store_address,
+)
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
@@ -19,8 +31,8 @@ from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, State
 
 def epoch_lines(job: Job, after: int, limit: int) -> Iterator[dict[str, Any]]:
     """The epoch log after epoch `after`, oldest first."""
-    with open_durable(durable(job)) as store:
-        known(job, store)
+    with open_durable(job) as store:
+        record_of(job, store)
         yield from map(epoch_line, store.epochs(job.name, after, limit))
 
 
@@ -39,32 +51,32 @@ def epoch_line(entry: EpochRecord) -> dict[str, Any]:
 
 
 def listing(job: Job) -> str:
-    with open_durable(durable(job)) as store:
-        return "\n".join(record_lines(known(job, store)))
+    with open_durable(job) as store:
+        return "\n".join(record_lines(record_of(job, store)))
 
 
 @contextmanager
 def open_durable(job: Job) -> Iterator[StateStore]:
-    """The store of a job with its secrets' values (`durable`)."""
-    with open_store(job, _quiet) as opened:
+    """The job's store. Raises JoineryError if it does not outlive the job."""
+    with open_store(durable(job), lambda _: None) as opened:
         yield opened.store
 
 
 @contextmanager
-def open_anyway(job: Job) -> Iterator[PostgresStore]:
-    """The same, also where the job may not be used any more because it was moved away."""
-    postgres = job.spec.state_store.postgres
+def open_also_moved(job: Job) -> Iterator[PostgresStore]:
+    """As `open_durable`, also where the state was moved away and the job may not use it any more."""
+    job = durable(job)
     with ExitStack() as stack:
-        if postgres is None:
-            dsn, schema = stack.enter_context(embedded_postgres(embedded_directory())), "joinery"
+        if job.spec.state_store.postgres is not None:
+            address = store_address(job)
         else:
-            assert postgres.dsn is not None, "durable() fills it in"
-            dsn, schema = postgres.dsn, postgres.schema_name
-        yield stack.enter_context(closing(PostgresStore(dsn, schema)))
+            dsn = stack.enter_context(embedded_postgres(embedded_directory()))
+            address = PostgresStoreAddress(dsn, EMBEDDED_SCHEMA)
+        yield stack.enter_context(closing(address.connect()))
 
 
-def known(job: Job, store: JobReader) -> JobRecord:
-    """Raises JoineryError if it never ran."""
+def record_of(job: Job, store: JobReader) -> JobRecord:
+    """What the store has of the job. Raises JoineryError if the job never ran."""
     record = store.record(job.name)
     if record is None:
         raise JoineryError(f"the state store knows no job {job.name}", todo="It appears there at its first start")
@@ -72,8 +84,7 @@ def known(job: Job, store: JobReader) -> JobRecord:
 
 
 def record_lines(record: JobRecord) -> Iterator[str]:
-    """Where the job stands, by input and part, and its segments. Times are for people: an input that has ended is at
-    "the end"."""
+    """How far each input has been read, how far each part of the state is closed, and the live segments."""
     pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
     yield f"job {record.job}: epoch {record.epoch} committed{pending}, generation {record.generation}"
     for name, data in sorted(input_offsets(record).items()):
@@ -88,11 +99,40 @@ def record_lines(record: JobRecord) -> Iterator[str]:
 
 
 def durable(job: Job) -> Job:
-    """The job with its secrets' values. Raises JoineryError if its state does not outlive it."""
+    """The job with its secrets' values. Raises JoineryError if its state does not outlive the job."""
     if job.spec.state_store.memory is not None:
         raise JoineryError(f"job {job.name} keeps its state in memory", facts="nothing of it outlives the job")
     return with_secrets(job)
 
 
-def _quiet(_: str) -> None:
-    """The memory warning is for runs."""
+@dataclass(frozen=True, slots=True)
+class NextEpoch:
+    """Times and horizons of the next epoch (T3): those of its plan, or else what the rows of all committed epochs
+    imply. Milliseconds of event time."""
+
+    pipeline: Pipeline
+    times: Mapping[str, InputTime]
+    horizons: Mapping[str, Horizon]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, record: JobRecord) -> NextEpoch:
+        floors = stored_floors(record)
+        plan = None if record.plan is None else EpochPlan.from_json(record.plan)
+        if plan is not None:
+            input_times = {side.name: plan.times.get(side.name, InputTime()) for side in pipeline.inputs}
+        else:
+            states = input_states((side.name for side in pipeline.inputs), record)
+            input_times = {name: state.progress.time for name, state in states.items()}
+        planned = plan.horizons if plan is not None else {}
+        return cls(pipeline, input_times, planned or times.horizons(pipeline, input_times, floors))
+
+    @property
+    def watermarks(self) -> dict[str, Watermark]:
+        return {name: time.watermark for name, time in self.times.items()}
+
+    @property
+    def outlook(self) -> Outlook:
+        return Outlook(self.watermarks, self.horizons)
+
+    def horizon(self, part: str) -> Watermark:
+        return self.horizons[part].now

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
+from joinery_runtime.cli.ending import MESSAGE_BYTES
 from joinery_runtime.cli.state import open_durable
 from joinery_runtime.cli.state_shadow import Clock, shadow
 from joinery_runtime.core.compile import compile_job
@@ -23,20 +24,18 @@ from joinery_runtime.state.postgres import ReadOnlyStore
 from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import Rehearsal, outdated, rehearse
 
-MAX_BYTES = 4096
-"""What Kubernetes takes of a termination message."""
-
 _LISTS = ("refused", "warnings")
-_TEXTS = 8  # that are kept of each list, where all of them would be too long
-_SHORTER = (1000, 200, 40)  # characters of each: JSON writes one in six bytes at most
-
+# Where all texts would be too long: how many of each list stay, and in how many characters of each. JSON writes a
+# character in six bytes at most.
+_TEXTS = 8
+_SHORTER = (1000, 200, 40)
 
 _CLOCK = Clock(time.monotonic, time.sleep)
 
 
 def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
-    """Writes nothing. With `upgrade.mode: shadow` a job that fits is compared with the one that runs, which takes as
-    long as that one needs for its epochs. Raises JoineryError where the state cannot be looked at."""
+    """Writes nothing. With `upgrade.mode: shadow`, compares a job that fits with the one that runs, for as long as that
+    one needs for its epochs. Raises JoineryError where the state cannot be read."""
     target = migrations.CURRENT_STATE_VERSION
     if job.spec.state_store.memory is not None:
         return StateCheck(fits=True, warnings=("stateStore is memory: every start begins anew",), target_version=target)
@@ -59,7 +58,7 @@ def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
 
 def _beside_the_running_job(job: Job, store: StateReader, check: StateCheck, clock: Clock) -> StateCheck:
     seen = shadow(job, store, JobInputs, clock)
-    text = seen.text(format_duration(job.spec.upgrade.shadow.within))[:MAX_BYTES]
+    text = seen.text(format_duration(job.spec.upgrade.shadow.within))[:MESSAGE_BYTES]
     if seen.same:
         return check.model_copy(update={"warnings": (*check.warnings, text)})
     return check.model_copy(update={"fits": False, "rows_differ": True, "refused": (text,)})
@@ -77,7 +76,7 @@ def _reading(job: Job) -> Iterator[StateReader]:
 
 
 def _compared(job: Job, store: StateReader, record: JobRecord, target: int) -> StateCheck:
-    who = identity(job, compile_job(job), _no_warning)
+    who = identity(job, compile_job(job), lambda _: None)  # the comparison has the warnings
     refused, warnings = [], []
     if record.signature is not None:
         comparison = compare(record.signature, who.signature)
@@ -106,14 +105,14 @@ def _unreadable(job: Job, who: JobIdentity, record: JobRecord) -> Iterator[str]:
 def _checked(
     record: JobRecord,
     target: int,
-    refused: list[str] | tuple[str, ...],
-    warnings: list[str] | tuple[str, ...],
+    refused: Sequence[str],
+    warnings: Sequence[str],
     rehearsal: Rehearsal | None = None,
 ) -> StateCheck:
     return StateCheck(
         fits=not refused,
-        refused=tuple(text[:MAX_BYTES] for text in refused),
-        warnings=tuple(text[:MAX_BYTES] for text in warnings),
+        refused=tuple(text[:MESSAGE_BYTES] for text in refused),
+        warnings=tuple(text[:MESSAGE_BYTES] for text in warnings),
         epoch=record.epoch,
         state_versions=tuple(sorted({meta.state_version for meta in record.segments})),
         target_version=target,
@@ -122,10 +121,11 @@ def _checked(
 
 
 def message(check: StateCheck) -> str:
-    """As JSON of at most MAX_BYTES: where it would be longer, the last texts are left out and the others cut short."""
+    """The check as JSON of at most MESSAGE_BYTES: leaves the last texts out and cuts the others short where it would be
+    longer."""
     text = check.model_dump_json(by_alias=True)
     for length in _SHORTER:
-        if len(text.encode()) <= MAX_BYTES:
+        if len(text.encode()) <= MESSAGE_BYTES:
             break
         shorter = {name: tuple(_short(each, length) for each in getattr(check, name)[:_TEXTS]) for name in _LISTS}
         text = check.model_copy(update=shorter).model_dump_json(by_alias=True)
@@ -146,12 +146,5 @@ def check_lines(job: Job, check: StateCheck) -> Iterator[str]:
         versions = ", ".join(map(str, check.state_versions)) or "none"
         yield f"  epoch {check.epoch}, state versions {versions}, this release writes {check.target_version}"
     if check.to_migrate:
-        yield (
-            f"  {check.to_migrate} segments are to be migrated; that was tried and works"
-            if check.fits
-            else (f"  {check.to_migrate} segments are to be migrated")
-        )
-
-
-def _no_warning(_: str) -> None:
-    """The comparison is asked for its warnings."""
+        tried = "; that was tried and works" if check.fits else ""
+        yield f"  {check.to_migrate} segments are to be migrated{tried}"

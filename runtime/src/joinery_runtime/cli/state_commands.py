@@ -59,9 +59,8 @@ def reset(
     drop_planned
         Drop an epoch that is planned and not committed: rows of it may repeat in a Kafka output.
     """
-    from joinery_runtime.cli.reset import drop_plan_command, reset_command  # noqa: PLC0415
+    from joinery_runtime.cli.reset import drop_plan_command, reset_command, reset_watermark_command  # noqa: PLC0415
     from joinery_runtime.cli.reset_target import parse_target  # noqa: PLC0415
-    from joinery_runtime.cli.reset_watermark import reset_watermark_command  # noqa: PLC0415
 
     if watermark is not None and (name, to, to_time, to_offset) == (None, None, None, ()):
         reset_watermark_command(load(job_file), watermark, dry_run=dry_run, drop_planned=drop_planned, say=say)
@@ -104,10 +103,10 @@ def show(
     step
         Only this step of the job, 1 is the first; without it, all steps that have such a key.
     """
-    from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+    from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
     from joinery_runtime.cli.state_show import show as show_rows  # noqa: PLC0415
 
-    job = durable(load(job_file))
+    job = load(job_file)
     with open_durable(job) as store:
         shown = show_rows(job, store, key, step)
     answer(shown.document(), shown.lines(), as_json=as_json)
@@ -116,10 +115,10 @@ def show(
 @state.command
 def stats(job_file: JobFile, *, as_json: AsJson = False) -> None:
     """Prints how much state the job keeps, what the next epoch drops, the plan, and the savepoints."""
-    from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+    from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
     from joinery_runtime.cli.state_stats import stats as stats_of  # noqa: PLC0415
 
-    job = durable(load(job_file))
+    job = load(job_file)
     with open_durable(job) as store:
         found = stats_of(job, store)
     answer(found.document(), found.lines(), as_json=as_json)
@@ -149,12 +148,12 @@ def savepoint(
         Succeed where it is as asked already: a savepoint of this name is there, or with --delete none.
     """
     from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
-    from joinery_runtime.cli.state import durable, known, open_durable  # noqa: PLC0415
+    from joinery_runtime.cli.state import open_durable, record_of  # noqa: PLC0415
 
-    job = durable(load(job_file))
+    job = load(job_file)
     with open_durable(job) as store:
         if listing:
-            known(job, store)
+            record_of(job, store)
             for each in store.savepoints(job.name):
                 answer(savepoints.savepoint_document(each), [savepoints.savepoint_line(each)], as_json=as_json)
         elif name is None:
@@ -190,13 +189,12 @@ def restore(
         Do it.
     """
     from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
-    from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+    from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
 
     job = load(job_file)
     if before_first_commit and in_memory(job):
-        _nothing_kept(job, as_json=as_json)
+        _in_memory(job, as_json=as_json)
         return
-    job = durable(job)
     with open_durable(job) as store:
         if before_first_commit:
             back = savepoints.roll_back(store, job.name, savepoint)
@@ -234,21 +232,20 @@ def migrate(
         Drop the state after pinning it: the job starts anew. Drops nothing the second time.
     """
     from joinery_runtime.cli import state_migrate  # noqa: PLC0415
-    from joinery_runtime.cli.state import durable, open_durable  # noqa: PLC0415
+    from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
     from joinery_runtime.hosts.status import migration_served  # noqa: PLC0415
 
     job = load(job_file)
     if in_memory(job):
-        _nothing_kept(job, as_json=as_json)
+        _in_memory(job, as_json=as_json)
         return
-    job = durable(job)
     with open_durable(job) as store:
         if dry_run:
             would = state_migrate.dry_run(job, store)
             answer(asdict(would), state_migrate.rehearsal_lines(job.name, would), as_json=as_json)
         else:
-            with migration_served() as told:
-                done = state_migrate.migrate_job(store, job.name, savepoint, anew=anew, told=told)
+            with migration_served() as migrated:
+                done = state_migrate.migrate_job(store, job.name, savepoint, anew=anew, migrated=migrated)
             answer(done.document(), done.lines(), as_json=as_json)
 
 
@@ -279,16 +276,16 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
     yes
         Do it; without it, only what would be deleted is said.
     """
-    from joinery_runtime.cli.state import durable, open_anyway  # noqa: PLC0415
+    from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415
     from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
     from joinery_runtime.sinks import forget_output  # noqa: PLC0415
 
     job = load(job_file)
     if in_memory(job):
-        _nothing_kept(job, as_json=as_json)
+        _in_memory(job, as_json=as_json)
         return
     job = durable(job)
-    with open_anyway(job) as store:
+    with open_also_moved(job) as store:
         text, record = stored_text(store, job.name), store.record(job.name)
         if yes:
             store.delete_job(job.name)
@@ -329,10 +326,10 @@ def move(
         Give up a move that was interrupted: the job goes on where it was.
     """
     from joinery_runtime.cli import state_move  # noqa: PLC0415
-    from joinery_runtime.cli.state import durable, open_anyway  # noqa: PLC0415
+    from joinery_runtime.cli.state import open_also_moved  # noqa: PLC0415
 
-    job = durable(load(job_file))
-    with open_anyway(job) as store:
+    job = load(job_file)
+    with open_also_moved(job) as store:
         if stay:
             state_move.stay(job, store)
             answer({"job": job.name, "moved": False}, [f"job {job.name} stays where it was"], as_json=as_json)
@@ -341,6 +338,6 @@ def move(
     answer(done.document(), done.lines(), as_json=as_json)
 
 
-def _nothing_kept(job: Job, *, as_json: bool) -> None:
+def _in_memory(job: Job, *, as_json: bool) -> None:
     text = f"job {job.name} keeps its state in memory: there is nothing to do"
     answer({"job": job.name, "note": text}, [text], as_json=as_json)

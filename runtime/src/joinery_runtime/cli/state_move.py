@@ -65,7 +65,7 @@ def stay(job: Job, here: PostgresStore) -> None:
 def _refuse_table(job: Job) -> None:
     """A table is written in the commit's transaction, so it has to be where the state is; and it would stay behind."""
     table = job.spec.output.postgres
-    if table is not None and table.dsn is None and table.dsn_secret_ref is None:
+    if table is not None and not table.apart:
         raise JoineryError(
             f"Job {job.name} writes to the table {table.table}, which is in the state's database and would stay behind",
             facts="both change in one transaction, so they have to move together",

@@ -9,7 +9,7 @@ from typing import Any
 
 from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.ending import leave_answer
-from joinery_runtime.cli.state import known
+from joinery_runtime.cli.state import record_of
 from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, definition
@@ -27,7 +27,7 @@ _PAGE = 1000  # epochs of the log that are read at a time
 def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> Savepoint:
     """`idempotent`: the one of that name, if there is one, and a pod's termination message tells of it."""
     check_name(name)
-    known(job, store)
+    record_of(job, store)
     if not _by_hand(name):
         raise JoineryError(
             f"A savepoint cannot be called {name} by hand",
@@ -47,7 +47,7 @@ def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) 
 def delete(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> None:
     """Unpins it. Raises StateError if there is no such job or savepoint, unless `idempotent`."""
     if not idempotent:
-        known(job, store)
+        record_of(job, store)
     elif store.record(job.name) is None or name not in {pin.name for pin in store.savepoints(job.name)}:
         return
     store.delete_savepoint(job.name, name)
@@ -108,7 +108,7 @@ class Repeat:
 
 def repeats(store: StateStore, job: Job, name: str) -> Repeat:
     """Raises StateError if there is no such savepoint."""
-    record = known(job, store)
+    record = record_of(job, store)
     pins = {pin.name: pin for pin in store.savepoints(job.name)}
     if name not in pins:
         raise decisions.no_savepoint(job.name, name, sorted(pins))

@@ -26,7 +26,7 @@ from joinery_runtime.state import migrations
 from joinery_runtime.state.store import EpochRecord, JobRecord, StateReader
 from joinery_runtime.state.upgrade import outdated
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _TRIES = 10
 
 
@@ -147,4 +147,4 @@ def _following(job: Job, store: StateReader, record: JobRecord, clock: Clock) ->
             last, left = entry.epoch, left - 1
         if not left or clock.now() >= over:
             return
-        clock.sleep(_LOOK_SECONDS)
+        clock.sleep(_POLL_SECONDS)

@@ -12,19 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.cli.state import known
-from joinery_runtime.cli.state_key import keys_of
-from joinery_runtime.cli.state_next import NextEpoch
-from joinery_runtime.cli.state_rows import Segments, Wanted, marks_among, read_key
+from joinery_runtime.cli.state import NextEpoch, record_of
+from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
 from joinery_runtime.core.pipeline.describe import Shown, StoredRows
-from joinery_runtime.core.pipeline.sides import stored_rows
+from joinery_runtime.core.pipeline.sides import MARKS, SideSpec, stored_rows
+from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
-from joinery_runtime.core.table.columns import MARK
-from joinery_runtime.core.table.segment import Run
+from joinery_runtime.core.table.keyhash import HashRange
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_co_partitions
-from joinery_runtime.engine.stored_rows import flags, marked_in
+from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.job import Job, time_value
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import JobRecord, StateReader
@@ -78,51 +77,52 @@ class ShownKey:
 def show(job: Job, store: StateReader, texts: Sequence[str], step: int | None = None) -> ShownKey:
     """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
     JoineryError naming what is wrong with them."""
-    pipeline, record = compile_job(job), known(job, store)
+    pipeline, record = compile_job(job), record_of(job, store)
     keys = keys_of(job, pipeline, texts, step, stored_co_partitions(record))
-    wanted = [Wanted(pipeline, key) for key in keys]
-    record, segments = read_key(store, record, wanted)
+    wanted = [(pipeline.steps[key.step], key) for key in keys]
+    record, runs = read_runs(
+        store, record, lambda meta: any(_may_have(step, key, meta) for step, key in wanted), lambda _, run: run
+    )
     after = NextEpoch.of(pipeline, record)
-    shown = [_shown(after, record, segments, each) for each in wanted]
+    shown = [_shown(after, record, runs, step, key) for step, key in wanted]
     return ShownKey(job.name, record.committed, after.watermarks, shown)
 
 
-def _shown(after: NextEpoch, record: JobRecord, segments: Segments, wanted: Wanted) -> ShownStep:
-    # A segment that was replaced while it was read is not live any more; what replaced it has its rows.
-    live = [meta for meta in record.segments if wanted.covers(meta)]
-    marks, step = marks_among(live, segments), wanted.step
-    stored = [
-        _stored(wanted, side, segments[meta.key], marked_in(marks, meta.key))
-        for side, spec in enumerate(step.sides)
-        for meta in live
-        if meta.part == spec.part
-    ]
+def _may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
+    """Whether a segment may hold rows of the key, or marks of such rows."""
+    parts = {part for side in step.sides for part in (side.part, side.marks_part)}
+    return meta.part in parts and meta.hash_min <= key.hash <= meta.hash_max
+
+
+def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> ShownStep:
+    metas = [meta for meta in record.segments if _may_have(step, key, meta)]
+    marks = [runs[meta.key].batch for meta in metas if meta.part.endswith(MARKS)]
+    stored = []
+    for side, spec in enumerate(step.sides):
+        for meta in metas:
+            if meta.part == spec.part:
+                run = runs[meta.key]
+                numbers = _numbers(spec, key.values[side], run.rows_in(HashRange(key.hash, key.hash)), run.batch)
+                marked = marked_rows(run.batch, meta.key, marks)[numbers]
+                stored.append(StoredRows(side, stored_rows(spec, run.batch.take(pa.array(numbers))), marked))
     rows = step.kind.shown(step, stored, after.outlook, rows_to_json)
-    return ShownStep(step.number + 1, wanted.key.shown, wanted.key.hash, len(live), step.kind.count_text(rows), rows)
+    return ShownStep(step.number + 1, key.shown, key.hash, len(metas), step.kind.count_text(rows), rows)
 
 
-def _stored(wanted: Wanted, side: int, run: Run, marked: np.ndarray) -> StoredRows:
-    numbers = _numbers(wanted, side, run)
-    rows = stored_rows(wanted.step.sides[side], run.batch.take(pa.array(numbers)))
-    return StoredRows(side, rows, flags(rows, MARK) | np.isin(numbers, marked))
-
-
-def _numbers(wanted: Wanted, side: int, run: Run) -> np.ndarray:
-    """Which rows of a segment have this key; two keys may have one hash."""
-    numbers = wanted.rows_in(run)
-    spec = wanted.step.sides[side]
-    for name, value in zip(spec.intake.keys, wanted.key.values[side], strict=True):
-        held = gather(spec, Selection(run.batch, numbers), name)
-        numbers = numbers[same_value(held, value[0])]
+def _numbers(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:
+    """The numbers of those of the `rows` that have the key: another key may have the same hash."""
+    numbers = np.arange(rows.start, rows.stop)
+    for name, value in zip(spec.intake.keys, values, strict=True):
+        numbers = numbers[same_value(gather(spec, Selection(batch, numbers), name), value[0])]
     return numbers
 
 
-def same_value(held: pa.Array, value: pa.Scalar) -> np.ndarray:
+def same_value(column: pa.Array, value: pa.Scalar) -> np.ndarray:
     """bool[n]: in groups NULL is a value like others, and so is NaN; keys of joins have neither."""
     if not value.is_valid:
-        equal = held.is_null()
+        equal = column.is_null()
     elif pa.types.is_floating(value.type) and math.isnan(value.as_py()):
-        equal = pc.is_nan(held).fill_null(False)
+        equal = pc.is_nan(column).fill_null(False)
     else:
-        equal = pc.equal(held, value).fill_null(False)
+        equal = pc.equal(column, value).fill_null(False)
     return np.asarray(equal.to_numpy(zero_copy_only=False))

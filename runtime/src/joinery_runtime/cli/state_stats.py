@@ -6,25 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from joinery_runtime.cli.common import size_text
-from joinery_runtime.cli.state import known
-from joinery_runtime.cli.state_next import NextEpoch
-from joinery_runtime.cli.state_rows import read_columns
+from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_savepoints import savepoint_document, savepoint_line
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Summary
-from joinery_runtime.core.pipeline.sides import SESSIONS
+from joinery_runtime.core.pipeline.sides import LEFT, SESSIONS, SideSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
-from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.core.table.columns import MARK, ROW, SEGMENT
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import Cap
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
+from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import JobRecord, Savepoint, StateStore
+from joinery_runtime.state.store import JobRecord, Savepoint, StateReader, StateStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,9 @@ def _side_lines(side: SideStats) -> Iterator[str]:
 
 
 def stats(job: Job, store: StateStore) -> Stats:
-    pipeline, record = compile_job(job), known(job, store)
+    pipeline, record = compile_job(job), record_of(job, store)
     step = pipeline.last
-    record, rows = read_columns(store, record, pipeline, step.kind.summary_columns)
+    record, rows = _unmarked_rows(store, record, step.sides[LEFT], step.kind.summary_columns)
     newest = store.newest_epoch(job.name)
     after = NextEpoch.of(pipeline, record)
     totals = Totals.of(newest.result if newest is not None else {})
@@ -171,3 +173,30 @@ def stats(job: Job, store: StateStore) -> Stats:
     summary = None if rows is None else step.kind.summary(step, rows, after.outlook)
     pins = store.savepoints(job.name)
     return Stats(record, after.watermarks, sides, pins, place, version, summary, totals.after_eviction)
+
+
+def _unmarked_rows(
+    store: StateReader, record: JobRecord, side: SideSpec, names: Sequence[str]
+) -> tuple[JobRecord, pa.Table | None]:
+    """These columns of the side's rows that are not marked, and the record that they are of: a driver may replace
+    segments meanwhile. No columns: nothing is read."""
+    if not names:
+        return record, None
+
+    def columns(meta: SegmentMeta, run: Run) -> pa.RecordBatch:
+        if meta.part != side.part:
+            return run.batch.select([SEGMENT, ROW])
+        chosen = run.batch.select([*names, MARK])
+        # Copied, so that the buffers of the segment's other columns are released.
+        return pa.record_batch([pa.concat_arrays([column]) for column in chosen.columns], names=chosen.schema.names)
+
+    record, read = read_runs(store, record, lambda meta: meta.part in {side.part, side.marks_part}, columns)
+    marks = [read[meta.key] for meta in record.segments if meta.part == side.marks_part]
+    schema = pa.schema([side.segment_schema().field(name).with_nullable(True) for name in names])
+    batches = [
+        rows.filter(pa.array(~marked_rows(rows, meta.key, marks))).drop_columns([MARK]).cast(schema)
+        for meta in record.segments
+        if meta.part == side.part
+        for rows in [read[meta.key]]
+    ]
+    return record, pa.Table.from_batches(batches, schema=schema)

@@ -6,12 +6,13 @@ import json
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.hosts.stores import EMBEDDED_SCHEMA, store_address
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import Job
 from joinery_runtime.state.embedded import embedded_postgres
@@ -67,24 +68,12 @@ def _store(job: Job, kind: str) -> Iterator[StateStore]:
     if kind == "memory":
         yield MemoryStore()
     elif job.spec.state_store.postgres is not None:
-        postgres = with_secrets(job).spec.state_store.postgres
-        assert postgres is not None
-        assert postgres.dsn is not None, "with_secrets fills it in"
-        with _closing(postgres.dsn, postgres.schema_name) as opened:
+        with closing(store_address(with_secrets(job)).connect()) as opened:
             yield opened
     else:
         with (
             tempfile.TemporaryDirectory(prefix="joinery-trace-") as directory,
             embedded_postgres(Path(directory)) as dsn,
-            _closing(dsn, "joinery") as opened,
+            closing(PostgresStore(dsn, EMBEDDED_SCHEMA)) as opened,
         ):
             yield opened
-
-
-@contextmanager
-def _closing(dsn: str, schema: str) -> Iterator[StateStore]:
-    store = PostgresStore(dsn, schema)
-    try:
-        yield store
-    finally:
-        store.close()

@@ -163,8 +163,8 @@ def why(
             todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
         )
     records, chosen = wanted[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
-    told = _Told(job, plans, chosen)
-    explained = [told.of(each) for each in records]
+    comparison = _Comparison(job, plans, chosen)
+    explained = [comparison.of(each) for each in records]
     kept = show(job, store, texts) if steps and last is None else None
     return Answer(job.name, (plans[0].epoch, plans[-1].epoch), explained, kept, len(wanted) - len(records))
 
@@ -212,8 +212,8 @@ def _texts(job: Job, record: FoundRecord) -> list[str]:
 # --- what each record did ---------------------------------------------------------------------------------------------
 
 
-class _Told:
-    """What the epochs give with all of the records, to compare with."""
+class _Comparison:
+    """Compares what the epochs give with all of the records, and without one of them."""
 
     def __init__(self, job: Job, plans: Sequence[EpochPlan], chosen: ChosenRecords) -> None:
         self._job, self._plans, self._chosen = job, plans, chosen

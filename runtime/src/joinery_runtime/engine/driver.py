@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HotKeyTracker
-from joinery_runtime.engine.input_doubts import InputDoubts
+from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
@@ -87,7 +87,7 @@ class Driver:
         self._identity, self._pipeline, self._parts, self._now_ms = identity, pipeline, parts, now_ms
         self._fault = FaultPoint.from_environment()
         self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
-        self._doubts = InputDoubts()
+        self._input_warnings = InputWarnings()
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
         # Of the pending plan: whether it may be old, its partitions whose topic is another one by now, and whether a
@@ -95,7 +95,7 @@ class Driver:
         self._recheck = False
         self._gone: frozenset[PartitionRef] = frozenset()
         self._may_shrink = True
-        self._look_around = False  # a minute has passed since it was asked who else writes to the output
+        self._check_for_namesake = False  # at the next plan: whether another job of this name writes to the output
 
     @property
     def epoch(self) -> int:
@@ -215,7 +215,7 @@ class Driver:
         members of a consumer group have what is to be read (`waiting`). Without `reads` a new one reads nothing, and
         there is one only while rows are held. Raises PartitionsLost when it has to join its groups anew, NamesakeFound
         when a job of the same name with another store writes to the same output."""
-        if self._look_around:
+        if self._check_for_namesake:
             self._refuse_namesake()
         with self._in_its_groups():
             return self._held_plan(always=always, reads=reads)
@@ -263,7 +263,7 @@ class Driver:
 
     def _refuse_namesake(self) -> None:
         """Each has markers and transactions of its own, so nothing is lost; a reader of the output gets both."""
-        self._look_around = False
+        self._check_for_namesake = False
         other = self._parts.output.other_store()
         if other is not None:
             self._require_ownership()
@@ -339,7 +339,7 @@ class Driver:
         work.reach("after-commit")
         self._publish(plan.epoch, result)
         self.state, self._recheck, self._gone, self._may_shrink = after, False, frozenset(), True
-        self._look_around = plan.checkpoint
+        self._check_for_namesake = plan.checkpoint
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
         )
@@ -348,14 +348,14 @@ class Driver:
             with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint does it
                 self._parts.store.sweep(self._identity.name, self.generation)
                 self._save_if_due()
-        warnings = self._doubts.learn(outcome.read.partitions)
+        warnings = self._input_warnings.learn(outcome.read.partitions)
         return epoch_report(
             plan,
             outcome,
             parts=sizes,
             totals=after.totals,
             hot_keys=hot_keys,
-            doubts=self._doubts.standing,
+            input_warnings=self._input_warnings.standing,
             warnings=warnings,
             backlog=planner.status.backlog,
             held=self.held,

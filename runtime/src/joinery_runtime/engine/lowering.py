@@ -19,13 +19,11 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun, with_marks
-from joinery_runtime.core.pipeline.watermark import InputTime
 from joinery_runtime.core.table.blob import to_blob
-from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, first_key
 from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_co_partitions, stored_floors
 from joinery_runtime.engine.plan import InputState, input_states
-from joinery_runtime.engine.stored_rows import decoded, flags, marked_in
+from joinery_runtime.engine.stored_rows import decoded, marked_rows
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, format_time
 from joinery_runtime.state.store import JobRecord, StateReader
@@ -62,7 +60,7 @@ def lower_watermarks(
     delays = {side.name: side.watermark.delay for side in job.inputs}
     inputs = {name: _lowered(name, states[name], at, delays[name]) for name, at in wanted.items()}
     floors = stored_floors(record)
-    now = {name: _time_of(state) for name, state in {**states, **inputs}.items()}
+    now = {name: state.progress.time for name, state in {**states, **inputs}.items()}
     implied = times.horizons(pipeline, now, {})
     lowered = {part: min(floor, at) for part, floor in floors.items() if (at := implied[part].now) is not None}
     rewriting = _Rewriting(job, pipeline, record, store, floors)
@@ -80,11 +78,6 @@ def _lowered(name: str, state: InputState, at: int, delay: int) -> InputState:
     highest = {partition: None if ts is None else min(ts, at + delay) for partition, ts in progress.highest.items()}
     watermark = None if progress.watermark is None else min(progress.watermark, at)
     return replace(state, progress=replace(progress, highest=highest, watermark=watermark, idle_from=None, idle_ms=0))
-
-
-def _time_of(state: InputState) -> InputTime:
-    seen = [ts for ts in state.progress.highest.values() if ts is not None]
-    return InputTime(state.progress.watermark, max(seen, default=None))
 
 
 def _would_close(pipeline: Pipeline, meta: SegmentMeta, floors: Mapping[str, int], lowered: Mapping[str, int]) -> bool:
@@ -114,7 +107,7 @@ class _Rewriting:
         kept = self._read(meta, spec.marks_part if spec.marks else None)
         floor = self._floors[spec.part]
         self._refuse_half_closed(meta, step.kind.half_closed(side, kept.run.ts, floor), kept)
-        left = step.kind.left_over(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
+        left = step.kind.live_rows(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
         if not len(left.run):
             return
         run = left.run if left.marked is None else with_marks(left.run, left.marked)
@@ -126,9 +119,7 @@ class _Rewriting:
         run = decoded(meta, self._store.read_segments(self._record.job, [meta.key])[meta.key])
         if marks_part is None:
             return KeptRun(meta.key, run)
-        marked = flags(run.batch, MARK).copy()
-        marked[marked_in(self._marks_of(marks_part), meta.key)] = True
-        return KeptRun(meta.key, run, 0, marked)
+        return KeptRun(meta.key, run, 0, marked_rows(run.batch, meta.key, self._marks_of(marks_part)))
 
     def _marks_of(self, part: str) -> list[pa.RecordBatch]:
         if part not in self._marks:

@@ -288,9 +288,9 @@ class Planner:
         return len(self._rejoined_at)
 
     def other_store(self, own: StoreIdentity) -> StoreIdentity | None:
-        """The store of who told a group of this job's last, where that is another one than `own`."""
-        told = (source.told_by() for source in self._sources.values())
-        return next((each for each in told if each is not None and each.id != own.id), None)
+        """The store of the driver that committed offsets to a group of this job last, where it is not `own`."""
+        stores = (source.committed_by() for source in self._sources.values())
+        return next((each for each in stores if each is not None and each.id != own.id), None)
 
     def _by_source(self, partitions: Iterable[PartitionRef]) -> list[tuple[str, SourcePlanner, list[PartitionRef]]]:
         listed = list(partitions)
@@ -396,7 +396,8 @@ def next_plan(
     rows of them that nothing needs any longer, and is tried once."""
     inputs, bounds = state.inputs, snapshot.bounds
     known = (*bounds, *snapshot.waiting)
-    now = _times(inputs, snapshot.progress)
+    # The watermarks in force, and the event times that the rows read so far have reached.
+    now = {name: InputTime(value.watermark, inputs[name].progress.newest) for name, value in snapshot.progress.items()}
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
     stuck = None if closes else pauses.stuck(_activity(snapshot))
@@ -504,12 +505,6 @@ def _first_read(
 ) -> bool:
     ends = {ref: end for ref, end in first_ends.items() if ref.input == name}
     return inputs[name].first_read or all(reached.get(ref, end) >= end for ref, end in ends.items())
-
-
-def _times(inputs: Inputs, progress: Mapping[str, InputProgress]) -> dict[str, InputTime]:
-    """The watermarks in force, and what the rows read so far have reached."""
-    seen = {name: [ts for ts in state.progress.highest.values() if ts is not None] for name, state in inputs.items()}
-    return {name: InputTime(value.watermark, max(seen[name], default=None)) for name, value in progress.items()}
 
 
 def _unless_ended(bound: Bounds, state: InputState) -> Bounds:

@@ -150,32 +150,27 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """One committed epoch in numbers. `dropped` counts per input and reason, `after_eviction` per input, `backlog`
-    records still unread per input, `watermarks` are those that were in force, `lost` records that the broker had
-    deleted, per partition; `hottest` keys are as of the newest count, `too_hot` those with more rows than
-    `hotKeyWarning`; `doubts` is what looks wrong with inputs; `warnings` what is to be said of either for the first
-    time; `parts` is the size of each part of the state; `held` rows of this epoch and of earlier ones are not visible
-    yet."""
+    """One committed epoch in numbers. Mappings are by input where nothing else is said."""
 
     epoch: int
     rows_in: Mapping[str, int]
     rows_out: int
-    dropped: Mapping[str, Mapping[str, int]]
+    dropped: Mapping[str, Mapping[str, int]]  # by input and reason
     dead: Mapping[str, int]
-    watermarks: Mapping[str, Watermark]
-    backlog: Mapping[str, int]
-    lost: Mapping[str, int]
+    watermarks: Mapping[str, Watermark]  # in force in the epoch
+    backlog: Mapping[str, int]  # records that are there and not read
+    lost: Mapping[str, int]  # by partition: records that the broker had deleted
     segments: int
     state_rows: int
     state_bytes: int
     totals: Totals
-    hottest: tuple[KeyRows, ...] = ()
-    too_hot: tuple[KeyRows, ...] = ()
-    warnings: tuple[str, ...] = ()
-    parts: Mapping[str, StateSize] = field(default_factory=dict)
+    hottest: tuple[KeyRows, ...] = ()  # by the newest count
+    too_hot: tuple[KeyRows, ...] = ()  # keys with more rows than `hotKeyWarning`
+    warnings: tuple[str, ...] = ()  # of hot keys and of inputs, each once
+    parts: Mapping[str, StateSize] = field(default_factory=dict)  # by part of the state
     after_eviction: Mapping[str, int] = field(default_factory=dict)
-    doubts: Mapping[str, str] = field(default_factory=dict)
-    held: int = 0
+    input_warnings: Mapping[str, str] = field(default_factory=dict)  # that hold now
+    held: int = 0  # rows of this epoch and of earlier ones that the output does not show yet
 
     @property
     def amplification(self) -> float | None:
@@ -191,7 +186,7 @@ def epoch_report(
     parts: Mapping[str, StateSize],
     totals: Totals,
     hot_keys: HotKeys,
-    doubts: Mapping[str, str],
+    input_warnings: Mapping[str, str],
     warnings: tuple[str, ...],
     backlog: Mapping[str, int],
     held: int = 0,
@@ -214,7 +209,7 @@ def epoch_report(
         warnings=(*hot_keys.warnings, *warnings),
         parts=parts,
         after_eviction=_after_eviction(outcome),
-        doubts=doubts,
+        input_warnings=input_warnings,
         held=held,
     )
 

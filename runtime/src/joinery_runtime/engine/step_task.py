@@ -208,7 +208,8 @@ class StepTask:
 
     def _merge(self, side: int, runs: Sequence[KeptRun]) -> Run:
         kept = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
-        return merge([_with_mark_column(rows) for rows in kept], by_offset=self._step.kind.sorts_by_offset(side))
+        marked = [rows.run if rows.marked is None else with_marks(rows.run, rows.marked) for rows in kept]
+        return merge(marked, by_offset=self._step.kind.sorts_by_offset(side))
 
     def _marked(
         self, result: StepResult, rewrites: Sequence[_Rewrite], mark_merges: Mapping[int, Groups]
@@ -247,7 +248,3 @@ def _with_new_marks(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
     marked = kept.marked.copy()
     marked[found[kept.segment] - kept.first] = True
     return KeptRun(kept.segment, kept.run, kept.first, marked)
-
-
-def _with_mark_column(kept: KeptRun) -> Run:
-    return kept.run if kept.marked is None else with_marks(kept.run, kept.marked)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.table.blob import from_blob
-from joinery_runtime.core.table.columns import ROW, SEGMENT
+from joinery_runtime.core.table.columns import MARK, ROW, SEGMENT
 from joinery_runtime.core.table.segment import Run, SegmentMeta, first_key
 from joinery_runtime.state import migrations
+from joinery_runtime.state.store import JobRecord, StateReader
+from joinery_runtime.state.upgrade import read_live
+
+T = TypeVar("T")
 
 
 def decoded(meta: SegmentMeta, blob: bytes) -> Run:
@@ -19,20 +24,35 @@ def decoded(meta: SegmentMeta, blob: bytes) -> Run:
     return Run.view(from_blob(migrations.migrate(blob, meta.state_version, target, chain)))
 
 
-def marked_in(marks: Sequence[pa.RecordBatch], segment: str) -> np.ndarray:
-    """Row numbers of the segment that were marked after it was written."""
-    mine = [batch.filter(_about(batch.column(SEGMENT), segment)).column(ROW).to_numpy() for batch in marks]
-    return np.concatenate([np.empty(0, dtype=np.int64), *mine])
+def read_runs(
+    store: StateReader,
+    record: JobRecord,
+    wanted: Callable[[SegmentMeta], bool],
+    take: Callable[[SegmentMeta, Run], T],
+) -> tuple[JobRecord, dict[str, T]]:
+    """What `take` makes of each live segment that is `wanted`, by the segment's key, and the record that these segments
+    are live in: a driver that runs may replace segments while they are read."""
+    taken: dict[str, T] = {}
+
+    def chosen(now: JobRecord) -> list[SegmentMeta]:
+        nonlocal record
+        record = now
+        return [meta for meta in now.segments if wanted(meta)]
+
+    for now, blobs in read_live(store, record, chosen):
+        metas = {meta.key: meta for meta in now.segments}
+        taken |= {key: take(metas[key], decoded(metas[key], blob)) for key, blob in blobs.items()}
+    return record, {meta.key: taken[meta.key] for meta in record.segments if meta.key in taken}
 
 
-def _about(names: pa.Array, segment: str) -> pa.Array:
-    """Which names are the segment's, the one that it has or one from before a migration."""
-    same = [name for name in pc.unique(names).to_pylist() if first_key(name) == first_key(segment)]
-    return pc.is_in(names, pa.array(same, pa.string()))
-
-
-def flags(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    """bool[n]: a column of the engine's; all false where rows of this part have none."""
-    if name not in batch.schema.names:
-        return np.zeros(batch.num_rows, dtype=bool)
-    return np.asarray(batch.column(name).to_numpy(zero_copy_only=False))
+def marked_rows(rows: pa.RecordBatch, segment: str, marks: Iterable[pa.RecordBatch]) -> np.ndarray:
+    """bool[n]: which rows of a segment are marked, in the segment itself or by `marks`, rows of marks parts."""
+    marked = np.zeros(rows.num_rows, dtype=bool)
+    if MARK in rows.schema.names:
+        marked |= rows.column(MARK).to_numpy(zero_copy_only=False)
+    for batch in marks:
+        names = batch.column(SEGMENT)
+        # The name that the segment has, or one from before a migration.
+        same = [name for name in pc.unique(names).to_pylist() if first_key(name) == first_key(segment)]
+        marked[batch.filter(pc.is_in(names, pa.array(same, pa.string()))).column(ROW).to_numpy()] = True
+    return marked

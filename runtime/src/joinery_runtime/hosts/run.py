@@ -100,7 +100,7 @@ def run_job(
     """
     filled = with_secrets(job)
     if board is not None:
-        listener = board.told_of_outages(listener)
+        listener = board.recording_outages(listener)
     caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once)
     with ExitStack() as stack:
         context = None

@@ -25,13 +25,13 @@ from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import JobListener, Progress, Scaling
 from joinery_runtime.engine.planner import Planner
-from joinery_runtime.hosts.spark_places import ids_of
+from joinery_runtime.hosts.spark import executor_ids
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.job.crd import SCALE_FILE, Scale
 from joinery_runtime.job.model.pods import Autoscale
 from joinery_runtime.job.model.resource import MOST_SHARDS, JobSpec
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 class ScaleFile:
@@ -78,7 +78,7 @@ class Rescaler:
         self._file = ScaleFile(listener.noticed, Scale(autoscale=spec.autoscale))
         self._cores = spec.spark.executor.cores
         self._planner, self._context, self._listener, self._clock = planner, context, listener, clock
-        self._looked = float("-inf")
+        self._polled_at = float("-inf")
         self._running = 0  # executors, when they were last looked at
         self._executors: int | None = None  # asked for
         self._autoscaler: Autoscaler | None = None
@@ -104,9 +104,9 @@ class Rescaler:
         """`waiting`: records that are there and not read, of the inputs that may be read."""
         if self._autoscaler is not None:
             self._autoscaler.waits(waiting)
-        if self._clock() - self._looked < _LOOK_SECONDS:
+        if self._clock() - self._polled_at < _POLL_SECONDS:
             return
-        self._looked = self._clock()
+        self._polled_at = self._clock()
         asked = self._file.read()
         self._least = asked.shards or self._least
         executors, context = self._executors, self._context()
@@ -121,7 +121,7 @@ class Rescaler:
 
     def _wanted(self, context: SparkContext, asked: Scale) -> int | None:
         """Executors; None: as many as there are."""
-        self._running = len(ids_of(context))
+        self._running = len(executor_ids(context))
         if asked.autoscale is None:
             self._autoscaler = None
             return asked.instances or self._executors
@@ -158,7 +158,7 @@ def request_executors(context: SparkContext, count: int) -> int:
     be running. Raises Py4JError and ConnectionError."""
     jvm: Any = context._jvm
     spark: Any = context._jsc.sc()
-    surplus = ids_of(context)[count:]
+    surplus = executor_ids(context)[count:]
     if surplus:
         spark.killExecutors(jvm.PythonUtils.toSeq(surplus))
     nowhere = getattr(jvm.scala.collection.immutable, "Map$").__getattr__("MODULE$").empty()

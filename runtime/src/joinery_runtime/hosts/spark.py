@@ -1,8 +1,8 @@
 """The tasks of an epoch as one Spark job, and the context that runs it.
 
     one peer:       parallelize([0]) -> mapPartitions(whole) -> collect
-    several peers:  placed(ranges) -> mapPartitions(read) -> [partitionBy(peer) -> mapPartitions(step)] -> collect
-    co-partitioned: placed(ranges) -> mapPartitions(share) -> partitionBy(0) -> mapPartitions(collect) -> collect
+    several peers:  placed_on(ranges) -> mapPartitions(read) -> [partitionBy(peer) -> mapPartitions(step)] -> collect
+    co-partitioned: placed_on(ranges) -> mapPartitions(share) -> partitionBy(0) -> mapPartitions(collect) -> collect
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
 docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step.
@@ -25,16 +25,18 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.class_archive import java_options
 from joinery_runtime.hosts.java_process import JavaStart
-from joinery_runtime.hosts.spark_places import executors_of, placed
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
+    is_local,
+    of_environment,
     on_this_machine,
     only_in_context,
     page_defaults,
@@ -92,13 +94,13 @@ class SparkHost:
         wrong with it, the first epoch meets too, and says."""
         setup = self._setup
         with suppress(Py4JError, ConnectionError):
-            executors = len(executors_of(self._context)) or 1
+            executors = len(executor_ids(self._context)) or 1
             self._context.parallelize(range(executors), executors).foreach(lambda _: process_for(setup, 1))
 
     def _results(self, work: EpochWork) -> list[object]:
         try:
             self._context.setJobDescription(f"{self._job}: epoch {work.plan.epoch}")
-            executors = executors_of(self._context)
+            executors = executor_locations(self._context)
             task = PeerTask(self._setup, work, share_out(work, self._context.defaultParallelism, len(executors)))
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
@@ -136,8 +138,50 @@ class SparkHost:
     def _given(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
         """Each to the executor that had it before: its consumers have fetched what comes next."""
         if shares and executors:
-            return placed(self._context, shares, executors)
+            return placed_on(self._context, shares, executors)
         return self._context.parallelize(shares, max(1, len(shares)))
+
+
+# PySpark places no collection of its own; the JVM's `makeRDD` does. A place is a preference: Spark keeps to it while
+# all executors are free, as between epochs, and takes another executor for one that is busy or gone.
+
+
+def executor_locations(context: SparkContext) -> list[str]:
+    """The executors that run now as Spark names preferred locations, the oldest first. Empty where tasks run in the
+    driver, and before the first executor has come."""
+    return [f"executor_{host}_{name}" for name, host in _executors(context)]
+
+
+def executor_ids(context: SparkContext) -> list[str]:
+    """The ids of these executors, in the same order."""
+    return [name for name, _ in _executors(context)]
+
+
+def _executors(context: SparkContext) -> list[tuple[str, str]]:
+    if is_local(context.master):
+        return []
+    spark: Any = context._jsc.sc()
+    jvm: Any = context._jvm
+    java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
+    # Blocks know the hosts, but may go on listing an executor that has ended.
+    alive = set(java(spark.getExecutorIds()))
+    members = java(of_environment(context, "blockManager").master().getMemoryStatus().keySet())
+    found = [(each.executorId(), each.host()) for each in members if each.executorId() in alive]
+    executors = [(len(name), name, host) for name, host in found]  # by number
+    return [(name, host) for _, name, host in sorted(executors)]
+
+
+def placed_on(context: SparkContext, items: Sequence[object], locations: Sequence[str]) -> RDD[Any]:
+    """A partition for each item: item n is for location n, and so on from the first one where there are more items."""
+    jvm: Any = context._jvm
+    spark: Any = context._jsc.sc()
+    pickling, sequence = CPickleSerializer(), jvm.PythonUtils.toSeq
+    pairs = [
+        jvm.scala.Tuple2(bytearray(pickling.dumps([item])), sequence([locations[n % len(locations)]]))
+        for n, item in enumerate(items)
+    ]
+    of_bytes = getattr(jvm.scala.reflect, "ClassTag$").__getattr__("MODULE$").apply(jvm.java.lang.Class.forName("[B"))
+    return RDD(spark.makeRDD(sequence(pairs), of_bytes).toJavaRDD(), context, AutoBatchedSerializer(pickling))
 
 
 def _to_peer(peer: int) -> int:

@@ -15,6 +15,9 @@ from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import StateStore
 
+EMBEDDED_SCHEMA = "joinery"
+"""The schema of an embedded Postgres that holds the state."""
+
 MEMORY_WARNING = (
     "stateStore is memory: ALL STATE AND OFFSETS ARE LOST when this job stops, and rows may repeat or be missed after "
     "that. Use it for trying things out only"
@@ -28,7 +31,7 @@ class PostgresStoreAddress:
     dsn: str = field(repr=False)
     schema: str
 
-    def connect(self) -> StateStore:
+    def connect(self) -> PostgresStore:
         return PostgresStore(self.dsn, self.schema)
 
 
@@ -67,7 +70,7 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
         case "embedded":
             with (
                 embedded_postgres(embedded_directory()) as dsn,
-                _postgres(job, PostgresStoreAddress(dsn, "joinery"), warn) as opened,
+                _postgres(job, PostgresStoreAddress(dsn, EMBEDDED_SCHEMA), warn) as opened,
             ):
                 yield opened
         case unknown:

@@ -173,8 +173,8 @@ def _output(job: Job) -> str:
     if output.kafka:
         where = f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}"
     elif output.postgres:
-        apart = output.postgres.dsn is not None or output.postgres.dsn_secret_ref is not None
-        where = f"Postgres table {output.postgres.table}{' of another database' if apart else ''}, exactly once"
+        database = " of another database" if output.postgres.apart else ""
+        where = f"Postgres table {output.postgres.table}{database}, exactly once"
     elif output.file:
         kind = "Parquet" if output.format == "parquet" else "JSON lines"
         where = f"{kind} under {output.file.path}, exactly once{_held(output.file)}"

@@ -208,9 +208,9 @@ class SourcePlanner(Protocol):
         """After Fenced, by a driver that the state store says is the newest: joins anew, under the same name."""
         ...
 
-    def told_by(self) -> StoreIdentity | None:
-        """The state store of the driver that told the group its offsets last; None where nobody has, or there is no
-        group. May take as long as the brokers' answer."""
+    def committed_by(self) -> StoreIdentity | None:
+        """The state store of the driver that committed the group's offsets last; None where no driver has, or there is
+        no group. May take as long as the brokers' answer."""
         ...
 
     def close(self) -> None: ...
@@ -238,7 +238,7 @@ class Exclusive:
     def rejoin(self) -> None:
         """There is no group."""
 
-    def told_by(self) -> StoreIdentity | None:
+    def committed_by(self) -> StoreIdentity | None:
         return None
 
 

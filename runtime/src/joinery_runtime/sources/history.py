@@ -116,8 +116,8 @@ class HistoryPlanner:
     def rejoin(self) -> None:
         self._topics.rejoin()
 
-    def told_by(self) -> StoreIdentity | None:
-        return self._topics.told_by()
+    def committed_by(self) -> StoreIdentity | None:
+        return self._topics.committed_by()
 
     def close(self) -> None:
         self._files.close()

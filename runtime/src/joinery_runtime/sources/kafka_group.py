@@ -134,8 +134,8 @@ class GroupMember:
         with self._changed:
             self._thread, self._failure, self._topics = None, None, frozenset()
 
-    def told_by(self) -> StoreIdentity | None:
-        """The store of who told the group its offsets last; None if that cannot be learned."""
+    def committed_by(self) -> StoreIdentity | None:
+        """As `SourcePlanner.committed_by`; None too where the brokers do not answer."""
         partitions = [TopicPartition(ref.topic, ref.partition) for ref in self._starts]
         settings = {name: value for name, value in self._settings.items() if name != "group.instance.id"}
         consumer = connect(Consumer, settings, self._cluster)
@@ -145,8 +145,8 @@ class GroupMember:
             return None
         finally:
             consumer.close()
-        told = (StoreIdentity.parse(each.metadata) for each in committed)
-        return next((store for store in told if store is not None), None)
+        stores = (StoreIdentity.parse(each.metadata) for each in committed)
+        return next((store for store in stores if store is not None), None)
 
     def close(self) -> None:
         """Publishes what is left and ends the thread. A member with an instance id stays in the group until its session

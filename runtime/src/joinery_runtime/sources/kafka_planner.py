@@ -98,8 +98,8 @@ class KafkaPlanner:
     def rejoin(self) -> None:
         self._member.rejoin()
 
-    def told_by(self) -> StoreIdentity | None:
-        return self._member.told_by()
+    def committed_by(self) -> StoreIdentity | None:
+        return self._member.committed_by()
 
     def close(self) -> None:
         self._member.close()

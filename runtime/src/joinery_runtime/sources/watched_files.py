@@ -52,16 +52,16 @@ class WatchedFiles(Exclusive):
         self._name, self._path, self._files, self._window = name, path, files, window
         self._waiting: dict[str, float] = {}  # by file that is not known to be read: when it was first seen
         self._read: set[str] = set()
-        self._looked_at = self._changed_at = 0.0
+        self._listed_at = self._changed_at = 0.0
         self._directory_ns: int | None = None
         self._quiet = False
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        first_look = self._directory_ns is None
-        self._look()
-        if first_look and self._waiting:
+        first_listing = self._directory_ns is None
+        self._list()
+        if first_listing and self._waiting:
             time.sleep(SETTLE_S)
-            self._look()
+            self._list()
         known = sorted(ref for ref in stored.offsets if Path(ref.topic).parent == Path(self._path))
         stamps = {ref.topic: self._stored(ref, stored) for ref in known}
         self._sort_out(stamps)
@@ -80,7 +80,7 @@ class WatchedFiles(Exclusive):
             )
         return _Stamp.of(stored.topic_ids[ref.topic])
 
-    def _look(self) -> None:
+    def _list(self) -> None:
         """Lists the directory if it may have changed. It has a time of change, which two changes may share."""
         with readable(self._path):
             now, changed_ns = time.monotonic(), Path(self._path).stat().st_mtime_ns
@@ -95,7 +95,7 @@ class WatchedFiles(Exclusive):
             self._changed_at = now
         self._waiting = {name: self._waiting.get(name, now) for name in (self._waiting.keys() & names) | appeared}
         self._read &= names
-        self._looked_at, self._quiet = now, now - self._changed_at >= SETTLE_S
+        self._listed_at, self._quiet = now, now - self._changed_at >= SETTLE_S
 
     def _sort_out(self, stamps: Mapping[str, _Stamp]) -> None:
         """Which of the waiting files have been read, or are, by what is stored. Raises SourceError for one that is not
@@ -142,7 +142,7 @@ class WatchedFiles(Exclusive):
         """The next files to begin with, at most so many: those that nothing can come before any more."""
         found: list[Bounds] = []
         for file in sorted(self._waiting):
-            if len(found) >= number or self._looked_at - self._waiting[file] < SETTLE_S:
+            if len(found) >= number or self._listed_at - self._waiting[file] < SETTLE_S:
                 break
             with readable(file):
                 stat = Path(file).stat()

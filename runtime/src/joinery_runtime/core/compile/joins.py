@@ -113,7 +113,8 @@ class _JoinCompiler:
     def _split(self, number: int, step: JoinStep) -> _SplitStep:
         left = tuple(self._job.left_inputs(number))
         keys = tuple((_ref(pair.left), _ref(pair.right)) for pair in self._job.keys_of(step))
-        kind = _kind(step, len(self._job.joins) == 1)
+        written = next(kind for kind in join_kinds() if isinstance(step.matching, kind.written_as))
+        kind = written.of(step, len(self._job.joins) == 1)
         parts = conjuncts(self._predicate(number, step.where)) if step.where else []
         of_side: tuple[list[Expression], list[Expression]] = ([], [])
         rest: list[Expression] = []
@@ -286,10 +287,6 @@ def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
     if step.broadcast is None:
         return Placement.BY_KEY
     return Placement.EVERYWHERE if step.broadcast in inputs else Placement.SPREAD
-
-
-def _kind(step: JoinStep, only: bool) -> Join:
-    return next(kind for kind in join_kinds() if isinstance(step.matching, kind.written_as)).of(step, only)
 
 
 @cache

@@ -128,7 +128,7 @@ class Kind(ABC):
         since = None if horizon.now is None else self.keep_from(side, horizon.now)
         return [kept.where(self._there(kept, since)) for kept in runs]
 
-    def left_over(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
+    def live_rows(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
         """The rows of a stored run that are not gone where all is closed up to this horizon, and sessions up to
         `complete`: rows that have gone out and stay say so themselves, however low the horizons are from then on."""
         (found,) = self.survivors(step, side, [kept], horizon)

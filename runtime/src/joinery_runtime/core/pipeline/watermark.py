@@ -58,6 +58,15 @@ class InputProgress:
     def ended(self) -> bool:
         return self.watermark == END_OF_TIME
 
+    @property
+    def newest(self) -> int | None:
+        """The highest event time of all partitions, None before the first row."""
+        return max((ts for ts in self.highest.values() if ts is not None), default=None)
+
+    @property
+    def time(self) -> InputTime:
+        return InputTime(self.watermark, self.newest)
+
     def saw(self, highest: Mapping[str, int | None]) -> InputProgress:
         """After an epoch whose rows reached these event times."""
         merged = dict(self.highest)
@@ -147,8 +156,8 @@ def _idle_from(progress: InputProgress, clock: InputClock) -> Watermark:
     """From where it goes on: the highest event time, or the watermark that it had or was given, if that is higher."""
     if progress.idle_from is not None:
         return progress.idle_from
-    seen = [ts for ts in progress.highest.values() if ts is not None]
-    return _later(progress.watermark, max(seen) - clock.delay_ms if seen else None)
+    newest = progress.newest
+    return _later(progress.watermark, None if newest is None else newest - clock.delay_ms)
 
 
 def _later(a: Watermark, b: Watermark) -> Watermark:

@@ -135,7 +135,7 @@ class Board:
 
         return replace(listener, started=started, committed=committed, trouble=trouble, polled=polled, scaled=scaled)
 
-    def told_of_outages(self, listener: JobListener) -> JobListener:
+    def recording_outages(self, listener: JobListener) -> JobListener:
         """A listener that keeps here what is waited for, at the start of the job too, and passes everything on."""
 
         def waiting(outage: Outage) -> None:
@@ -198,7 +198,7 @@ class Board:
             parts=report.parts,
             hottest=report.hottest,
             too_hot=report.too_hot,
-            doubts=report.doubts,
+            input_warnings=report.input_warnings,
             held=report.held,
             error=None,
         )

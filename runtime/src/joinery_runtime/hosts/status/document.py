@@ -94,7 +94,7 @@ def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now
         late=None if snapshot.totals is None else snapshot.totals.dropped.get(name, {}).get("late", 0),
         late_by=None if late_by is None else format_duration(late_by),
         after_eviction=None if snapshot.totals is None else snapshot.totals.after_eviction.get(name, 0),
-        warning=snapshot.doubts[name][:LONGEST_WARNING] if name in snapshot.doubts else None,
+        warning=snapshot.input_warnings[name][:LONGEST_WARNING] if name in snapshot.input_warnings else None,
     )
 
 

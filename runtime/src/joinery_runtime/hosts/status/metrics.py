@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
@@ -61,12 +61,13 @@ def _waiting(snapshot: JobSnapshot, now: float) -> Metric:
 
 def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
     state = snapshot.state
+    asked_for = None if snapshot.scaling is None else snapshot.scaling[0].executors
     gauges = {
         "generation": ("The driver's fencing generation.", snapshot.generation),
         "epoch": ("The last committed epoch.", snapshot.epoch),
         "last_commit_timestamp_seconds": ("When it was committed, as Unix time.", snapshot.committed_at),
         "executors": ("Executors that run; missing where tasks run in the driver.", snapshot.executors),
-        "executors_wanted": ("Executors that were asked for, once they have changed.", _wanted(snapshot)),
+        "executors_wanted": ("Executors that were asked for, once they have changed.", asked_for),
         "state_bytes": ("Stored bytes of the live segments.", None if state is None else state.bytes),
         "state_rows": ("Rows in the live segments.", None if state is None else state.rows),
         "state_segments": ("Live segments.", None if state is None else state.segments),
@@ -80,21 +81,18 @@ def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
             yield _gauge(name, text, value)
 
 
-def _wanted(snapshot: JobSnapshot) -> int | None:
-    return None if snapshot.scaling is None else snapshot.scaling[0].executors
-
-
 def _inputs(board: Board, snapshot: JobSnapshot) -> Iterator[Metric]:
     now = board.wall()
     watermarks = {name: at for name in board.inputs if (at := watermark_of(snapshot, name)) is not None}
     times = {name: at / 1000 for name, at in watermarks.items() if at != END_OF_TIME}
     delays = {name: ms / 1000 for name, at in watermarks.items() if (ms := behind_ms(at, now)) is not None}
+    paused = {name: float(name in snapshot.paused) for name in board.inputs}
     ended = {name: float(state.progress.ended) for name, state in snapshot.inputs.items()}
     yield _by_input("lag_records", "Records that are there and not read yet.", snapshot.backlog)
     yield _by_input("watermark_seconds", "The watermark, as Unix time.", times)
     yield _by_input("watermark_delay_seconds", "How far the watermark is behind the clock.", delays)
     yield _by_input("input_idle", "1 while all partitions are idle.", snapshot.idle)
-    yield _by_input("input_paused", "1 while a limit keeps it from being read.", _flags(board.inputs, snapshot.paused))
+    yield _by_input("input_paused", "1 while a limit keeps it from being read.", paused)
     yield _by_input("input_ended", "1 once it has been read to its end.", ended)
 
 
@@ -142,10 +140,6 @@ _SIDE_COUNTS = {
 
 def _place(part: str) -> list[str]:
     return [str(name) for name in place_of(part)]
-
-
-def _flags(names: Iterable[str], set_: Collection[str]) -> dict[str, float]:
-    return {name: float(name in set_) for name in names}
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -1,4 +1,4 @@
-"""What a running job has told so far, as one value."""
+"""What is known of a running job, as one value."""
 
 from __future__ import annotations
 
@@ -16,21 +16,14 @@ from joinery_runtime.state.store import Savepoint
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """What the loop and Spark have told so far. Times are seconds since 1970; None: not known yet.
-
-    `committed` epochs are all of this process, `own` those that were run under the job's present definition. `sides`
-    and `parts` are by part of the state; `amplification` is that of the newest epoch that read something; `paused`
-    says of inputs why they are, `doubts` what looks wrong with their records; `held` rows are not visible yet.
-    `scaling` is the newest one, and when it was. `outage` is what is waited for; until it is over, the job is not
-    ready.
-    """
+    """The newest of what the loop and Spark have reported. Times are seconds since 1970. None: not known yet."""
 
     recovered: bool = False
-    outage: Outage | None = None
+    outage: Outage | None = None  # the job is not ready before it is over
     generation: int | None = None
     epoch: int | None = None
-    committed: int = 0
-    own: int = 0
+    committed: int = 0  # epochs of this process
+    own: int = 0  # those of them that ran under the job's present definition
     committed_at: float | None = None
     inputs: Mapping[str, InputState] = field(default_factory=dict)
     backlog: Mapping[str, int] = field(default_factory=dict)
@@ -38,19 +31,19 @@ class JobSnapshot:
     idle_partitions: Mapping[str, Collection[str]] = field(default_factory=dict)
     totals: Totals | None = None
     state: StateSize | None = None
-    sides: Mapping[str, SideSpec] = field(default_factory=dict)
-    parts: Mapping[str, StateSize] = field(default_factory=dict)
-    amplification: float | None = None
-    held: int | None = None
+    sides: Mapping[str, SideSpec] = field(default_factory=dict)  # by part of the state
+    parts: Mapping[str, StateSize] = field(default_factory=dict)  # by part of the state
+    amplification: float | None = None  # of the newest epoch that read something
+    held: int | None = None  # rows of committed epochs that the output does not show yet
     hottest: tuple[KeyRows, ...] = ()
     too_hot: tuple[KeyRows, ...] = ()
-    doubts: Mapping[str, str] = field(default_factory=dict)
-    paused: Mapping[str, str] = field(default_factory=dict)
+    input_warnings: Mapping[str, str] = field(default_factory=dict)
+    paused: Mapping[str, str] = field(default_factory=dict)  # by input: why it is not read
     savepoint: Savepoint | None = None
     error: str | None = None
     troubles: int = 0
     executors: int | None = None
-    scaling: tuple[Scaling, float] | None = None
+    scaling: tuple[Scaling, float] | None = None  # the newest one, and when it was
 
     @property
     def ready(self) -> bool:

@@ -55,6 +55,11 @@ class PostgresOutput(Model):
     dsn_secret_ref: SecretKeyRef | None = None
     """The secret, and the key in it, that holds the dsn, instead of `dsn`."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether the table is in another database than the state."""
+        return self.dsn is not None or self.dsn_secret_ref is not None
+
 
 FileFormat = Literal["json", "parquet"]
 Timestamps = Literal["epochMillis", "rfc3339"]

@@ -91,9 +91,9 @@ class SessionAggregation(SessionParameters, Kind):
         assert horizon.now is not None, "asked when a horizon moves"
         return meta.ts_min < horizon.now and (horizon.before is None or meta.ts_max >= horizon.before)
 
-    def left_over(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
+    def live_rows(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
         """S5: a session that is complete has gone out, and may be reopened."""
-        found = Kind.left_over(self, step, side, kept, horizon, complete)
+        found = Kind.live_rows(self, step, side, kept, horizon, complete)
         if complete is None:
             return found
         batch = found.run.batch

@@ -33,7 +33,7 @@ class _Input:
                 self.unusable[reason] = self.unusable.get(reason, 0) + count
         self.first = self.first or read.first_dead
 
-    def doubt(self, name: str) -> str | None:
+    def warning(self, name: str) -> str | None:
         """In one sentence or two."""
         said = []
         if self.records and sum(self.unusable.values()) == self.records:
@@ -52,7 +52,7 @@ class _Input:
         return f"Input {name}: {'; '.join(said)}. Compare the schema's names and paths with a record{nested}"
 
 
-class InputDoubts:
+class InputWarnings:
     """Per input, since the driver started. Each input is warned about when it first looks wrong, and again when
     something else is wrong with it."""
 
@@ -71,11 +71,11 @@ class InputDoubts:
                 wrong.add((name, ""))  # no column's name
             if wrong - self._said:
                 self._said |= wrong
-                new.append(found.doubt(name) or "")
+                new.append(found.warning(name) or "")
         return tuple(new)
 
     @property
     def standing(self) -> Mapping[str, str]:
         """By input what looks wrong now; it is gone once a record shows otherwise."""
-        doubts = {name: found.doubt(name) for name, found in self._inputs.items()}
-        return {name: doubt for name, doubt in doubts.items() if doubt is not None}
+        warnings = {name: found.warning(name) for name, found in self._inputs.items()}
+        return {name: warning for name, warning in warnings.items() if warning is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from joinery_runtime.engine.input_doubts import InputDoubts
+from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import StreamJoin
@@ -19,45 +19,45 @@ def read(partition: int = 0, records: int = 10, **more: Any) -> PartitionRead:
 
 
 def test_a_column_without_a_value_is_named_once_and_by_all_partitions_together() -> None:
-    doubts = InputDoubts()
+    input_warnings = InputWarnings()
     reads = [read(0, empty=frozenset({"a", "device.id"})), read(1, empty=frozenset({"b", "device.id"}))]
-    (said,) = doubts.learn(reads)
+    (said,) = input_warnings.learn(reads)
     assert "Input orders: no value for column device.id in any of the 20 records decoded so far" in said
     assert "written as path: device.id" in said
 
-    assert doubts.learn([read(empty=frozenset({"device.id"}))]) == ()
-    assert "30 records" in doubts.standing["orders"]
-    assert doubts.learn([read(empty=frozenset())]) == ()
-    assert doubts.standing == {}
+    assert input_warnings.learn([read(empty=frozenset({"device.id"}))]) == ()
+    assert "30 records" in input_warnings.standing["orders"]
+    assert input_warnings.learn([read(empty=frozenset())]) == ()
+    assert input_warnings.standing == {}
 
 
 def test_a_value_in_an_earlier_epoch_counts() -> None:
-    doubts = InputDoubts()
-    assert doubts.learn([read(empty=frozenset())]) == ()
-    assert doubts.learn([read(empty=frozenset({"note"}))]) == ()
+    input_warnings = InputWarnings()
+    assert input_warnings.learn([read(empty=frozenset())]) == ()
+    assert input_warnings.learn([read(empty=frozenset({"note"}))]) == ()
 
 
 def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason() -> None:
-    doubts = InputDoubts()
-    (said,) = doubts.learn(
+    input_warnings = InputWarnings()
+    (said,) = input_warnings.learn(
         [read(records=9, dead=9, first_dead="orders/0 offset 3: not JSON"), read(1, 1, dropped={"null_key": 1})]
     )
     assert said.startswith(
         "Input orders: none of the 10 records read so far can be used: 9 dead letters and 1 null keys"
     )
     assert "(the first: orders/0 offset 3: not JSON)" in said
-    assert doubts.learn([read(dead=10)]) == ()
-    assert doubts.learn([read(empty=frozenset())]) == ()
-    assert doubts.standing == {}
+    assert input_warnings.learn([read(dead=10)]) == ()
+    assert input_warnings.learn([read(empty=frozenset())]) == ()
+    assert input_warnings.standing == {}
 
 
 def test_many_columns_are_not_all_named() -> None:
-    (said,) = InputDoubts().learn([read(empty=frozenset("abcdefgh"))])
+    (said,) = InputWarnings().learn([read(empty=frozenset("abcdefgh"))])
     assert "columns a, b, c, d, e and 3 more" in said
 
 
 def test_nothing_is_said_of_an_input_that_was_not_read() -> None:
-    assert InputDoubts().learn([read(records=0)]) == ()
+    assert InputWarnings().learn([read(records=0)]) == ()
 
 
 def test_a_nested_field_that_is_named_without_path_is_warned_about() -> None:
