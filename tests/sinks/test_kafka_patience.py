@@ -7,13 +7,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.kafka_markers import EpochMarker
-from joinery_runtime.sinks.kafka_producers import Disowned, OwningProducer
+from joinery_runtime.sinks.kafka_producers import Disowned, OwningProducer, Producers
 from joinery_runtime.sinks.kafka_target import DELIVERY_SECONDS, TRANSACTION_MS, KafkaTarget, Patience, enqueue
+from joinery_runtime.sinks.kafka_transactions import PartNames, PartWrite
+from sinks.rows import attempt
 
 
 class Queue:
@@ -128,8 +131,9 @@ def test_a_transaction_that_took_too_long_is_no_other_attempt_s_work(
         assert "Raise transaction.timeout.ms" in str(caught.value)
 
 
-def test_a_call_that_ignores_its_time_limit_is_given_up_soon_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As librdkafka's calls do whose broker goes away: the patience for rows, an hour here, does not count for them."""
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clients whose `send_offsets_to_transaction` does not come back while a test runs, and little patience."""
     ended = threading.Event()
 
     class Hanging(Client):
@@ -138,10 +142,25 @@ def test_a_call_that_ignores_its_time_limit_is_given_up_soon_after_it(monkeypatc
 
     monkeypatch.setattr("joinery_runtime.sinks.kafka_producers.Producer", Hanging)
     monkeypatch.setattr("joinery_runtime.sinks.kafka_producers._CALL_SECONDS", 0.05)
+    yield
+    ended.set()
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_call_that_ignores_its_time_limit_is_given_up_soon_after_it() -> None:
+    """As librdkafka's calls do whose broker goes away: the patience for rows, an hour here, does not count for them."""
     producer = OwningProducer(KafkaTarget("joined", "kafka:9092", properties={"delivery.timeout.ms": "3600000"}), "j-1")
     producer.begin()
-    try:
-        with pytest.raises(OutputUnavailable, match="the Kafka client does not come back"):
-            producer.send("joined", [rows(1)], "j-0", EpochMarker(1, "life", 1))
-    finally:
-        ended.set()
+    with pytest.raises(OutputUnavailable, match="the Kafka client does not come back"):
+        producer.send("joined", [rows(1)], "j-0", EpochMarker(1, "life", 1))
+
+
+@pytest.mark.usefixtures("hanging")
+def test_after_a_call_that_was_given_up_no_client_of_before_is_used() -> None:
+    """Each of them would have to be given up too, one after the other."""
+    target, names, here = KafkaTarget("joined", "kafka:9092"), PartNames("j"), Producers()
+    for number in range(3):
+        here.put(target, "j", OwningProducer(target, f"j-{number}"))
+    with pytest.raises(OutputUnavailable, match=r"transactional id j-2; a call has taken longer"):
+        PartWrite(target, names, attempt(), pa.table({"n": [1]}), here).run()
+    assert here.take(target, "j") is None

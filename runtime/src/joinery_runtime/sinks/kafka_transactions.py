@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from joinery_runtime.errors import Fenced, SinkError, Superseded
+from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
 from joinery_runtime.sinks.base import Attempt, Prompt, Receipt, Rows, Takeover
 from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
