@@ -98,7 +98,8 @@ class HashFilter:
         """uint64[n]: which bit stands for a hash. What is outside of the run has the last bit, which is never set."""
         first, last = self._run_hash[0], self._run_hash[-1]
         shift = max(0, int(last - first).bit_length() - (self._size().bit_length() - 1))
-        return np.minimum((hashes - first) >> np.uint64(shift), np.uint64(self._size()))
+        places: np.ndarray = np.minimum((hashes - first) >> np.uint64(shift), np.uint64(self._size()))
+        return places
 
     def _size(self) -> int:
         return 1 << (len(self._run_hash).bit_length() + _FILTER_BITS)
