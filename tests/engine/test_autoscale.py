@@ -72,6 +72,14 @@ def test_a_steady_load_is_decided_on_once() -> None:
         assert job.under(rate, 3_600) == []
 
 
+def test_a_job_that_is_too_wide_becomes_as_narrow_as_one_that_grew() -> None:
+    """2.14 executors at 70 percent of their time are two, within the tolerance, from whichever side."""
+    for executors in (1, 4, 8):
+        job = Job(running=executors)
+        job.under(15_000, 1_800)
+        assert job.scaler.executors == 2
+
+
 def test_what_epochs_cost_beside_their_records_makes_no_job_wider() -> None:
     """Epochs follow each other without a pause, and read little."""
     job = Job(beside=2.0)
