@@ -88,7 +88,7 @@ class HashFilter:
             self._bits = self._made()
         # Sorted hashes are looked up from front to back; the few that come through are looked up again, elsewhere.
         found = _set(self._bits, self._places(hashes))
-        return found[_set(self._bits, self._other_places(hashes[found]))]
+        return np.asarray(found[_set(self._bits, self._other_places(hashes[found]))])
 
     def _made(self) -> np.ndarray:
         there = np.zeros(self._size() + 1, dtype=bool)
