@@ -32,6 +32,7 @@ def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sort, "_FILTERED", 0)
     monkeypatch.setattr(compaction, "FAN_IN", 3)
     monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    monkeypatch.setattr(compaction, "EPOCH_BYTES", 0)
 
 
 def search(kind: str, count: int, check: Callable[[Case], object]) -> None:

@@ -26,6 +26,7 @@ def small_world(patch: pytest.MonkeyPatch) -> None:
     sim_kafka.install(patch)
     patch.setattr(compaction, "FAN_IN", 3)
     patch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    patch.setattr(compaction, "EPOCH_BYTES", 0)
 
 
 class Run:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.audit import Auditor
+from engine.sim_run import small_world
+from engine.sim_steps import add, epochs, record, started
+from engine.simulation import World
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import shard_range
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine import worker
+from joinery_runtime.engine.limits import StateLimits
 from joinery_runtime.engine.planner import PlanSettings
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import Step
@@ -70,6 +76,31 @@ def live(store: MemoryStore, part: str) -> list[SegmentMeta]:
 def checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """One after every epoch with rows."""
     monkeypatch.setattr(PlanSettings, "checkpoint_interval_ms", property(lambda _: 0, lambda _, __: None))
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_what_a_checkpoint_puts_off_is_merged_by_the_next_epochs(
+    capped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One group of segments an epoch here; with a limit of the state, which counts them, all at once."""
+    small_world(monkeypatch)
+    monkeypatch.setattr(compaction, "FAN_IN", 99)
+    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 3)
+    monkeypatch.setattr(StateLimits, "capped", capped)
+    world = World(tmp_path)
+    driver, auditor = started(world, shards=1), Auditor(world)
+    counts = []
+    for epoch in range(6):
+        world.now_ms += 70 if epoch == 3 else 1
+        for name in ("orders", "payments"):
+            add(world, name, epoch, 1_000 + epoch)
+        (plan,) = epochs(driver, auditor)
+        assert plan.checkpoint == (epoch == 3)
+        parts = [meta.part for meta in record(world).segments]
+        counts.append((parts.count("left"), parts.count("right")))
+    assert counts[:3] == [(1, 1), (2, 2), (3, 3)], "each epoch adds one to either side"
+    assert counts[3:] == ([(2, 2), (3, 3), (4, 4)] if capped else [(2, 4), (3, 2), (4, 3)])
+    world.close()
 
 
 KEYS = [f"key{n}" for n in range(40)]

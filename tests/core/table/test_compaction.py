@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from budget import examples
 from joinery_runtime.core.table.compaction import (
     CHECKPOINT_FAN_IN,
+    EPOCH_BYTES,
     FAN_IN,
     MAX_DECODED_BYTES,
     MAX_MERGED_BYTES,
     NARROWEST_BUCKET_MS,
     TIME_BUCKETS,
     choose,
+    in_one_epoch,
     pieces,
     that_fit,
 )
@@ -201,3 +203,10 @@ def test_a_table_that_changes_for_ever_stays_as_large_as_what_it_holds() -> None
 
 def test_a_small_group_is_one_piece() -> None:
     assert pieces([segment("small", 0)], EVERYTHING) == [EVERYTHING]
+
+
+def test_an_epoch_merges_the_youngest_groups_first_and_no_more_than_rows_may_wait_for() -> None:
+    groups = [[segment(f"{n}{m}", ts_max=n, size=EPOCH_BYTES // 4) for m in range(2)] for n in range(4)]
+    assert keys(in_one_epoch(groups)) == [["30", "31"], ["20", "21"]]
+    assert keys(in_one_epoch([[segment("a", 1, EPOCH_BYTES), segment("b", 1)]])) == [["a", "b"]], "one at least"
+    assert in_one_epoch([]) == []

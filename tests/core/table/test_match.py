@@ -67,10 +67,10 @@ def test_a_filter_lets_through_every_hash_of_its_run(run: list[int], asked: list
         assert {at for at, found in enumerate(wanted.tolist()) if found in run} <= set(through.tolist())
 
 
-def test_a_filter_keeps_nine_of_ten_strange_hashes_away_and_a_small_run_has_none() -> None:
+def test_a_filter_keeps_most_strange_hashes_away_and_a_small_run_has_none() -> None:
     random = np.random.default_rng(1)
     run, strange = (np.sort(random.integers(0, 2**64, 50_000, dtype=np.uint64)) for _ in range(2))
-    assert len(HashFilter(run).let_through(strange)) < 5_500
+    assert len(HashFilter(run).let_through(strange)) < 2_000
     assert len(HashFilter(run).let_through(run)) == 50_000
     small = HashFilter(run[:1_000])
     assert len(small.let_through(strange)) == 50_000

@@ -314,6 +314,7 @@ class Driver:
             lineage=state.lineage,
             gone=self._gone,
             allowed=allowed,
+            merge_all=self._parts.planner.limits.capped,
         )
 
     # --- commit -----------------------------------------------------------------------------------------------------

@@ -46,6 +46,11 @@ class StateLimits:
     caps: Mapping[str, Cap] = field(default_factory=dict)
     hot_keys: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def capped(self) -> bool:
+        """Whether any part may hold so much and no more."""
+        return any(cap.max_rows is not None or cap.max_bytes is not None for cap in self.caps.values())
+
 
 @dataclass(frozen=True, slots=True)
 class ExceededCap:

@@ -41,7 +41,8 @@ class FaultPoint:
 class EpochWork:
     """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks, `lineage`
     names the job's life in the store, `gone` are planned partitions that cannot be read any more and need not be.
-    `allowed` is how many bytes of undecoded records a range may give: with more, the epoch is too large to go on."""
+    `allowed` is how many bytes of undecoded records a range may give: with more, the epoch is too large to go on.
+    `merge_all`: what is to be merged is merged in this epoch, since a limit of the state counts what is left."""
 
     generation: int
     plan: EpochPlan
@@ -50,6 +51,7 @@ class EpochWork:
     lineage: str = ""
     gone: frozenset[PartitionRef] = frozenset()
     allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
+    merge_all: bool = False
 
     def reach(self, point: str) -> None:
         fault = self.fault

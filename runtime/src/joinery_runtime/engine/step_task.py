@@ -30,7 +30,7 @@ Groups = list[list[SegmentMeta]]
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What a step made: the kernel's result, runs to stage by part, keys of segments that were merged or finished. Runs
-    are made while they are read, once: merged ones are not in memory together.
+    are made while they are read, once: merged ones are not in memory together. `put_off`: there is more to merge.
 
     `after_eviction` counts, per side, rows that were accepted when partners of them may have left the state (T10);
     `behind` is how far the row that is furthest behind its input's watermark is, of sides with late rows (ms).
@@ -42,6 +42,7 @@ class StepOutcome:
     finished: tuple[str, ...] = ()
     after_eviction: Mapping[int, int] = field(default_factory=dict)
     behind: Mapping[int, int] = field(default_factory=dict)
+    put_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,21 @@ class _Rewrite:
 
 
 class StepTask:
-    """A step and a shard. Segments of the broadcast side are seen whole by every shard and written by the first."""
+    """A step and a shard. Segments of the broadcast side are seen whole by every shard and written by the first.
+    `goes_on`: this epoch merges what the last checkpoint put off."""
 
     def __init__(
-        self, pipeline: Pipeline, step: StepSpec, shard: int, work: EpochWork, cache: SegmentCache, marks: MarkCache
+        self,
+        pipeline: Pipeline,
+        step: StepSpec,
+        shard: int,
+        work: EpochWork,
+        cache: SegmentCache,
+        marks: MarkCache,
+        *,
+        goes_on: bool = False,
     ) -> None:
+        self._eager = work.plan.checkpoint or goes_on
         self._pipeline, self._step, self._work, self._cache, self._mark_cache = pipeline, step, work, cache, marks
         self._sides = range(len(step.sides))
         self._owned = shard_range(shard, work.plan.shards)
@@ -73,7 +84,15 @@ class StepTask:
     def run(self, arrivals: Arrivals, *, ordered: bool) -> Generator[pa.RecordBatch, None, StepOutcome | None]:
         """The rows that the kernel makes, then what it did. None: nothing arrived, nothing leaves, and there is nothing
         to rewrite. May be called again, and makes the same rows."""
-        rewrites = [rewrite for side in self._sides for rewrite in self._rewrites(side)]
+        to_merge = {side: self._to_merge(side) for side in self._sides}
+        every = [group for groups in to_merge.values() for group in groups]
+        waits = any(rows is not None for rows in arrivals) and not self._work.merge_all
+        now = compaction.in_one_epoch(every) if waits else every
+        rewrites = [
+            rewrite
+            for side, groups in to_merge.items()
+            for rewrite in self._rewrites(side, [group for group in groups if group in now])
+        ]
         mark_merges = {side: self._segments_to_merge(side, self._marks[side], self._owned) for side in self._sides}
         closing = self._closing()
         idle = not closing and all(rows is None for rows in arrivals)
@@ -91,6 +110,7 @@ class StepTask:
             tuple(sorted(result.finished | shared | self._finished_marks())),
             after_eviction=self._after_eviction(arrivals, result),
             behind=self._behind(arrivals, result),
+            put_off=len(now) < len(every),
         )
 
     # --- rows that come late ------------------------------------------------------------------------------------------
@@ -166,15 +186,22 @@ class StepTask:
             if run is not None and (self._first or not side.broadcast):
                 yield side.part, run
 
-    def _rewrites(self, side: int) -> list[_Rewrite]:
+    def _to_merge(self, side: int) -> Groups:
         spec = self._step.sides[side]
         if spec.broadcast and not self._first:
             return []
-        owned = _EVERYWHERE if spec.broadcast else self._owned
-        chosen = self._segments_to_merge(side, self.sides[side], owned)
-        if not self._lasting(side):
-            chosen = [part for group in chosen for part in compaction.that_fit(group, self._decoded(side, group))]
-        merges = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in chosen]
+        chosen = self._segments_to_merge(side, self.sides[side], self._written(side))
+        if self._lasting(side):
+            return chosen
+        return [part for group in chosen for part in compaction.that_fit(group, self._decoded(side, group))]
+
+    def _written(self, side: int) -> HashRange:
+        """Whose segments this shard merges."""
+        return _EVERYWHERE if self._step.sides[side].broadcast else self._owned
+
+    def _rewrites(self, side: int, groups: Groups) -> list[_Rewrite]:
+        owned = self._written(side)
+        merges = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in groups]
         return merges + [_Rewrite(side, [meta], (owned,), shared=True) for meta in self._spanning(side)]
 
     def _spanning(self, side: int) -> list[SegmentMeta]:
@@ -194,7 +221,7 @@ class StepTask:
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
         kept_for = self._step.kind.kept_for_ms(side)
-        return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._work.plan.checkpoint)
+        return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._eager)
 
     def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
         for rewrite in rewrites:

@@ -101,6 +101,7 @@ class Worker:
         self._mark_cache = MarkCache(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
+        self._put_off: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
         self._letting_go = threading.Lock()
         self._let_go_in = (0, 0)  # generation and epoch
 
@@ -214,7 +215,8 @@ class Worker:
                 yield shard, block
         arrivals = arrived.rows()
         self._let_go(work)
-        task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache)
+        goes_on = (number, shard) in self._put_off
+        task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache, goes_on=goes_on)
         last = step is self._pipeline.last
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
 
@@ -237,6 +239,7 @@ class Worker:
         elif rows.any():
             written = self._parts.output.write(self._attempt(work, attempt_id), rows)
         ended = rows.result()
+        self._note_put_off((number, shard), ended)
         hottest = self._hottest(work, step, shard, task)
         if ended is None:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
@@ -264,6 +267,13 @@ class Worker:
             for counter in self._counters:
                 counter.retain(live)
             self._let_go_in = (work.generation, work.plan.epoch)
+
+    def _note_put_off(self, place: tuple[int, int], ended: _Ended | None) -> None:
+        """The next epochs of the shard go on; a process that knows nothing of it waits for the next checkpoint."""
+        if ended is not None and ended.done.put_off:
+            self._put_off.add(place)
+        else:
+            self._put_off.discard(place)
 
     def _summary(
         self,

@@ -318,7 +318,9 @@ class _IntervalEpoch:
             yield from self._candidates(1 - side, other.run, probes, new.run, None)
         else:
             keep_from = self._work.horizons[1 - side].now
-            yield from self._candidates(side, new.run, other.run.filter.let_through(new.run.hash), other.run, keep_from)
+            # Of a join on time only, the hashes of the two sides have nothing to do with each other.
+            asked = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.let_through(new.run.hash)
+            yield from self._candidates(side, new.run, asked, other.run, keep_from)
 
     def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
         """The rows of a kept run that are still kept and may be near enough to a few new ones."""

@@ -6,6 +6,9 @@ rewritten O(log n) times. Segments of different buckets are never merged: an old
 At a checkpoint, which bounds the number of segments that a recovery reads, fewer segments are enough; a large one takes
 part only once what came after it is worth the rewriting.
 
+Rows wait for what their epoch merges, and after an hour of large epochs a checkpoint may find all of the state to be
+merged. So an epoch merges so much of it (`in_one_epoch`), and the next ones go on.
+
 A segment has two sizes: `choose` goes by what it takes in the store, which is known of every segment. How much memory
 its rows take is known once it was read: `that_fit` goes by that.
 """
@@ -28,6 +31,8 @@ NARROWEST_BUCKET_MS = 60_000
 SMALLEST_TIER_BYTES = 64 << 10
 MAX_MERGED_BYTES = 24 << 20
 LARGE_BYTES = MAX_MERGED_BYTES // 2
+EPOCH_BYTES = 4 << 20
+"""Of stored segments that a shard merges in one epoch, or one group of them: some 0.1 s."""
 MAX_DECODED_BYTES = 64 << 20
 """Of the rows of a merged segment: a merge has them in memory twice, and their blob."""
 
@@ -52,6 +57,18 @@ def choose(
     depth = max(accumulate(change for _, change in ends), default=0)
     whole = [large] if len(large) > 1 and depth >= least else []
     return [*_tiered((s for s in mine if s.bytes <= LARGE_BYTES), least, None), *whole]
+
+
+def in_one_epoch(groups: Sequence[list[SegmentMeta]]) -> list[list[SegmentMeta]]:
+    """Those that a shard merges in one epoch: rows of the youngest segments first, which stay for the longest time."""
+    taken: list[list[SegmentMeta]] = []
+    total = 0
+    for group in sorted(groups, key=lambda group: -max(s.ts_max for s in group)):
+        total += sum(s.bytes for s in group)
+        if taken and total > EPOCH_BYTES:
+            break
+        taken.append(group)
+    return taken
 
 
 def that_fit(group: Sequence[SegmentMeta], decoded: Sequence[int]) -> list[list[SegmentMeta]]:
