@@ -51,6 +51,14 @@ def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason(
     assert input_warnings.standing == {}
 
 
+def test_deletions_of_a_stream_are_no_rows() -> None:
+    gone = {"deletion": 2, "tombstone": 1}
+    (said,) = InputWarnings().learn([read(dead=7, dropped=gone)])
+    assert "none of the 10 records read so far can be used: 7 dead letters and 3 deletions and tombstones" in said
+    assert InputWarnings().learn([read(dead=6, dropped=gone)]) == ()
+    assert InputWarnings().learn([read(records=3, dropped=gone)]) == ()
+
+
 def test_many_columns_are_not_all_named() -> None:
     (said,) = InputWarnings().learn([read(empty=frozenset("abcdefgh"))])
     assert "columns a, b, c, d, e and 3 more" in said

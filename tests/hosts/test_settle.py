@@ -106,17 +106,21 @@ def test_a_first_plan_stays_when_an_attempt_may_have_written_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "output", "warned"),
-    [(True, "out", True), (False, "out", False), (True, "another", False)],
-    ids=["gone", "there", "another one was named"],
+    ("gone", "output", "committed", "warned"),
+    [(True, "out", 3, True), (False, "out", 3, False), (True, "another", 3, False), (True, "out", 0, False)],
+    ids=["gone", "there", "another one was named", "nothing was written yet"],
 )
-def test_an_output_that_is_gone_is_said_at_the_start(tmp_path: Path, gone: bool, output: str, warned: bool) -> None:
+def test_an_output_that_is_gone_is_said_at_the_start(
+    tmp_path: Path, gone: bool, output: str, committed: int, warned: bool
+) -> None:
     """Its rows are not written again, and somebody has the choice."""
     run, said = parse_job(JOB.replace("path: out", f"path: {tmp_path / 'out'}"), "visits.yaml"), list[str]()
     job = parse_job(JOB.replace("path: out", f"path: {tmp_path / output}"), "visits.yaml")
     if not gone:
         (tmp_path / output).mkdir()
-    store: Any = SimpleNamespace(record=lambda _: SimpleNamespace(epoch=3, definition=definition(run)))
+    store: Any = SimpleNamespace(
+        record=lambda _: SimpleNamespace(epoch=3, committed=committed, definition=definition(run))
+    )
     listener, stop = JobListener(print, print, print), Event()
     caller = _Caller(listener, stop, Outages(listener, stop), said.append, None)
     with ExitStack() as stack:

@@ -204,6 +204,9 @@ def test_a_directory_and_a_pattern_are_all_of_their_files(tmp_path) -> None:
     assert list(all_of(file_input(tmp_path / "**/*.jsonl"))) == ["a.jsonl", "b.jsonl", "d.jsonl", "e.jsonl"]
     with pytest.raises(SourceError, match=r"no input file in .*\*.csv"):
         all_of(file_input(tmp_path / "*.csv"))
+    (tmp_path / "hive" / "day=1").mkdir(parents=True)
+    with pytest.raises(SourceError, match=r'only directories, such as day=1\. .*path: ".*/hive/\*\*/\*\.<suffix>"'):
+        all_of(file_input(tmp_path / "hive"))
 
 
 def test_files_are_those_of_the_start_and_one_that_goes_is_missed(tmp_path) -> None:

@@ -135,9 +135,18 @@ def test_steps_of_a_trace_give_them() -> None:
     assert line["output"] == [{"left_k": "a", "left_tenant": "x", "left_ts": 5, "right_k": "a", "right_ts": 6}]
 
 
-@pytest.mark.parametrize("origin", ["value", "headers.", "Key"])
-def test_what_a_record_does_not_have_is_refused(origin: str) -> None:
+@pytest.mark.parametrize(
+    ("origin", "hint"),
+    [
+        ("value", ""),
+        ("headers.", ""),
+        ("Key", ""),
+        ("key.order.id", r" \(did you mean from: key, path: order.id\?\)"),
+        ("header.tenant", r" \(did you mean headers.tenant\?\)"),
+    ],
+)
+def test_what_a_record_does_not_have_is_refused(origin: str, hint: str) -> None:
     with pytest.raises(
-        ValueError, match="is nothing that a record has; write key, timestamp, partition, offset, topic"
+        ValueError, match=f"is nothing that a record has{hint}; write key, timestamp, partition, offset, topic"
     ):
         model({"name": "k", "type": "string", "from": origin})

@@ -102,6 +102,14 @@ def test_a_guess_that_yields_1970_is_refused() -> None:
     assert {bad.reason for bad in decoded.bad} == {f"{reason}; write the column's format: s or ms"}
 
 
+@pytest.mark.parametrize(("unit", "digits"), [("us", "1715000000000000"), ("ns", "1715000000000000000")])
+def test_a_finer_unit_than_milliseconds_is_recognised(unit: str, digits: str) -> None:
+    what = f"column c: {digits} is no time in milliseconds, and 2024-05-06 if it counts {unit}"
+    said = f"{what}; write the column's format: {unit}"
+    assert {bad.reason for bad in decode({"type": "timestamp"}, digits, f'"{digits}"').bad} == {said}
+    assert decode({"type": "timestamp", "format": unit}, digits).bad == []
+
+
 @pytest.mark.parametrize(
     ("kind", "literals", "expected"),
     [

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.job.model.wording import listed
 
 MOST_NAMED = 5  # columns in one message
 
@@ -15,12 +16,13 @@ MOST_NAMED = 5  # columns in one message
 class _Input:
     """What has been read of an input since the driver started. `empty` columns were null in all rows, None before
     the first row; `unusable` records went to the dead letters or have a null key, by reason, and `first` is one of
-    them."""
+    them; `deletions` of a stream are no rows, and say nothing about the others."""
 
     records: int = 0
     rows: int = 0
     empty: frozenset[str] | None = None
     unusable: dict[str, int] = field(default_factory=dict)
+    deletions: int = 0
     first: str = ""
 
     def add(self, read: PartitionRead) -> None:
@@ -28,16 +30,22 @@ class _Input:
         if read.empty is not None:
             self.rows += read.decoded
             self.empty = read.empty if self.empty is None else self.empty & read.empty
+        self.deletions += read.dropped.get("deletion", 0) + read.dropped.get("tombstone", 0)
         for reason, count in (("dead letters", read.dead), ("null keys", read.dropped.get("null_key", 0))):
             if count:
                 self.unusable[reason] = self.unusable.get(reason, 0) + count
         self.first = self.first or read.first_dead
 
+    @property
+    def useless(self) -> bool:
+        return bool(self.unusable) and sum(self.unusable.values()) + self.deletions == self.records
+
     def warning(self, name: str) -> str | None:
         """In one sentence or two."""
         said = []
-        if self.records and sum(self.unusable.values()) == self.records:
-            counts = " and ".join(f"{count:,} {reason}" for reason, count in self.unusable.items())
+        if self.useless:
+            what = self.unusable | ({"deletions and tombstones": self.deletions} if self.deletions else {})
+            counts = listed(f"{count:,} {reason}" for reason, count in what.items())
             first = f" (the first: {self.first})" if self.first else ""
             said.append(f"none of the {self.records:,} records read so far can be used: {counts}{first}")
         if self.empty:
@@ -47,8 +55,9 @@ class _Input:
             said.append(f"no value for {columns} in any of the {self.rows:,} records decoded so far")
         if not said:
             return None
-        dotted = next((column for column in sorted(self.empty or ()) if "." in column), None)
-        nested = "" if dotted is None else f"; a value inside of an object is written as path: {dotted}"
+        dotted = next((column for column in sorted(self.empty or ()) if "." in column), "customer.id")
+        nested = f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
+        nested = nested if self.empty else ""
         return f"Input {name}: {'; '.join(said)}. Compare the schema's names and paths with a record{nested}"
 
 
@@ -67,7 +76,7 @@ class InputWarnings:
         new = []
         for name, found in self._inputs.items():
             wrong = {(name, column) for column in found.empty or ()}
-            if found.records and sum(found.unusable.values()) == found.records:
+            if found.useless:
                 wrong.add((name, ""))  # no column's name
             if wrong - self._said:
                 self._said |= wrong

@@ -248,12 +248,12 @@ class _JobRun:
     def _prepared(self, stack: ExitStack, job: Job, sink: Sink, schema: pa.Schema) -> Sink:
         stack.callback(sink.close)
         made, known = sink.prepare(schema), self.store.record(job.name)
-        if made is not None and known is not None and known.epoch and known.definition is not None:
+        if made is not None and known is not None and known.committed and known.definition is not None:
             before = under_definition(job, known.definition).spec
             if (before.output, before.dead_letter) == (job.spec.output, job.spec.dead_letter):
                 self._caller.warn(
-                    f"An output was gone and is made anew: {made}. Rows of epochs up to {known.epoch} are not written "
-                    "again. To write all rows again, stop the job and start it with new state: "
+                    f"An output was gone and is made anew: {made}. Rows of epochs up to {known.committed} are not "
+                    "written again. To write all rows again, stop the job and start it with new state: "
                     "joinery state delete JOB.yaml --yes"
                 )
         return sink

@@ -75,7 +75,8 @@ class TargetTable:
             raise SinkError(
                 f"The output table {self.name} does not fit the job's output",
                 facts="; ".join(problems),
-                todo="Alter the table, or name one that is not there: it will be created",
+                todo="Alter the table, or name one that is not there: it will be created. After a trial begin anew: "
+                "DROP TABLE, then joinery state delete JOB.yaml --yes",
             )
 
     def _create(self, schema: pa.Schema) -> sql.Composed:

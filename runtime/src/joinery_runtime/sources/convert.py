@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from joinery_runtime.sources.records import Fault
 
-_INTEGER = re.compile(r"[+-]?\d{1,10}\Z")
+_INTEGER = re.compile(r"[+-]?\d{1,19}\Z")
 _RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})$"
 # Milliseconds since the epoch: the years that all who may read a timestamp later can represent.
 _YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999
@@ -66,6 +66,13 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
             f"column {column}: {value} is 1970 if it counts milliseconds, and {moment} if it counts seconds; write the "
             "column's format: s or ms"
         )
+    for unit, factor in (("us", 10**6), ("ns", 10**9)):
+        if pa.types.is_timestamp(target) and SECONDS_2000 * factor <= number < SECONDS_2100 * factor:
+            moment = datetime.fromtimestamp(number // factor, UTC).date()
+            return (
+                f"column {column}: {value} is no time in milliseconds, and {moment} if it counts {unit}; write the "
+                f"column's format: {unit}"
+            )
     return f"column {column}: {shown(value)} is not a valid {_described(target)}"
 
 

@@ -49,7 +49,8 @@ class Explainer:
             # Of two equal names the usual decoder takes the last, the parsers the first: be certain before blaming.
             return reason and self._judge(_FIRST_NAME_DECODER.decode(text))
         except json.JSONDecodeError as error:
-            return f"not JSON: {error.msg} at character {error.pos}"
+            # One message of Python is "Unterminated string starting at".
+            return f"not JSON: {error.msg.removesuffix(' at')} at character {error.pos}"
         except _ConstantError as error:
             return f"not JSON: {error}"
         except (RecursionError, ValueError, InvalidOperation):

@@ -54,7 +54,12 @@ def files_of(path: str) -> list[str]:
         matching = glob.glob(path, recursive=True)  # noqa: PTH207  of any path, also an absolute one
         found = [file for file in matching if Path(file).is_file()]
     if not found:
-        raise SourceError(f"There is no input file in {path}", todo="Check the path in the job")
+        inner = [file.name for file in Path(path).iterdir() if file.is_dir()] if Path(path).is_dir() else []
+        raise SourceError(
+            f"There is no input file in {path}",
+            facts=f"it has only directories, such as {min(inner)}" if inner else "",
+            todo=f'Name the files below them: path: "{path}/**/*.<suffix>"' if inner else "Check the path in the job",
+        )
     if len(found) > MOST_FILES:
         raise SourceError(
             f"There are too many input files in {path}",

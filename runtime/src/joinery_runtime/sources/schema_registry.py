@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import fastavro
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastavro.schema import SchemaParseException, UnknownType
@@ -19,7 +18,9 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled, imports_of
 from joinery_runtime.registry_client import Refused, Registry
 from joinery_runtime.sources.json_faults import FRAME
-from joinery_runtime.sources.records import ByValue, Decoded, set_aside, with_bad
+from joinery_runtime.sources.records import ByValue, Decoded
+
+_LONGEST = 2**31 - 1  # bytes of a record
 
 AvroSchema = Any  # what fastavro makes of one
 
@@ -37,22 +38,19 @@ def schema_number(record: bytes) -> int:
 
 
 class Framed(ByValue):
-    """Takes the frame off and leaves the rest to `values`; a record without one is bad."""
+    """Takes the frame off where a record has one, and leaves the rest to `values`: no JSON begins with a zero byte, and
+    a topic whose producers have changed has both."""
 
     def __init__(self, values: ByValue) -> None:
         self._values = values
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        index = np.arange(len(values), dtype=np.int64)
-        # Arrow's slices fail on arrays with nulls.
-        filled = pc.fill_null(values, bytes(FRAME))
+        filled = pc.fill_null(values, b"")  # Arrow's slices fail on arrays with nulls
         framed = pc.and_(
             pc.equal(pc.binary_slice(filled, 0, 1), b"\0"), pc.greater_equal(pc.binary_length(filled), FRAME)
         )
-        records = pc.if_else(values.is_valid(), pc.binary_slice(filled, FRAME), pa.scalar(None, pa.binary()))
-        reason = "it does not begin with the number of a schema, as schemaRegistry says; it may be plain"
-        records, index, plain = set_aside(records, index, pc.invert(framed), reason)
-        return with_bad(self._values.decode(records).at(index), plain)
+        # With the default end Arrow fails on some arrays: apache/arrow#51222.
+        return self._values.decode(pc.if_else(framed, pc.binary_slice(filled, FRAME, _LONGEST), values))
 
 
 class Schemas:

@@ -50,7 +50,10 @@ def header_of(origin: str) -> str | None:
 
 def _origin(text: str) -> str:
     if text not in ORIGINS and not header_of(text):
-        raise ValueError(f"{text!r} is nothing that a record has; write {', '.join(ORIGINS)} or {_HEADERS}<name>")
+        origin, _, rest = text.partition(".")
+        hint = f" (did you mean from: {origin}, path: {rest}?)" if rest and origin in {"key", "envelope"} else ""
+        hint = hint or (f" (did you mean {_HEADERS}{rest}?)" if rest and origin == "header" else "")
+        raise ValueError(f"{text!r} is nothing that a record has{hint}; write {', '.join(ORIGINS)} or {_HEADERS}<name>")
     return text
 
 

@@ -11,6 +11,7 @@ SIMPLE_TYPES = ("boolean", "int32", "int64", "float", "double", "string", "binar
 MAX_PRECISION = 38  # what Arrow's decimal128 and Spark hold
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
+_NESTED = ("array", "list", "struct", "map", "object", "record", "row", "json", "variant")
 _ALLOWED = f"types are {', '.join(SIMPLE_TYPES)} and decimal(p,s)"
 
 
@@ -24,8 +25,7 @@ class ColumnType:
 
     def __post_init__(self) -> None:
         if self.name not in (*SIMPLE_TYPES, "decimal"):
-            hint = suggestion(self.name, [*SIMPLE_TYPES, "decimal"])
-            raise ValueError(f"{self.name!r} is not a column type{hint}; {_ALLOWED}")
+            raise ValueError(f"{self.name!r} is not a column type{_hint(self.name)}; {_ALLOWED}")
         if self.name != "decimal":
             if self.precision is not None or self.scale is not None:
                 raise ValueError(f"{self.name} takes no precision or scale")
@@ -41,6 +41,14 @@ class ColumnType:
     def key_type(self) -> str:
         """What must be equal on both sides of a key: int32 and int64 are one type (rules V1 and V2)."""
         return "int64" if self.name == "int32" else str(self)
+
+
+def _hint(name: str) -> str:
+    if re.fullmatch(r"decimal\(\s*\d+\s*", name):
+        return ' (inside of {...} it needs quotes: type: "decimal(12,2)")'
+    if name.lower().startswith(_NESTED):
+        return " (a string column takes an object or an array as JSON text; path leads to a value inside of it)"
+    return suggestion(name, [*SIMPLE_TYPES, "decimal"])
 
 
 def parse_type(text: str) -> ColumnType:
