@@ -377,3 +377,84 @@ def test_a_job_on_a_session_that_somebody_else_uses(postgres_dsn: str, tmp_path:
         text=True,
     )
     assert ran.stdout.splitlines()[-1:] == ["all of it was so"], ran.stderr
+
+
+IN_A_NOTEBOOK = """
+import gc, os, shutil, signal, sys, threading, time, warnings
+from pathlib import Path
+import psycopg
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from joinery_runtime import run
+from test_api import job
+
+warnings.simplefilter("ignore")
+os.environ["JOINERY_WAIT_FOR_SPARK"] = "1"
+before = dict(os.environ)
+assert run(job(spark={"conf": {"spark.mine": "of the job"}}), master="local[2]").rows_out == 2
+assert {name for name in os.environ.keys() | before if os.environ.get(name) != before.get(name)} == set()
+os.environ["PYSPARK_PYTHON"] = sys.executable
+session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+context = session.sparkContext
+context.setLogLevel("OFF")
+ours = {name for name, _ in context.getConf().getAll() if "mine" in name or "worker" in name or "joinery" in name}
+assert ours == set(), ours
+
+def worker_of_mine(_):
+    return gc.get_threshold(), "joinery_runtime" in sys.modules
+untouched = set(context.parallelize(range(4), 4).map(worker_of_mine).collect())
+assert len(untouched) == 1, untouched
+
+dsn, schema = sys.argv[1], "in_a_notebook"
+locking = psycopg.connect(dsn)
+def hold_the_tasks(progress):
+    locking.execute(f"LOCK TABLE {schema}.state IN ACCESS EXCLUSIVE MODE")
+    for name in ("l", "r"):
+        shutil.copy(f"{name}.jsonl", f"{name}/2.jsonl")
+    threading.Thread(target=interrupt_twice).start()
+def interrupt_twice():
+    with psycopg.connect(dsn, autocommit=True) as watching:
+        while watching.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
+            time.sleep(0.01)
+    assert context.statusTracker().getActiveJobsIds()
+    os.kill(os.getpid(), signal.SIGINT)
+    stop.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+
+stop, handler = threading.Event(), signal.getsignal(signal.SIGINT)
+inputs = [side | {"file": {"path": str(Path(side["name"]).absolute()), "watch": True}} for side in job()["spec"]["inputs"]]
+watching = job(inputs=inputs, stateStore={"postgres": {"dsn": dsn, "schema": schema}}, output={"file": {"path": "seen"}})
+try:
+    run(watching, spark=session, stop=stop, on_epoch=hold_the_tasks)
+except KeyboardInterrupt:
+    print("it was raised")
+while context.statusTracker().getActiveJobsIds():
+    time.sleep(0.01)
+assert signal.getsignal(signal.SIGINT) is handler
+assert set(context.parallelize(range(4), 4).map(worker_of_mine).collect()) == untouched
+locking.rollback()
+result = run(watching, spark=session, once=True)
+assert (result.epochs, len(result.output())) == (1, 8), result
+print("all of it was so")
+"""  # noqa: E501
+
+
+@pytest.mark.services
+def test_a_notebook_goes_on_as_it_was(postgres_dsn: str, tmp_path: Path) -> None:
+    """After a run that has started a Spark of its own, and after one on a session, which a second interrupt ends while
+    an epoch runs: the epoch is cancelled, and the next run replays it."""
+    write_inputs(tmp_path)
+    for name in ("l", "r"):
+        (tmp_path / name).mkdir()
+        shutil.copy(tmp_path / f"{name}.jsonl", tmp_path / name / "1.jsonl")
+    hidden = {"PYSPARK_PYTHON", "_SPARK_AUTH_SECRET", "POLARS_MAX_THREADS", "OMP_NUM_THREADS", "ARROW_IO_THREADS"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    ran = subprocess.run(
+        [sys.executable, "-c", IN_A_NOTEBOOK, postgres_dsn],
+        check=False,
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout.splitlines()[-2:] == ["it was raised", "all of it was so"], ran.stderr

@@ -8,15 +8,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import psycopg
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
+from deltalake import DeltaTable
+from psycopg.rows import dict_row
+from pyiceberg.catalog import load_catalog
 
+from e2e.jobs import json_rows, parquet_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
-from joinery_devkit.topics import Record, read_topic, readable
+from joinery_devkit.topics import Record, milliseconds, read_topic, readable
 from joinery_devkit.verify import JoinVerdict, verify
 from joinery_runtime.job import Job as AnyJob
 from joinery_runtime.job import StreamJoin, load_job
@@ -143,6 +149,42 @@ class Feeder:
 
 
 # --- what came out ----------------------------------------------------------------------------------------------------
+
+
+def output_to(target: str, folder: Path, dsn: str) -> dict[str, Any]:
+    """The `output` of a job, apart from topics: in a folder, or the table `killed` of the state's database ("table") or
+    of the one at `dsn` ("apart"). "held" are files of several epochs."""
+    outputs: dict[str, dict[str, Any]] = {
+        "table": {"postgres": {"table": "killed"}},
+        "apart": {"postgres": {"table": "killed", "dsn": dsn}},
+        "json": {"file": {"path": str(folder)}},
+        "parquet": {"file": {"path": str(folder)}, "format": "parquet"},
+        "held": {"file": {"path": str(folder), "rollInterval": "500ms"}, "format": "parquet"},
+        "delta": {"delta": {"path": f"{folder}/out"}},
+        "iceberg": {"iceberg": {"table": "db.out", "properties": _catalog(folder)}},
+    }
+    return outputs[target]
+
+
+def _catalog(folder: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+
+
+def written_to(target: str, folder: Path, dsn: str) -> list[dict[str, Any]]:
+    """All rows that a reader sees there; times are milliseconds."""
+    match target:
+        case "json":
+            rows = json_rows(folder)
+        case "parquet" | "held":
+            rows = parquet_rows(folder)
+        case "delta":
+            rows = DeltaTable(f"{folder}/out").to_pyarrow_table().to_pylist()
+        case "iceberg":
+            rows = load_catalog("default", **_catalog(folder)).load_table("db.out").scan().to_arrow().to_pylist()
+        case _:
+            with psycopg.connect(dsn, row_factory=dict_row) as connection:
+                rows = connection.execute("SELECT * FROM killed").fetchall()
+    return [{k: milliseconds(v) if isinstance(v, datetime) else v for k, v in row.items()} for row in rows]
 
 
 class Log:

@@ -7,23 +7,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
-from deltalake import DeltaTable
 from psycopg.conninfo import make_conninfo
-from psycopg.rows import dict_row
-from pyiceberg.catalog import load_catalog
 
 from e2e.drill import MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
 from e2e.driver_process import caught_up
-from e2e.jobs import json_rows, parquet_rows
-from e2e.kill_harness import Feeder, Job, create_topics, judge, log_of
+from e2e.jobs import json_rows
+from e2e.kill_harness import Feeder, Job, create_topics, judge, log_of, output_to, written_to
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_devkit.topics import milliseconds
 from joinery_runtime.job import load_job
 
 RANDOM_KILLS = 1 + 3 * TIMES_EACH
@@ -64,16 +58,7 @@ def job(
 ) -> Job:
     job = Job(f"kill-{target}", kafka_broker.bootstrap, postgres_dsn, conf=STURDY)
     create_topics(kafka_broker, job)
-    of = f', dsn: "{database}"' if target == "apart" else ""
-    output = f"{{postgres: {{table: killed{of}}}}}"
-    if target == "parquet":
-        output = f'{{file: {{path: "{files}"}}, format: parquet}}'
-    elif target == "held":
-        output = f'{{file: {{path: "{files}", rollInterval: 500ms}}, format: parquet}}'
-    elif target == "delta":
-        output = f'{{delta: {{path: "{files}/out"}}}}'
-    elif target == "iceberg":
-        output = f"{{iceberg: {{table: db.out, properties: {json.dumps(catalog(files))}}}}}"
+    output = json.dumps(output_to(target, files, database))
     dead = f'{{file: {{path: "{dead_letters}"{", rollSize: 2Ki" if target == "held" else ""}}}}}'
     return replace(job, output=output, dead=dead)
 
@@ -93,23 +78,6 @@ def drill(job: Job, feeder: Feeder, tmp_path_factory: pytest.TempPathFactory) ->
         yield drill
 
 
-def catalog(files: Path) -> dict[str, str]:
-    return {"type": "sql", "uri": f"sqlite:///{files}/catalog.db", "warehouse": f"file://{files}"}
-
-
-def written(target: str, dsn: str, files: Path) -> list[dict[str, Any]]:
-    if target in ("parquet", "held"):
-        rows = parquet_rows(files)
-    elif target == "delta":
-        rows = DeltaTable(f"{files}/out").to_pyarrow_table().to_pylist()
-    elif target == "iceberg":
-        rows = load_catalog("default", **catalog(files)).load_table("db.out").scan().to_arrow().to_pylist()
-    else:
-        with psycopg.connect(dsn, row_factory=dict_row) as connection:
-            rows = connection.execute("SELECT * FROM killed").fetchall()
-    return [{k: milliseconds(v) if isinstance(v, datetime) else v for k, v in row.items()} for row in rows]
-
-
 @pytest.mark.parametrize("point", DEATHS)
 def test_a_driver_dies(point: str, drill: Drill) -> None:
     drill.kill_at(point)
@@ -127,7 +95,7 @@ def test_every_pair_comes_once(
     drill.last.wait_for("the last record", caught_up)
     assert drill.last.stop() == 0, drill.last.last_words
     assert drill.died == DEATHS
-    rows = written(target, database, files)
+    rows = written_to(target, files, database)
     assert any(files.glob("epoch-*-since-*")) == (target == "held")
     verdict = judge(load_job(drill.path), job.bootstrap, drill.log.entries(), rows, json_rows(dead_letters))
     assert verdict.dropped["late"] > 0

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts import given_spark
 from joinery_runtime.hosts.given_spark import given_context
+from joinery_runtime.hosts.spark import SparkHost
 
 
 class Session:
@@ -23,6 +25,7 @@ class Session:
         client = SimpleNamespace(get_thread_connection=lambda: connection, deque=idle)
         self._gateway = SimpleNamespace(_gateway_client=client)
         self._gone = connection == "gone"
+        self.environment = {"OF": "the session"}
         self.tags: set[str] = set()
         self.cancelled: list[str] = []
         self.described: list[object] = []
@@ -56,8 +59,10 @@ def only_what_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_that_ends_takes_away_what_it_has_set() -> None:
     session: Any = Session("idle")
-    with given_context(session, {}):
+    with given_context(session, {}) as context:
         assert len(session.tags) == 1
+        assert context.environment == {"OF": "the session", "JOINERY_WORKER": "1"}
+    assert session.environment == {"OF": "the session"}
     assert (session.tags, session.cancelled, session.described) == (set(), [], ["of the notebook"])
 
 
@@ -68,6 +73,25 @@ def test_an_interrupt_ends_the_spark_job_of_the_epoch() -> None:
     assert session.cancelled == list(session.tags)
     assert session.cancelled
     assert session.described == [], "it would have taken the answer of the interrupted call for its own"
+
+
+def test_an_interrupt_after_which_java_has_no_connection_is_an_interrupt() -> None:
+    """PySpark cleans up after the call that was interrupted, and may find no connection left."""
+    context: Any = SimpleNamespace(setJobDescription=interrupted)
+    work: Any = SimpleNamespace(plan=SimpleNamespace(epoch=7))
+    setup: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        SparkHost(context, setup, "job").run(work)
+
+
+def interrupted(_: str) -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        try:
+            raise ConnectionResetError
+        except ConnectionResetError as error:
+            raise Py4JNetworkError("Answer from Java side is empty") from error
 
 
 def test_an_error_about_a_java_that_is_gone_is_the_one_that_is_seen() -> None:

@@ -226,6 +226,7 @@ def run(
     from joinery_runtime.cli.run import Signals  # noqa: PLC0415
     from joinery_runtime.engine.loop import JobListener  # noqa: PLC0415
     from joinery_runtime.hosts.run import run_job  # noqa: PLC0415
+    from joinery_runtime.hosts.spark import without_traces  # noqa: PLC0415
 
     if spark is not None and master is not None:
         raise EnvironmentProblem("run(job) was given spark and master", todo="Leave master out: the session has one")
@@ -247,7 +248,7 @@ def run(
         warn(f"Waiting for the {outage.error.system}: {outage.error}")
 
     listener = JobListener(started, counts.committed, lambda error, _: warn(str(error)), noticed=warn, waiting=waiting)
-    with nullcontext() if signals is None else _caught(signals):
+    with without_traces() if spark is None else nullcontext(), nullcontext() if signals is None else _caught(signals):
         run_job(job, listener, stop, master=master, warn=warn, once=once, session=spark)
     return counts.result(job, once=once)
 

@@ -21,6 +21,7 @@ _DESCRIPTION = "spark.job.description"
 _DECIDED_BY_THE_SESSION = {"spark.master", "spark.app.name"}
 _GIB = 1 << 30
 _PATIENCE_S = 5.0
+_OWN_WORKERS = {"JOINERY_WORKER": "1"}
 
 
 @contextmanager
@@ -35,11 +36,12 @@ def given_context(session: SparkSession | SparkContext, conf: Mapping[str, str])
             todo="Set that before the session starts, as in SparkSession.builder.config(...), or take it out of the "
             "job's spark.conf",
         )
-    _check_workers(context)
+    own = _with_own_workers(context)
+    _check_workers(own)
     described, tag = context.getLocalProperty(_DESCRIPTION), f"joinery-{uuid.uuid4().hex}"
     context.addJobTag(tag)
     try:
-        yield context
+        yield own
     except BaseException:
         # An interrupt ends the wait for an epoch's Spark job, not the job.
         cancelling = threading.Thread(target=_cancel, args=(context, tag), daemon=True)
@@ -53,6 +55,14 @@ def given_context(session: SparkSession | SparkContext, conf: Mapping[str, str])
                 given: Any = described  # None takes it away
                 context.setLocalProperty(_DESCRIPTION, given)
                 context.removeJobTag(tag)
+
+
+def _with_own_workers(context: SparkContext) -> SparkContext:
+    """The same context, for tasks in Python workers that no other task gets: Spark keeps workers by the variables that
+    a task asks for. When nobody has asked for a minute it ends them, and with them their caches and connections."""
+    own = object.__new__(SparkContext)  # another one cannot be started
+    own.__dict__.update(context.__dict__, environment={**context.environment, **_OWN_WORKERS})
+    return own
 
 
 def _cancel(context: SparkContext, tag: str) -> None:

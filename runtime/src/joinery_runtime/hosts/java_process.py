@@ -37,6 +37,30 @@ def kill_starts() -> None:
         process.kill()
 
 
+@contextmanager
+def ended_afterwards() -> Iterator[None]:
+    """A Java process that is started in the block, and on which no context runs after it, ends with it: its system
+    properties would be settings of the next context."""
+    before = SparkContext._gateway
+    try:
+        yield
+    finally:
+        gateway = SparkContext._gateway
+        if gateway is not None and gateway is not before and SparkContext._active_spark_context is None:
+            SparkContext._gateway = SparkContext._jvm = None
+            if gateway.proc is not None:
+                _end(gateway.proc)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class JavaStart:
     """One start of a Java process. `give_up` may be called by another thread, at any time."""
 
@@ -66,15 +90,8 @@ class JavaStart:
         """Ends the process if this start has made one; calls into it fail."""
         with self._lock:
             self._given_up = True
-        process = self._process
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if self._process is not None:
+            _end(self._process)
 
     def forget(self) -> None:
         """After `give_up`, once nobody calls into the process any more: the next start makes a new one."""

@@ -16,8 +16,8 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.class_archive import java_options
-from joinery_runtime.hosts.java_process import JavaStart
+from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
@@ -107,6 +107,8 @@ class SparkHost:
                 return list(self._context.parallelize([0], 1).mapPartitions(task.whole).collect())
             return [result for _, result in self._in_stages(task, executors).collect()]
         except (Py4JError, ConnectionError) as error:
+            if interrupt := _interrupt_before(error):
+                raise interrupt from None
             raise JoineryError(
                 f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_todo(error)
             ) from error
@@ -199,6 +201,14 @@ def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
     return peers.without_exchange(work.plan.co_partitions, work.plan.shards)
 
 
+def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
+    """What PySpark was cleaning up after when the error came: an interrupted call may leave it no connection."""
+    earlier: BaseException | None = error
+    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
+        earlier = earlier.__context__
+    return earlier
+
+
 def cause(error: Exception) -> str:
     """The last line of the Python traceback inside a Spark failure, or the failure's first line."""
     if not isinstance(error, Py4JJavaError):
@@ -236,6 +246,20 @@ def master_of(conf: Mapping[str, str], master: str | None) -> str:
     return named or ""
 
 
+_VARIABLES: set[str] = set()  # of the environment, which starts of a context have set in this process
+
+
+@contextmanager
+def without_traces() -> Iterator[None]:
+    """A Spark that is started in the block leaves this process as it was: without its Java process and variables."""
+    try:
+        with ended_afterwards():
+            yield
+    finally:
+        while _VARIABLES:
+            os.environ.pop(_VARIABLES.pop(), None)
+
+
 def start_context(name: str, conf: dict[str, str], master: str | None, java: JavaStart | None = None) -> SparkContext:
     """A context with the job's own `spark.conf` over what spark-submit or `spark-defaults.conf` set, and our defaults
     under all of them. `java` starts its Java process, where there is none."""
@@ -254,12 +278,15 @@ def start_context(name: str, conf: dict[str, str], master: str | None, java: Jav
             settings.setIfMissing(key, value)
     place = str(settings.get("spark.master", place))
     environment = {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, **environment_defaults(place)}
-    for key, value in environment.items():
-        os.environ.setdefault(key, value)
+    before = set(os.environ)
     try:
+        for key, value in environment.items():
+            os.environ.setdefault(key, value)
         context = _started(settings, java or JavaStart())
     except (PySparkException, Py4JError) as error:
         raise _no_start(error, place) from error
+    finally:
+        _VARIABLES.update(os.environ.keys() - before)
     context.setLogLevel(_log_level(place).upper())
     return context
 

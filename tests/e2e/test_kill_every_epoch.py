@@ -1,0 +1,272 @@
+"""The kill drill of every output and of every kind of input, without Spark: drivers run the epochs themselves, and die
+by SIGKILL at each named point of each epoch, one after the other, with other shards each time. In the end each row has
+to be there once, and each dead letter.
+
+Drivers are forks of a process that has imported what they need: a death takes a fraction of a second. Tasks that die
+are the other kill drills'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from e2e.drill import IN_TRANSACTIONS, POINTS
+from e2e.jobs import json_rows, order, payment, produce
+from e2e.kill_harness import output_to, topic_rows, written_to
+from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK
+
+pytestmark = pytest.mark.services
+
+PARTS = 3  # of the records, each an epoch or more
+EACH = 6  # orders of a part, beside one that is broken
+ORDERS = PARTS * EACH
+SHARDS = (2, 1, 3)
+TIMES = {"eventTime": "ts", "watermark": {"delay": "1h"}}
+
+_DRIVERS = """
+import json, os, sys, traceback
+import joinery_runtime.hosts.run, joinery_runtime.sinks.delta, joinery_runtime.sinks.iceberg
+from joinery_runtime import run
+from joinery_runtime.sources.compiled import kernels
+for name in ("json", "messages"):
+    kernels(name)
+for line in sys.stdin:
+    job, once, fault = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.environ["JOINERY_FAULT"] = fault
+        print(fault, file=sys.stderr, flush=True)
+        try:
+            run(job, once=once, master="local[2]")
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Drivers:
+    """Runs driver after driver, each a process of its own; `log` has what they said."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        with log.open("w") as errors:
+            self._parent = subprocess.Popen(
+                [sys.executable, "-c", _DRIVERS],
+                env={name: value for name, value in os.environ.items() if name != WAIT_FOR_SPARK},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Drivers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._parent.pid, signal.SIGKILL)
+        self._parent.communicate()
+
+    def run(self, job: dict[str, Any], fault: str, *, once: bool) -> int:
+        """The exit code of a driver; negative: the signal that it died by."""
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        self._parent.stdin.write(json.dumps([job, once, fault]) + "\n")
+        self._parent.stdin.flush()
+        return int(self._parent.stdout.readline())
+
+
+@dataclass
+class Scene:
+    """A job whose `orders` are a `source` of this kind and whose rows go to such a `target`."""
+
+    source: str
+    target: str
+    folder: Path
+    dsn: str
+    apart: str
+    kafka: KafkaAdmin | None
+    deaths: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        for name in ("orders", "history", "out", "dead"):
+            (self.folder / name).mkdir()
+        records = [json.dumps(payment(number)) for number in range(ORDERS)]
+        (self.folder / "payments.jsonl").write_text("\n".join(records))
+        if self.kafka is not None:
+            for topic in ("orders", "out", "dead"):
+                self.kafka.create_topic(f"{self.name}.{topic}")
+
+    @property
+    def name(self) -> str:
+        return f"each-{self.source}-{self.target}"
+
+    @property
+    def bounded(self) -> bool:
+        return self.source == "files"
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        return (*POINTS[:3], *IN_TRANSACTIONS, *POINTS[3:]) if self.target == "topic" else POINTS
+
+    def feed(self, epoch: int) -> None:
+        """Makes a further part of the orders readable; what is bounded is all there from the start."""
+        parts = range(1, PARTS + 1) if self.bounded and epoch == 1 else range(epoch, epoch + (not self.bounded))
+        for part in parts:
+            if part <= PARTS:
+                self._feed(part)
+
+    def _feed(self, part: int) -> None:
+        lines = [*orders_of(part), f"{{broken {part}"]
+        if self.source == "history" and part == 1:
+            # The topic begins with the second part, of which the files count, and they have some of the third.
+            for number, records in enumerate((lines, orders_of(2), orders_of(3))):
+                (self.folder / "history" / f"{number}.jsonl").write_text("\n".join(records))
+            return
+        if self.source in ("topic", "history"):
+            assert self.kafka is not None
+            produce(self.kafka.bootstrap, f"{self.name}.orders", [line.encode() for line in lines])
+        else:
+            path = self.folder / f"{part}.jsonl"
+            path.write_text("\n".join(lines))
+            path.rename(self.folder / "orders" / path.name)
+
+    def job(self) -> dict[str, Any]:
+        orders: dict[str, Any] = {"file": {"path": f"{self.folder}/orders"}}
+        if self.source == "watched":
+            orders["file"]["watch"] = True
+        elif self.kafka is not None and not self.bounded:
+            orders = {"kafka": {"bootstrapServers": self.kafka.bootstrap, "topic": f"{self.name}.orders"}}
+        if self.source == "history":
+            orders["history"] = {"path": f"{self.folder}/history", "format": "json", "until": 2_000 * EACH}
+        return {
+            "apiVersion": "joinery.dev/v1alpha1",
+            "kind": "StreamJoin",
+            "metadata": {"name": self.name},
+            "spec": {
+                "inputs": [
+                    {"name": "orders", **orders, "format": "json", "schema": columns("id", "amount"), **TIMES},
+                    {
+                        "name": "payments",
+                        "file": {"path": f"{self.folder}/payments.jsonl"},
+                        "format": "json",
+                        "schema": columns("order", "paid"),
+                        **TIMES,
+                    },
+                ],
+                "joins": [
+                    {
+                        "right": "payments",
+                        "keys": {"orders.id": "payments.order"},
+                        "interval": {"of": "orders", "lower": "0s", "upper": "1h"},
+                    }
+                ],
+                "select": [{"column": "orders.id"}, {"column": "orders.amount"}, {"column": "payments.paid"}],
+                "output": self.output(),
+                "deadLetter": self.dead(),
+                "stateStore": {"postgres": {"dsn": self.dsn, "schema": self.name.replace("-", "_")}},
+                "trigger": {"maxRecordsPerEpoch": 2 * EACH},
+                "shards": SHARDS[self.deaths.total() % len(SHARDS)],
+            },
+        }
+
+    def output(self) -> dict[str, Any]:
+        if self.target == "topic":
+            assert self.kafka is not None
+            return {"kafka": {"bootstrapServers": self.kafka.bootstrap, "topic": f"{self.name}.out"}}
+        return output_to(self.target, self.folder / "out", self.apart)
+
+    def dead(self) -> dict[str, Any]:
+        if self.target == "topic":
+            return {"kafka": {"topic": f"{self.name}.dead"}}
+        held = {"rollSize": "2Ki"} if self.target == "held" else {}
+        return {"file": {"path": f"{self.folder}/dead", **held}}
+
+    def drill(self, drivers: Drivers) -> None:
+        for epoch in count(1):
+            self.feed(epoch)
+            for point in self.points:
+                code = drivers.run(self.job(), f"{point}@{epoch}", once=not self.bounded)
+                if code == 0:
+                    return
+                assert code == -signal.SIGKILL, drivers.log.read_text()
+                self.deaths[point] += 1
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        if self.target == "topic":
+            assert self.kafka is not None
+            rows = topic_rows(self.kafka.bootstrap, f"{self.name}.out")
+        else:
+            rows = written_to(self.target, self.folder / "out", self.apart if self.target == "apart" else self.dsn)
+        return sorted((row["amount"], row["id"], row["paid"]) for row in rows)
+
+    def dead_letters(self) -> list[str]:
+        if self.target == "topic":
+            assert self.kafka is not None
+            return sorted(row["text"] for row in topic_rows(self.kafka.bootstrap, f"{self.name}.dead"))
+        return sorted(row["text"] for row in json_rows(self.folder / "dead"))
+
+
+def orders_of(part: int) -> list[str]:
+    return [json.dumps(order(number)) for number in range((part - 1) * EACH, part * EACH)]
+
+
+def columns(key: str, value: str) -> list[dict[str, str]]:
+    return [{"name": key, "type": "string"}, {"name": value, "type": "int64"}, {"name": "ts", "type": "timestamp"}]
+
+
+@pytest.fixture(scope="module")
+def apart(postgres_dsn: str) -> str:
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE each_epoch_apart")
+    return make_conninfo(postgres_dsn, dbname="each_epoch_apart")
+
+
+@pytest.fixture
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    with Drivers(tmp_path_factory.mktemp("drivers") / "log") as drivers:
+        yield drivers
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("files", "json"),
+        ("files", "parquet"),
+        ("files", "held"),
+        ("files", "delta"),
+        ("watched", "iceberg"),
+        ("topic", "apart"),
+        ("history", "table"),
+        pytest.param("history", "topic", marks=pytest.mark.slow),
+    ],
+)
+def test_each_row_comes_once(
+    source: str, target: str, postgres_dsn: str, apart: str, tmp_path: Path, drivers: Drivers, request: Any
+) -> None:
+    needs_kafka = source in ("topic", "history") or target == "topic"
+    kafka = request.getfixturevalue("kafka_broker") if needs_kafka else None
+    scene = Scene(source, target, tmp_path, postgres_dsn, apart, kafka)
+    scene.drill(drivers)
+    assert min(scene.deaths[point] for point in scene.points) >= PARTS, scene.deaths
+    assert scene.rows() == [(number, f"o{number}", 10 * number) for number in range(ORDERS)]
+    assert scene.dead_letters() == [f"{{broken {part}" for part in range(1, PARTS + 1)]
