@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -74,11 +75,9 @@ def large(records: int, *, one_key: bool = False) -> Case:
     """Records of 1 MB of text that compresses to three quarters, one per second and input. Every second one has a
     partner, a minute later; with one key every one has, half a second later."""
     later_ms = 500 if one_key else 60_000
-    random = np.random.default_rng(1)
-    letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
-    text = letters[random.integers(0, len(letters), 8 << 20)].tobytes()
 
     def make(side: int, partition: int) -> Iterator[Record]:
+        text = _text()
         for number in range(partition, records, PARTITIONS):
             order = number if side == 0 or number % 2 else records + number
             start = (number * 7919 + side) % (len(text) - 990_000)
@@ -89,6 +88,12 @@ def large(records: int, *, one_key: bool = False) -> Case:
     if one_key:
         return Case(f"{name} and one key", records, records, f"{later_ms}ms", make, crash=False)
     return Case(name, records, records // 2, "10m", make)
+
+
+@cache
+def _text() -> bytes:
+    letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+    return letters[np.random.default_rng(1).integers(0, len(letters), 8 << 20)].tobytes()
 
 
 def hot(records: int) -> Case:

@@ -12,8 +12,10 @@ LARGE = {"small": False, "large": True}[os.environ.get("JOINERY_BUDGET", "small"
 
 
 def examples(large: int) -> int:
-    """How many examples hypothesis tries: so many in the large budget, a fifth in the small one, at least 20."""
-    return large if LARGE else min(large, max(20, large // 5))
+    """How many examples hypothesis tries: so many in the large budget, a tenth in the small one, at least 12. A dozen
+    is what the mutants of test_broken_engines.py are found with. CI draws the same ones on every run, so that more of
+    them would find no more there the second time."""
+    return large if LARGE else min(large, max(12, large // 10))
 
 
 def found_with(number: int) -> Callable[[Any], Any]:

@@ -118,20 +118,10 @@ def test_straight_and_with_a_restart_and_a_rescale_between_all_steps(trace: Trac
 
 @pytest.mark.soak
 @every_trace
-def test_with_a_restart_between_all_steps(trace: Trace) -> None:
+def test_with_shards_with_restarts_and_with_rescales_alone(trace: Trace) -> None:
+    for shards in SHARDS:
+        _check(trace, trace.steps, MemoryStore(), shards)
     _check(trace, _between(trace.steps, [[RESTART]]), MemoryStore())
-
-
-@pytest.mark.soak
-@every_trace
-@pytest.mark.parametrize("shards", SHARDS)
-def test_with_shards(trace: Trace, shards: int) -> None:
-    _check(trace, trace.steps, MemoryStore(), shards)
-
-
-@pytest.mark.soak
-@every_trace
-def test_with_a_rescale_between_all_steps(trace: Trace) -> None:
     _check(trace, _between(trace.steps, [[rescale] for rescale in RESCALES]), MemoryStore(), shards=2)
 
 

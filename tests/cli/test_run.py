@@ -150,14 +150,14 @@ def test_status_is_served_before_anything_of_the_job_begins_and_while_it_runs(
     port, answers = free_port(), []
 
     def run_job(*_: object, board: Board, **__: object) -> None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as answer:
             answers.append(answer.status)
 
     monkeypatch.setattr("joinery_runtime.cli.run.run_job", run_job)
     assert joinery("run", job_file, "--status-port", port).code == 0
     assert answers == [200]
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60)
 
 
 def test_a_port_that_is_taken_is_named(joinery: Joinery, job_file: Path) -> None:

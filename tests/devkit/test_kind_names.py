@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from joinery_devkit.kind_names import KINDS as PACKAGES
 from joinery_devkit.kind_names import RUNTIME, kind_names, problems
 
 KINDS = {"IntervalJoin", "WindowJoin", "SessionWindowJoin", "AsOfJoin", "SessionAggregation"}
@@ -14,7 +15,12 @@ KINDS = {"IntervalJoin", "WindowJoin", "SessionWindowJoin", "AsOfJoin", "Session
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(RUNTIME, tmp_path_factory.mktemp("sources") / "joinery_runtime"))
+    """The kinds, and a folder for what names them."""
+    root = tmp_path_factory.mktemp("sources")
+    for package in PACKAGES:
+        shutil.copytree(RUNTIME / package, root / package)
+    (root / "engine").mkdir()
+    return root
 
 
 def test_it_knows_the_kinds_of_both_packages() -> None:

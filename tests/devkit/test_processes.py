@@ -82,7 +82,7 @@ def test_a_child_does_not_outlive_its_killed_owner(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         child = psutil.Process(int(owner.stdout.readline()))
         owner.kill()
-    gone, alive = psutil.wait_procs([child], timeout=20)
+    gone, alive = psutil.wait_procs([child], timeout=60)
     assert (gone, alive) == ([child], [])
 
 

@@ -43,7 +43,7 @@ def test_each_is_started_once_may_ask_for_another_and_ends_before_it() -> None:
 
 
 def test_two_start_at_the_same_time() -> None:
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     @contextmanager
     def starts_beside_the_other() -> Iterator[str]:

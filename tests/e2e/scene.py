@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.driver_process import Run, caught_up
+from e2e.driver_process import PATIENCE_S, Run, caught_up
 from e2e.kill_harness import Feeder, Job, judge_topics, log_of
 
 MASTER = "local[2,4]"
-PATIENCE_S = 90
 
 
 @dataclass

@@ -19,7 +19,7 @@ from joinery_runtime.state.postgres import PostgresStore
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 LARGE = 20_000  # of each topic
-PATIENCE_S = 60.0
+PATIENCE_S = 480.0
 
 
 class Feeder:

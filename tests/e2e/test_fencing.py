@@ -147,11 +147,15 @@ def test_a_driver_that_lost_postgres_does_not_take_the_job_back(scene: Scene) ->
         second = scene.start()
         second.wait_for_more_epochs(4)
         assert first.process.poll() is None, first.last_words
-        assert any("The state store is not available" in line.get("error", "") for line in first.lines)
+        first.wait_for("its outage", lambda _: any(away(line) for line in first.lines))
         proxy.restore()
         ends_as_fenced(first)
         second.wait_for_more_epochs(3)
         taken_over(scene.finish(feeder, second))
+
+
+def away(line: dict[str, Any]) -> bool:
+    return "The state store is not available" in line.get("error", "")
 
 
 @pytest.fixture(scope="module")

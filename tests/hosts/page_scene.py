@@ -163,7 +163,7 @@ class DayOfAJob:
                 if asked.count("/status") > 1:
                     self.send_error(503)
                     return
-                with urllib.request.urlopen(address + self.path, timeout=10) as answer:
+                with urllib.request.urlopen(address + self.path, timeout=60) as answer:
                     body = answer.read()
                     self.send_response(200)
                     self.send_header("Content-Type", answer.headers["Content-Type"])

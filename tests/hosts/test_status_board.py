@@ -415,7 +415,7 @@ class Site:
     def get(self, page: str, host: str = "127.0.0.1") -> tuple[int, str, str]:
         """Status code, content type, body."""
         try:
-            with urllib.request.urlopen(f"http://{host}:{self.port}{page}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{host}:{self.port}{page}", timeout=60) as answer:
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -527,7 +527,7 @@ def test_only_this_machine_is_answered_unless_another_address_is_named(scene: Sc
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "0.0.0.0"])
 def test_another_address_is_beside_loopback_where_a_forwarded_port_arrives(scene: Scene, address: str) -> None:
-    with serve_status(scene.board, 0, address) as port, socket.create_connection(("127.0.0.1", port), timeout=10):
+    with serve_status(scene.board, 0, address) as port, socket.create_connection(("127.0.0.1", port), timeout=60):
         pass
 
 

@@ -135,7 +135,7 @@ def test_rows_left_out_and_scalings(day: DayOfAJob) -> None:
 def test_the_page_asks_nothing_of_others(day: DayOfAJob) -> None:
     with served(day) as address:
         for path in ("/", "/page.css", "/page.js", "/uplot.css", "/uplot.js"):
-            with urllib.request.urlopen(address + path, timeout=10) as answer:
+            with urllib.request.urlopen(address + path, timeout=60) as answer:
                 body = answer.read().decode()
                 policy = answer.headers["Content-Security-Policy"]
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -143,26 +143,26 @@ def test_the_page_asks_nothing_of_others(day: DayOfAJob) -> None:
             assert "unsafe" not in policy
             assert set(re.findall(r"https?://[^\s'\"]+", body)) <= {"https://github.com/leeoniya/uPlot"}
             assert "innerHTML" not in body
-        with urllib.request.urlopen(f"{address}/", timeout=10) as answer:
+        with urllib.request.urlopen(f"{address}/", timeout=60) as answer:
             asked = re.findall(r'(?:src|href)="([^"]+)"', answer.read().decode())
         for path in {path for path in asked if not path.startswith("data:")}:
-            with urllib.request.urlopen(f"{address}/{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"{address}/{path}", timeout=60) as answer:
                 assert answer.status == 200
 
 
 def test_history_is_served_since_a_moment(day: DayOfAJob) -> None:
     with served(day) as address:
-        with urllib.request.urlopen(f"{address}/history?since={round(day.now * 1000) - 9000}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{address}/history?since={round(day.now * 1000) - 9000}", timeout=60) as answer:
             document = HistoryDocument.model_validate(json.load(answer))
         assert len(document.samples) == 3
         with pytest.raises(urllib.error.HTTPError, match="400"):
-            urllib.request.urlopen(f"{address}/history?since=yesterday", timeout=10)
+            urllib.request.urlopen(f"{address}/history?since=yesterday", timeout=60)
 
 
 @pytest.mark.parametrize("path", ["/page", "/page.js.map", "/../board.py", "/uplot-1.6.32/LICENSE", "/index.html"])
 def test_nothing_else_is_served(day: DayOfAJob, path: str) -> None:
     with served(day) as address, pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(address + path, timeout=10)
+        urllib.request.urlopen(address + path, timeout=60)
 
 
 def test_the_charting_library_is_the_one_that_its_folder_names() -> None:

@@ -70,7 +70,7 @@ def test_an_uninvited_executor_is_refused(context: SparkContext, tmp_path: Path,
         *("--bind-address", "127.0.0.1", "--hostname", "127.0.0.1"),
     ]
     ended = subprocess.run(
-        command, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50
+        command, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
     )
     assert ended.returncode != 0
     assert "Successfully registered with driver" not in ended.stderr

@@ -93,6 +93,6 @@ def test_a_worker_whose_task_spark_has_cancelled_says_nothing(closed: str) -> No
                 spark.recv(6, socket.MSG_WAITALL)  # its "ok"
                 spark.sendall(struct.pack("!i", 0))  # the number of the partition, and no more
             spark.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
-        psutil.wait_procs([worker], timeout=20)
+        psutil.wait_procs([worker], timeout=60)
         daemon.stdin.close()  # so Spark ends a daemon
         assert daemon.stderr.read().decode() == ""

@@ -62,7 +62,7 @@ def visible(cluster, topic):
         }
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
-    found, deadline = [], time.monotonic() + 60
+    found, deadline = [], time.monotonic() + 240
     while time.monotonic() < deadline:
         message = consumer.poll(1)
         if message is not None and message.error() is None:

@@ -121,7 +121,7 @@ def texts_of(error: BaseException) -> list[str]:
 
 def planned(job: StreamJoin) -> tuple[int, int]:
     """What the left input's planner plans once its partition is its own."""
-    planner, deadline = planner_for(job.spec.inputs[0], job.name, STORE), deadline_after(30)
+    planner, deadline = planner_for(job.spec.inputs[0], job.name, STORE), deadline_after(120)
     try:
         while not (only := planner.bounds(StoredOffsets())[0]).held:
             assert time.monotonic() < deadline

@@ -37,7 +37,7 @@ from sinks.rows import LINEAGE, attempt, takeover
 pytestmark = pytest.mark.services
 _names = (f"exact-{number}" for number in count())
 POINTS = ["transaction-begun", "transaction-sent", "transaction-committed"]
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 def rows(*numbers: int) -> pa.Table:

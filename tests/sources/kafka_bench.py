@@ -17,7 +17,7 @@ from joinery_runtime.job import Input
 from joinery_runtime.sources import Bounds, PartitionRef, SourcePlanner, StoredOffsets, planner_for
 from stores import STORE
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 # Metadata is looked for often, so that tests need not wait for what a user would not mind waiting for.
 EAGER = {"topic.metadata.refresh.interval.ms": "200", "heartbeat.interval.ms": "200"}
 COOPERATIVE = {**EAGER, "partition.assignment.strategy": "cooperative-sticky"}

@@ -39,7 +39,7 @@ from stores import STORE
 
 pytestmark = pytest.mark.services
 _names = (f"edges-{number}" for number in count())
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 120.0
 
 Record = tuple[int, bytes | None]  # offset and value
 

@@ -17,7 +17,7 @@ from joinery_devkit.kubernetes import packages
 from joinery_devkit.processes import ChildProcess, deadline_after, free_port
 from joinery_runtime.errors import EnvironmentProblem
 
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 
 _SETTINGS = """
 [databases]

@@ -17,7 +17,7 @@ from joinery_devkit.processes import deadline_after
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
 _BATCH, _BATCH_SECONDS = 10_000, 0.2
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _YEAR_1_MS, _YEAR_9999_END_MS = -62_135_596_800_000, 253_402_300_799_999

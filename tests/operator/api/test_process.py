@@ -151,7 +151,7 @@ def running(cluster, namespace):
 
 
 def fetch(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         return answer.read().decode()
 
 

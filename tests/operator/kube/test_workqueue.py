@@ -82,7 +82,7 @@ def test_waiting_workers_get_keys_that_are_added_and_an_end_when_it_closes():
         await asyncio.sleep(0)
         feed.add("a")
         feed.add("b")
-        done, _ = await asyncio.wait(workers[:2], timeout=5)
+        done, _ = await asyncio.wait(workers[:2], timeout=60)
         assert {task.result() for task in done} == {"a", "b"}
         feed.close()
         assert await workers[2] is None

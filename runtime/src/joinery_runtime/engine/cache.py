@@ -19,7 +19,7 @@ import pyarrow as pa
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
-from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.table.segment import Run, SegmentMeta, decode
 from joinery_runtime.errors import StateError
 from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.store import SegmentReader
@@ -153,4 +153,5 @@ class SegmentCache:
 
 
 def _view(epoch: int, source: pa.MemoryMappedFile) -> _Cached:
-    return _Cached(epoch, Run.view(pa.ipc.open_file(source).get_batch(0)))
+    # A buffer of the mapping, in which every read is one of memory: nothing is copied either way.
+    return _Cached(epoch, Run.view(decode(source.read_buffer())))

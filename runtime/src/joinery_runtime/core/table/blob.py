@@ -105,14 +105,15 @@ def _restored(field: pa.Field, column: pa.Array, texts: pa.RecordBatch) -> pa.Ar
 
 
 def _write(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=_ZSTD_LEVEL))
+    codec = pa.Codec("zstd", compression_level=_ZSTD_LEVEL)
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=batch.num_rows >= 4_096)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
 
 
 def _read(source: pa.NativeFile) -> pa.RecordBatch:
     """The one batch of a stream, whose end is left behind."""
-    (batch,) = pa.ipc.open_stream(source)
+    (batch,) = pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False))
     return batch
 
 
