@@ -34,18 +34,16 @@ from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord
 
 @dataclass(slots=True)
 class Verdict:
-    """What was compared of epochs `first` to `last`; `log`: sentences on epochs whose log counts something else than
-    was computed; `notes`: what could not be judged. `by_key`: a table holds the newest row of each key only. `cut_off`:
-    why nothing could be judged of an output, if that is so; then the verdict is not `right`."""
+    """What was compared of epochs `first` to `last`."""
 
     job: str
     first: int
     last: int
     compared: RowComparison = field(default_factory=RowComparison)
-    log: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    by_key: bool = False
-    cut_off: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)  # epochs whose log counts something else than was computed
+    notes: list[str] = field(default_factory=list)  # what could not be judged
+    by_key: bool = False  # a table holds the newest row of each key only
+    cut_off: list[str] = field(default_factory=list)  # why an output could not be judged at all
 
     @property
     def right(self) -> bool:
