@@ -139,7 +139,7 @@ def _visible(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _parsed(rows: Rows) -> Rows:
-    """The same rows, each written in one way. What is no JSON stays as it is."""
+    """Rows in one spelling of JSON, so that equal rows are equal bytes."""
     found: Rows = Counter()
     for line, count in rows.items():
         try:
@@ -179,7 +179,8 @@ def _places(
 
 
 def place_of(sides: Sequence[str], side: int, last: tuple[int, int], partner: tuple[int, int]) -> str:
-    """Of an output row: the record that came last (partition, offset), and its partner's. A session has none."""
+    """Where an output row comes from: the record that came last (partition, offset), and its partner, which sessions do
+    not have."""
     place = f"{sides[side]} {last[0]}/{last[1]}"
     with_partner = len(sides) > 1 and partner[1] >= 0
     return f"{place} with {sides[1 - side]} {partner[0]}/{partner[1]}" if with_partner else place

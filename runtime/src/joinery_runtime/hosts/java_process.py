@@ -30,9 +30,9 @@ _WITHOUT_MODULE = """() {
 
 
 def kill_starts() -> None:
-    """Ends the Java processes that are being started, at once. For who ends this process, or leaves the start, without
+    """Kills the Java processes that are being started. To be called where this process ends, or leaves a start, without
     `give_up`: PySpark has then removed the folder that Java writes its address to, and a Java that cannot write there
-    stays for ever."""
+    never ends."""
     for process in list(_under_way):
         process.kill()
 

@@ -342,7 +342,7 @@ class _JobRun:
 
 
 def _load_kernels(job: Job) -> None:
-    """Those that a reader or a decoder of the job is going to load."""
+    """Loads the compiled kernels that readers and decoders of the job need."""
     formats = {side.format for side in job.inputs if side.kafka is not None}
     if formats:
         kernels("messages")

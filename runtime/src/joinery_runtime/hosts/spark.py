@@ -215,7 +215,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def _todo(error: Exception) -> str:
-    """A process that the kernel has killed for its memory cannot say so: who has lost one is told of it."""
+    # A process that the kernel has killed for its memory cannot say so: a lost process may be one.
     said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
     if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(said):
         return (
