@@ -30,8 +30,7 @@ from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
-from joinery_runtime.hosts.class_archive import java_options
-from joinery_runtime.hosts.java_process import JavaStart
+from joinery_runtime.hosts.java_process import JavaStart, java_options
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
