@@ -69,7 +69,7 @@ class Takeover:
 
 
 def life_of(lineage: str) -> str:
-    """Short, for names; as in those of Kafka's markers (docs/decisions/0026)."""
+    """A lineage as names of files, markers and claims have it: 12 hexadecimal digits (docs/decisions/0026)."""
     return lineage.replace("-", "")[:12]
 
 

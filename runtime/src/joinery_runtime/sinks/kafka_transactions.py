@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
-from joinery_runtime.sinks.base import Attempt, Prompt, Receipt, Rows, Takeover
+from joinery_runtime.sinks.base import Attempt, Prompt, Receipt, Rows, Takeover, life_of
 from joinery_runtime.sinks.kafka_markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_target import KafkaTarget
@@ -36,7 +36,6 @@ _SUCCESSOR_SECONDS = 5.0  # how long an attempt that took over may take
 _POLL_SECONDS = 0.05
 _TAKEOVERS = 3
 _TAKEOVER_THREADS = 16
-_LIFE = 12  # hexadecimal digits of a lineage in a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class PartNames:
         return f"{self.job}-driver"
 
     def of(self, shard: int, lineage: str) -> str:
-        return f"{self.job}-{lineage.replace('-', '')[:_LIFE]}-{self._part(shard)}"
+        return f"{self.job}-{life_of(lineage)}-{self._part(shard)}"
 
     def former(self, shard: int) -> str:
         return f"{self.job}-{self._part(shard)}"
