@@ -140,7 +140,7 @@ class InTurn:
 def install(patch: pytest.MonkeyPatch) -> None:
     """Lets the sink's code run on simulated topics."""
     patch.setattr(kafka_transactions, "OwningProducer", SimProducer)
-    patch.setattr(kafka_transactions, "marker_reader", lambda topic: topic)
+    patch.setattr(kafka_transactions, "EpochMarkerReader", lambda topic: topic)
     patch.setattr(kafka_transactions, "ThreadPoolExecutor", InTurn)
     numbers = count(1)
     patch.setattr(kafka_transactions, "new_id", lambda job: f"{job}-{next(numbers):06}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from joinery_runtime.hosts.class_archive import archive_path, java_options
+from joinery_runtime.hosts.java_process import archive_path, java_options
 
 
 @pytest.fixture

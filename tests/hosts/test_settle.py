@@ -44,7 +44,7 @@ spec:
 @pytest.mark.parametrize("kind", [AggregateError, ExpressionError, RecordError])
 def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryError]) -> None:
     class Failing(_JobRun):
-        def go(self, referring: Job, *, settle: bool) -> None:
+        def run_epochs(self, referring: Job, *, settle: bool) -> None:
             assert settle
             raise kind("An aggregate of a session has no value", facts="sum(amount)")
 
@@ -68,7 +68,7 @@ def _edited(store: MemoryStore, said: list[str]) -> tuple[_JobRun, list[bool]]:
     went: list[bool] = []
 
     class Going(_JobRun):
-        def go(self, referring: Job, *, settle: bool) -> None:
+        def run_epochs(self, referring: Job, *, settle: bool) -> None:
             went.append(settle)
 
     listener, stop = JobListener(print, print, print), Event()

@@ -27,7 +27,7 @@ from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superse
 from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
-from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
+from joinery_runtime.sinks.kafka_markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.sinks.kafka_producers import OwningProducer, Producers
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
@@ -100,7 +100,7 @@ class Output:
         return receipt
 
     def mark(self, shard: int = 0) -> EpochMarker | None:
-        return marker_reader(self.target).newest(self.names.of(shard, LINEAGE))
+        return EpochMarkerReader(self.target).newest(self.names.of(shard, LINEAGE))
 
     def visible(self) -> list[Any]:
         """What a `read_committed` consumer has seen when it is at the end: no transaction is left open there."""
@@ -540,7 +540,7 @@ def test_dead_letters_are_not_signed(kafka_broker) -> None:
     sink.recover(takeover())
     sink.recover(takeover(store=StoreIdentity("there", "elsewhere")))
     assert sink.other_store() is None
-    assert marker_reader(sink.writer().target).signed("job-driver") is None
+    assert EpochMarkerReader(sink.writer().target).signed("job-driver") is None
 
 
 class FormerNames(PartNames):

@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 
 def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -> None:
-    """The same in two forms: text on a terminal, a line of JSON for programs."""
+    """Prints an answer: the text on a terminal, one line of JSON elsewhere or with `as_json`."""
     if as_json or not sys.stdout.isatty():
         say(json.dumps(document))
     else:
@@ -50,7 +50,7 @@ def size_text(count: float) -> str:
 
 
 def in_memory(job: Job) -> bool:
-    """Whether nothing of its state outlives the job."""
+    """Whether the job keeps its state in memory, so that nothing of it outlives the job."""
     return job.spec.state_store.memory is not None
 
 
@@ -59,7 +59,7 @@ def load(job_file: Path) -> Job:
 
 
 def checked(job_file: Path) -> tuple[Job, Stored]:
-    """The job, and what its segments keep."""
+    """The job, and the columns that its segments store."""
     job = load_job(job_file)
     try:
         return job, stored(job)
@@ -68,7 +68,7 @@ def checked(job_file: Path) -> tuple[Job, Stored]:
 
 
 def stored(job: Job) -> Stored:
-    """What its segments keep: to know that, `where` is compiled. Without the engine neither is done."""
+    """The columns that the job's segments store, which follow from the compiled `where`; None without the engine."""
     try:
         from joinery_runtime.core.compile import compile_job, stored_columns  # noqa: PLC0415
     except ModuleNotFoundError:

@@ -316,12 +316,12 @@ WHY_ENDED: Mapping[EndedBy, str] = {
 
 
 def ended_inputs(driver: Driver) -> list[str]:
-    """Those that an earlier run has read to their final ends (T7)."""
+    """The inputs that an earlier run has read to their final ends (T7)."""
     return [name for name, state in driver.state.inputs.items() if state.progress.ended]
 
 
 def where_rows_are(job: Job) -> str:
-    """For who has run a job for the first time: the place of its output, and a command that shows some of it."""
+    """The place of the output, and a command that shows some of it: for a user's first run."""
     output = job.spec.output
     if output.file is not None:
         folder = output.file.path

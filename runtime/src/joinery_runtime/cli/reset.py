@@ -134,7 +134,8 @@ def _kafka_input(job: Job, name: str) -> KafkaInput:
 
 
 def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) -> BrokerOffsets:
-    """Of an input with a pattern: the topics that it has read. Raises SourceError when there is no topic or broker."""
+    """The offsets that the broker has of the input's topics; of a pattern, those of the topics that were read. Raises
+    SourceError when there is no topic or broker."""
     cluster = Cluster.of(name, kafka)
     admin = KafkaAdmin(cluster)
     read = {ref.topic for ref in state.positions if not of_files(ref)}
@@ -157,7 +158,7 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
 
 
 def _input_state(record: JobRecord, name: str, *, drop_planned: bool) -> InputState:
-    """What is stored of the input; before the first commit, where the plan that is to be dropped begins to read."""
+    """The stored state of the input; before the first commit, where the plan that is to be dropped begins to read."""
     if name in record.offsets:
         return InputState.from_bytes(name, record.offsets[name])
     if record.plan is not None and drop_planned:

@@ -28,18 +28,15 @@ Rows = Counter[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`expected` and `found` are rows by column name (None: there is none); `place` says which records make the
-    expected row: input, partition and offset of the one that came last, then of its partner. `epoch` is None where the
-    output does not tell it. `found_at` is where the found row is: a record, a data file; "" where a row has no
-    place."""
+    """An expected row and what was found in its place. Rows are by column name; None: there is none."""
 
-    epoch: int | None
+    epoch: int | None  # None: the output does not say of which epoch a row is
     output: str
     what: What
     expected: Mapping[str, Any] | None
     found: Mapping[str, Any] | None
-    place: str
-    found_at: str = ""
+    place: str  # the records that make the expected row: the one that came last, then its partner
+    found_at: str = ""  # the record, or the data file, of the found row; "": it has no place
 
     def line(self) -> str:
         of = ", ".join(
@@ -51,14 +48,11 @@ class Difference:
 
 @dataclass(slots=True)
 class RowComparison:
-    """`rows` and `dead` are how many rows and dead letters were expected of `epochs` epochs, `counted` differences by
-    kind."""
-
     epochs: int = 0
-    rows: int = 0
-    dead: int = 0
-    counted: Counter[str] = field(default_factory=Counter)
-    differences: list[Difference] = field(default_factory=list)
+    rows: int = 0  # that were expected
+    dead: int = 0  # dead letters that were expected
+    counted: Counter[str] = field(default_factory=Counter)  # all differences, by `What`
+    differences: list[Difference] = field(default_factory=list)  # the first SHOWN
 
     def output(
         self,
@@ -145,7 +139,7 @@ def _visible(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _parsed(rows: Rows) -> Rows:
-    """The same rows, each written in one way. What is no JSON stays as it is."""
+    """Rows in one spelling of JSON, so that equal rows are equal bytes."""
     found: Rows = Counter()
     for line, count in rows.items():
         try:
@@ -185,7 +179,8 @@ def _places(
 
 
 def place_of(sides: Sequence[str], side: int, last: tuple[int, int], partner: tuple[int, int]) -> str:
-    """Of an output row: the record that came last (partition, offset), and its partner's. A session has none."""
+    """Where an output row comes from: the record that came last (partition, offset), and its partner, which sessions do
+    not have."""
     place = f"{sides[side]} {last[0]}/{last[1]}"
     with_partner = len(sides) > 1 and partner[1] >= 0
     return f"{place} with {sides[1 - side]} {partner[0]}/{partner[1]}" if with_partner else place

@@ -244,8 +244,8 @@ def migrate(
             would = state_migrate.dry_run(job, store)
             answer(asdict(would), state_migrate.rehearsal_lines(job.name, would), as_json=as_json)
         else:
-            with migration_served() as migrated:
-                done = state_migrate.migrate_job(store, job.name, savepoint, anew=anew, migrated=migrated)
+            with migration_served() as report:
+                done = state_migrate.migrate_job(store, job.name, savepoint, anew=anew, report=report)
             answer(done.document(), done.lines(), as_json=as_json)
 
 

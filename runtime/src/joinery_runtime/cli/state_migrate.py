@@ -79,8 +79,8 @@ def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
     yield f"{done.to_migrate} segments would be migrated: {sizes}, in {done.seconds:.1f} s"
 
 
-def counting(chain: Mapping[int, Migration], migrated: Callable[[int], None]) -> Mapping[int, Migration]:
-    """The same chain, whose last step that rewrites segments calls `migrated` with how many it has rewritten."""
+def counting(chain: Mapping[int, Migration], report: Callable[[int], None]) -> Mapping[int, Migration]:
+    """The chain, whose last step that rewrites segments reports how many it has rewritten."""
     rewriting = [version for version, step in chain.items() if step is not migrations.unchanged]
     if not rewriting:
         return chain
@@ -90,22 +90,22 @@ def counting(chain: Mapping[int, Migration], migrated: Callable[[int], None]) ->
         nonlocal done
         rewritten = chain[last](blob)
         done += 1
-        migrated(done)
+        report(done)
         return rewritten
 
     return {**chain, last: counted}
 
 
 def migrate_job(
-    store: StateStore, job: str, savepoint: str | None, *, anew: bool, migrated: Callable[[int], None] = lambda _: None
+    store: StateStore, job: str, savepoint: str | None, *, anew: bool, report: Callable[[int], None] = lambda _: None
 ) -> Migrated:
     """Takes the generation, so that an older driver is fenced, pins, and migrates or drops. May be repeated after it
-    was interrupted, and after the new driver has committed: then nothing changes. `migrated` is
-    called with the number of segments that are written so far. Raises JoineryError.
+    was interrupted, and after the new driver has committed: then nothing changes. Calls `report` with the number of
+    segments that are written so far. Raises JoineryError.
 
     Each step is done under the generation that was taken first: who rolls this rollout back meanwhile fences it.
     """
-    chain, target = counting(migrations.MIGRATIONS, migrated), migrations.CURRENT_STATE_VERSION
+    chain, target = counting(migrations.MIGRATIONS, report), migrations.CURRENT_STATE_VERSION
     if savepoint is not None:
         check_name(savepoint)
     record = store.record(job)

@@ -31,12 +31,7 @@ from joinery_runtime.state.store import JobRecord, Savepoint, StateReader, State
 
 @dataclass(frozen=True, slots=True)
 class SideStats:
-    """One side of a step: its live state and what it has been through.
-
-    `keep_from` is the lowest event time that the next epoch keeps for certain (None: it keeps everything); `expired`
-    rows are in segments that go as a whole then, `expiring` at most in others. `goes` says in words what that epoch
-    closes, `totals` count since the state began, `over` names the limits that the side is over. Times are milliseconds.
-    """
+    """The live state of one side of a step, and its totals since the state began. Times are milliseconds."""
 
     part: str
     step: int
@@ -47,12 +42,12 @@ class SideStats:
     segments: int
     event_time: tuple[int, int] | None
     state_versions: tuple[int, ...]
-    keep_from: int | None
-    expired: int
-    expiring: int
-    goes: str
+    keep_from: int | None  # the lowest event time that the next epoch keeps for certain; None: it keeps everything
+    expired: int  # rows of segments that the next epoch drops whole
+    expiring: int  # rows that it may drop of other segments, at most
+    goes: str  # what the next epoch closes, in words
     totals: PartTotals
-    over: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()  # the limits that the side is over
 
     @property
     def name(self) -> str:

@@ -34,18 +34,16 @@ from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord
 
 @dataclass(slots=True)
 class Verdict:
-    """What was compared of epochs `first` to `last`; `log`: sentences on epochs whose log counts something else than
-    was computed; `notes`: what could not be judged. `by_key`: a table holds the newest row of each key only. `cut_off`:
-    why nothing could be judged of an output, if that is so; then the verdict is not `right`."""
+    """What was compared of epochs `first` to `last`."""
 
     job: str
     first: int
     last: int
     compared: RowComparison = field(default_factory=RowComparison)
-    log: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    by_key: bool = False
-    cut_off: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)  # epochs whose log counts something else than was computed
+    notes: list[str] = field(default_factory=list)  # what could not be judged
+    by_key: bool = False  # a table holds the newest row of each key only
+    cut_off: list[str] = field(default_factory=list)  # why an output could not be judged at all
 
     @property
     def right(self) -> bool:
@@ -78,15 +76,15 @@ def verify(
     last: int | None,
     database: StoreDatabase | None = None,
 ) -> Verdict:
-    """Of epochs `first` (None: the first that can be computed again) to `last` (None: the newest one). `database` is
-    the state's, None where that is not in Postgres. Raises JoineryError where an epoch cannot be computed again, and
-    what reading the output raises."""
+    """Verifies epochs `first` (None: the first that can be computed again) to `last` (None: the newest one). `database`
+    is the state's, None where the state is not in Postgres. Raises JoineryError where an epoch cannot be computed
+    again, and what reading the output raises."""
     if job.spec.output.console is not None:
         raise JoineryError(f"The output of job {job.name} cannot be verified", facts="the console keeps no rows")
 
     @lru_cache(maxsize=2)
     def receipts(kind: str, epoch: int) -> list[Receipt]:
-        """Also of an epoch that the job commits meanwhile: its file may have rows of earlier ones."""
+        """Of an epoch; also of one that is committed meanwhile, whose file may have rows of earlier epochs."""
         return [each for entry in store.epochs(job.name, epoch - 1, 1) for each in entry.result.get(kind, ())]
 
     record = store.record(job.name)
@@ -119,7 +117,7 @@ def verify(
 def _contents(
     job: Job, store: JobReader, record: JobRecord, database: StoreDatabase | None
 ) -> list[tuple[str, Content]]:
-    """Of the outputs that do not say which epoch a row is of, by their names in differences."""
+    """The contents of outputs that do not say of which epoch a row is, each with the output's name in differences."""
     newest = store.newest_epoch(job.name)
     committed = 0 if newest is None else newest.epoch
     # What an epoch has for a table with commits of its own is published right after the state's commit, before the

@@ -50,16 +50,14 @@ Rows = Mapping[int, Counter[str]]
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What became of a record. `watermarks` were in force in its epoch; `reason` (None: it was taken) is why it was
-    dropped, `detail` the dead letter's words; `made` are rows that went out because of it, by epoch, and `prevented`
-    those that would have gone out without it."""
+    """What became of a record."""
 
     record: FoundRecord
-    watermarks: Mapping[str, Watermark]
-    reason: str | None
-    detail: str
-    made: Rows
-    prevented: Rows
+    watermarks: Mapping[str, Watermark]  # in force in its epoch
+    reason: str | None  # why it was dropped; None: it was taken
+    detail: str  # the reason in its dead letter
+    made: Rows  # rows that went out because of it
+    prevented: Rows  # rows that would have gone out without it
 
     @property
     def rule(self) -> str | None:
@@ -103,14 +101,11 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`epochs` are the first and the last one that were run again, `kept` what the state still has of the key (None: a
-    record without one was asked for), `left_out` how many records of the key are not explained."""
-
     job: str
-    epochs: tuple[int, int]
+    epochs: tuple[int, int]  # the first and the last one that were run again
     records: Sequence[Explained]
-    kept: ShownKey | None
-    left_out: int = 0
+    kept: ShownKey | None  # what the state still has of the key; None: the record has no key
+    left_out: int = 0  # records of the key that are not explained
 
     def document(self) -> dict[str, Any]:
         return {

@@ -62,7 +62,7 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
 
 
 def _aligned(known: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
-    """Of partitions of known density."""
+    """Records to read per partition, of partitions whose density is known."""
     records = np.array([b.records for b in known])
     highest, density, size = np.array([(b.highest, b.density, b.record_bytes) for b in known], dtype=float).T
 

@@ -90,7 +90,7 @@ class KeyCounter:
 
 
 def longest_runs(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of sorted uint64[n], n > 0: the values that occur most often (at most LONGEST_RUNS), and how often."""
+    """The values that occur most often (at most LONGEST_RUNS) in sorted uint64[n], n > 0, and how often."""
     starts = np.concatenate(([0], np.flatnonzero(hashes[1:] != hashes[:-1]) + 1))
     lengths = np.diff(starts, append=len(hashes))
     if len(lengths) > LONGEST_RUNS:

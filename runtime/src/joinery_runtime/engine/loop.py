@@ -38,10 +38,6 @@ class Progress:
     committing: float = 0.0
 
 
-def _unheard(_: object) -> None:
-    """For who does not listen to it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outage:
     """An outside system is away, since then (seconds since 1970). The next try is after `pause` seconds."""
@@ -62,19 +58,16 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class JobListener:
-    """What a caller hears: `started(driver)` after recovery, `committed`, `trouble` with the seconds until the next
-    try when partitions are away, `polled` after each call of `Driver.plan`, `noticed` with words about hot keys and
-    inputs that are paused, `waiting` before each pause of an outage, and `back` when it is over; `scaled` when
-    the job becomes wider or narrower."""
+    """What the loop calls, from its thread."""
 
-    started: Callable[[Driver], None]
+    started: Callable[[Driver], None]  # after recovery
     committed: Callable[[Progress], None]
-    trouble: Callable[[JoineryError, float], None]
-    polled: Callable[[Driver], None] = _unheard
-    noticed: Callable[[str], None] = _unheard
-    waiting: Callable[[Outage], None] = _unheard
-    back: Callable[[Outage], None] = _unheard
-    scaled: Callable[[Scaling], None] = _unheard
+    trouble: Callable[[JoineryError, float], None]  # partitions are away; seconds until the next try
+    polled: Callable[[Driver], None] = lambda _: None  # after each call of `Driver.plan`
+    noticed: Callable[[str], None] = lambda _: None  # a sentence: of hot keys, of inputs that are paused, ...
+    waiting: Callable[[Outage], None] = lambda _: None  # before each pause of an outage
+    back: Callable[[Outage], None] = lambda _: None  # the outage is over
+    scaled: Callable[[Scaling], None] = lambda _: None  # from the next epoch on
 
 
 Result = TypeVar("Result")

@@ -44,14 +44,12 @@ Inputs = Mapping[str, InputState]
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """What a call of `Planner.plan` found: unread records per input (`backlog`), partitions with records that other
-    members of the consumer group have (`not_held`), inputs that are not read because of a limit and why (`paused`), and
-    whether every input has been read to its final end, or to where this run ends (`finished`)."""
+    """What a call of `Planner.plan` found."""
 
-    backlog: Mapping[str, int] = field(default_factory=dict)
-    not_held: tuple[PartitionRef, ...] = ()
-    paused: Mapping[str, str] = field(default_factory=dict)
-    finished: bool = False
+    backlog: Mapping[str, int] = field(default_factory=dict)  # by input: unread records
+    not_held: tuple[PartitionRef, ...] = ()  # with unread records, held by other members of the consumer group
+    paused: Mapping[str, str] = field(default_factory=dict)  # by input: which limit keeps it from being read
+    finished: bool = False  # every input has been read to its final end, or to where this run ends
 
     @classmethod
     def of(cls, snapshot: SourceSnapshot, paused: Mapping[str, str]) -> SourceStatus:
@@ -73,17 +71,15 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceSnapshot:
-    """The inputs at one moment: what can be read of each partition, partitions that wait for others of their input,
-    those that were `deleted`, unread records per input, idle partitions per input, inputs that have been read to their
-    final end, and where each input stands in event time because of that."""
+    """The inputs at one moment."""
 
-    bounds: tuple[Bounds, ...]
-    waiting: tuple[Bounds, ...]
+    bounds: tuple[Bounds, ...]  # what can be read of each partition
+    waiting: tuple[Bounds, ...]  # of partitions that wait for others of their input
     deleted: tuple[Bounds, ...]
-    backlog: Mapping[str, int]
-    idle: Mapping[str, Collection[str]]
-    ended: tuple[str, ...]
-    progress: Mapping[str, InputProgress]
+    backlog: Mapping[str, int]  # by input: unread records
+    idle: Mapping[str, Collection[str]]  # by input: idle partitions
+    ended: tuple[str, ...]  # inputs that have been read to their final end
+    progress: Mapping[str, InputProgress]  # with idleness and ends applied
     now_ms: int
 
     def unread(self) -> SourceSnapshot:
@@ -97,14 +93,12 @@ class SourceSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What earlier plans of this process leave for later ones: where each partition ended at first, when a checkpoint
-    was last planned, whether anything was read since (`unsaved`), and whether a checkpoint was tried already against a
-    state over its limit that nothing else can make smaller."""
+    """What earlier plans of this process leave for later ones."""
 
-    first_ends: Mapping[PartitionRef, int] = field(default_factory=dict)
-    checkpointed_ms: int | None = None
-    unsaved: bool = False
-    tried_checkpoint: bool = False
+    first_ends: Mapping[PartitionRef, int] = field(default_factory=dict)  # where each partition ended at first
+    checkpointed_ms: int | None = None  # when a checkpoint was last planned
+    unsaved: bool = False  # records were read since
+    tried_checkpoint: bool = False  # against a state over its limit that nothing else can make smaller
 
     def saw(self, bounds: Iterable[Bounds]) -> History:
         """A topic may be recreated, and shorter."""

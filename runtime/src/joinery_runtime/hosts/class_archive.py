@@ -1,5 +1,5 @@
-"""An archive of the Java classes that a start of Spark loads, which a JVM maps instead of reading and verifying each of
-them: a driver's start takes half of the time (docs/decisions/0024).
+"""Makes the archive of the Java classes that a start of Spark loads. A JVM maps it instead of reading and verifying
+each class: a driver's start takes half of the time (docs/decisions/0024).
 
 `python -m joinery_runtime.hosts.class_archive` makes it, once per Python environment and Java; `make setup` does so. A
 JVM goes on without an archive that is missing, or was made by another Java or of other jars.
@@ -7,66 +7,22 @@ JVM goes on without an archive that is missing, or was made by another Java or o
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
-import shutil
 import sys
 import uuid
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
+from pyspark import SparkContext
+
 from joinery_runtime.errors import EnvironmentProblem
-
-# A JVM that cannot use the archive would say so on standard output. Its other warnings stay.
-_QUIET = "-Xlog:disable -Xlog:all=warning:stderr -Xlog:cds*=off:stderr -Xlog:class+path=off:stderr"
-
-
-def java_options() -> str:
-    """Options for a JVM of Spark's; none where there is no archive."""
-    archive = archive_path()
-    if archive is None or not archive.exists():
-        return ""
-    return f"-XX:SharedArchiveFile={shlex.quote(str(archive))} {_QUIET}"
-
-
-def archive_path() -> Path | None:
-    """The archive of this Python environment's Spark and the Java that it will run on. None where there can be none:
-    another Spark is named, or Java does not say its version."""
-    release, home = _release(), os.environ.get("SPARK_HOME")
-    if release is None or (home and Path(home) != _own_spark()):
-        return None
-    key = hashlib.sha256(f"{version('pyspark')}\n{release}".encode()).hexdigest()[:12]
-    return Path(sys.prefix, "share", "joinery", f"spark-{key}.jsa")
-
-
-def _own_spark() -> Path | None:
-    """The folder of pyspark, found without importing it."""
-    spec = find_spec("pyspark")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
-
-
-def _release() -> str | None:
-    """What the Java home that Spark's scripts choose says of itself."""
-    home = os.environ.get("JAVA_HOME")
-    java = Path(home, "bin", "java") if home else shutil.which("java")
-    if java is None:
-        return None
-    try:
-        return Path(java).resolve().parents[1].joinpath("release").read_text(encoding="utf-8")
-    except OSError:
-        return None
+from joinery_runtime.hosts.java_process import archive_path
+from joinery_runtime.hosts.spark import start_context, stop_context
 
 
 def make() -> Path | None:
     """Makes the archive anew. None where there can be none, or the JVM made none. Raises EnvironmentProblem where Spark
     does not start."""
-    # pyspark is not imported by who only asks for options.
-    from pyspark import SparkContext  # noqa: PLC0415
-
-    from joinery_runtime.hosts.spark import start_context, stop_context  # noqa: PLC0415
-
     archive = archive_path()
     if archive is None:
         return None

@@ -1,18 +1,30 @@
 """The Java process of Spark's driver half, as PySpark starts it, but known from its first moment: a start that nobody
-waits for any longer is ended by its pid, and one that a signal cuts short leaves no process behind.
+waits for any longer is ended by its pid, and one that a signal cuts short leaves no process behind. And the archive of
+classes that makes its start shorter, which `class_archive` makes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shlex
+import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pyspark import SparkContext, java_gateway
 
 from joinery_runtime.errors import EnvironmentProblem
+
+# A JVM that cannot use the archive would say so on standard output. Its other warnings stay.
+_QUIET = "-Xlog:disable -Xlog:all=warning:stderr -Xlog:cds*=off:stderr -Xlog:class+path=off:stderr"
 
 _PATIENCE_S = 10.0  # Spark's hooks remove its temporary folders within one
 _launching = threading.Lock()
@@ -30,9 +42,9 @@ _WITHOUT_MODULE = """() {
 
 
 def kill_starts() -> None:
-    """Ends the Java processes that are being started, at once. For who ends this process, or leaves the start, without
+    """Kills the Java processes that are being started. To be called where this process ends, or leaves a start, without
     `give_up`: PySpark has then removed the folder that Java writes its address to, and a Java that cannot write there
-    stays for ever."""
+    never ends."""
     for process in list(_under_way):
         process.kill()
 
@@ -107,3 +119,42 @@ class JavaStart:
             self._process = subprocess.Popen(command, **options)
             _under_way.add(self._process)
             return self._process
+
+
+# --- the archive of classes -------------------------------------------------------------------------------------------
+
+
+def java_options() -> str:
+    """Options for a JVM of Spark's; none where there is no archive."""
+    archive = archive_path()
+    if archive is None or not archive.exists():
+        return ""
+    return f"-XX:SharedArchiveFile={shlex.quote(str(archive))} {_QUIET}"
+
+
+def archive_path() -> Path | None:
+    """The archive of this Python environment's Spark and the Java that it will run on. None where there can be none:
+    another Spark is named, or Java does not say its version."""
+    release, home = _release(), os.environ.get("SPARK_HOME")
+    if release is None or (home and Path(home) != _own_spark()):
+        return None
+    key = hashlib.sha256(f"{version('pyspark')}\n{release}".encode()).hexdigest()[:12]
+    return Path(sys.prefix, "share", "joinery", f"spark-{key}.jsa")
+
+
+def _own_spark() -> Path | None:
+    """The folder of pyspark, found without importing it."""
+    spec = find_spec("pyspark")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _release() -> str | None:
+    """What the Java home that Spark's scripts choose says of itself."""
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        return Path(java).resolve().parents[1].joinpath("release").read_text(encoding="utf-8")
+    except OSError:
+        return None

@@ -170,7 +170,7 @@ def fingerprint_of(job: Job) -> str:
 
 
 def _check(job: Job, plans: Sequence[EpochPlan]) -> None:
-    """That each epoch goes on where the one before ended, under the job as it is now."""
+    """Raises JoineryError unless each epoch goes on where the one before ended, under the job as it is now."""
     today = fingerprint_of(job)
     ends: dict[PartitionRef, int] = {}
     floors: dict[str, int] = {}
@@ -214,8 +214,8 @@ def wrong_counts(entry: EpochRecord, replayed: ReplayedEpoch) -> list[str]:
 
 
 def check_records(entry: EpochRecord, there: Mapping[str, int]) -> None:
-    """That the inputs still hold what the epoch read: `there` counts records by partition, named as in `rows_in` of the
-    log. Raises JoineryError naming the partition that does not."""
+    """Raises JoineryError unless the inputs still have all records that the epoch read; it names the partition. `there`
+    counts records by partition, named as in `rows_in` of the log."""
     for place, count in entry.result["rows_in"].items():
         if there.get(place, 0) != count:
             raise JoineryError(

@@ -158,17 +158,17 @@ class _JobRun:
                 if begins:
                     self.store.delete_job(job.name)
                 raise
-            if known.definition is not None and not who.defines(known) and not self._gave_up(known):
+            if known.definition is not None and not who.defines(known) and not self._drop_first_plan(known):
                 self.settle(under_definition(job, known.definition), known)
         if not self._caller.stop.is_set():
-            self.go(job, settle=False)
+            self.run_epochs(job, settle=False)
 
     def settle(self, earlier: Job, known: JobRecord) -> None:
         """Ends what was begun before the job was edited, as it was then: the planned epoch, and the output of the
         newest one. Raises JoineryError."""
         try:
-            if next_action(known) is Action.REPLAY or self._published_holds(earlier, known.lineage):
-                self.go(earlier, settle=True)
+            if next_action(known) is Action.REPLAY or self._publish_newest(earlier, known.lineage):
+                self.run_epochs(earlier, settle=True)
         except Unavailable:
             raise
         except (SourceError, SinkError, RecordError, AggregateError, ExpressionError) as error:
@@ -181,9 +181,9 @@ class _JobRun:
                 "--drop-planned; those of its rows that are in Kafka already will repeat",
             ) from error
 
-    def _gave_up(self, known: JobRecord) -> bool:
-        """Whether the planned epoch was dropped: the first of a job that has committed nothing, of which no row that
-        must come once can be visible. What failed at the first start would fail in it again, whatever is edited."""
+    def _drop_first_plan(self, known: JobRecord) -> bool:
+        """Drops the planned epoch if it is the job's first and none of its rows can be visible; returns whether it did.
+        What failed at the first start would fail in that epoch again, whatever is edited."""
         if next_action(known) is not Action.REPLAY or known.offsets or self.store.newest_epoch(known.job) is not None:
             return False
         record = self.store.acquire(known.job)  # from now on, no older attempt claims a part of the output
@@ -195,8 +195,8 @@ class _JobRun:
         )
         return True
 
-    def _published_holds(self, earlier: Job, lineage: str) -> bool:
-        """Publishes the newest epoch. Whether rows are held then, which one more epoch has to show."""
+    def _publish_newest(self, earlier: Job, lineage: str) -> bool:
+        """Publishes the newest epoch; returns whether rows are held after it, for one more epoch to show."""
         earlier = with_secrets(earlier)
         newest, held = self.store.newest_epoch(earlier.name), False
         for kind, sink in (
@@ -209,7 +209,7 @@ class _JobRun:
                 sink.close()
         return held
 
-    def go(self, referring: Job, *, settle: bool) -> None:
+    def run_epochs(self, referring: Job, *, settle: bool) -> None:
         """Runs the epochs of a job that refers to its secrets; with `settle` only those that are planned already.
         Nothing is begun after a stop."""
         job, stop = with_secrets(referring), self._caller.stop
@@ -342,7 +342,7 @@ class _JobRun:
 
 
 def _load_kernels(job: Job) -> None:
-    """Those that a reader or a decoder of the job is going to load."""
+    """Loads the compiled kernels that readers and decoders of the job need."""
     formats = {side.format for side in job.inputs if side.kafka is not None}
     if formats:
         kernels("messages")

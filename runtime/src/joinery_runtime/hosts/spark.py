@@ -30,8 +30,7 @@ from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
-from joinery_runtime.hosts.class_archive import java_options
-from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards
+from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, java_options
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
@@ -225,7 +224,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def _todo(error: Exception) -> str:
-    """A process that the kernel has killed for its memory cannot say so: who has lost one is told of it."""
+    # A process that the kernel has killed for its memory cannot say so: a lost process may be one.
     said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
     if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(said):
         return (

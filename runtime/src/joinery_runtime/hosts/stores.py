@@ -44,7 +44,7 @@ class OpenStore:
 
 
 def store_address(job: Job) -> PostgresStoreAddress:
-    """Of the Postgres that a job with its secrets names."""
+    """The address of the Postgres that a job with its secrets names."""
     postgres = job.spec.state_store.postgres
     assert postgres is not None
     assert postgres.dsn is not None, "with_secrets fills it in"

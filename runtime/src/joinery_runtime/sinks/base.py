@@ -53,28 +53,23 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What a driver finds when it takes a job over; attempts of older generations may still be running.
-
-    What they may make visible they have claimed: `claims` has the owners by name, "" where they have been fenced
-    already. `shards` are those of the newest committed epoch. `pending` is the epoch of the plan that is about to be
-    replayed (None: there is none), with `pending_shards`; `pending_for_ms` is for how long it has been in the store.
-    `store` is which store the job has. `warn` is told what a person has to look at.
-    """
+    """What a driver finds when it takes a job over; attempts of older generations may still be running. What they may
+    make visible, they have claimed."""
 
     generation: int
     committed_epoch: int
-    store: StoreIdentity
+    store: StoreIdentity  # of the job
     lineage: str = ""
-    claims: Mapping[str, str] = field(default_factory=dict)
-    shards: int = 0
-    pending: int | None = None
+    claims: Mapping[str, str] = field(default_factory=dict)  # owners by name; "": fenced already
+    shards: int = 0  # of the newest committed epoch
+    pending: int | None = None  # the epoch whose plan is about to be replayed
     pending_shards: int = 0
-    pending_for_ms: int = 0
-    warn: Callable[[str], None] = lambda _: None
+    pending_for_ms: int = 0  # since its plan was stored
+    warn: Callable[[str], None] = lambda _: None  # of what a person has to look at
 
 
 def life_of(lineage: str) -> str:
-    """Short, for names; as in those of Kafka's markers (docs/decisions/0026)."""
+    """A lineage as names of files, markers and claims have it: 12 hexadecimal digits (docs/decisions/0026)."""
     return lineage.replace("-", "")[:12]
 
 

@@ -205,5 +205,5 @@ def _no_sink(field: str, target: Output | DeadLetter) -> SinkError:
     named = sorted(target.model_fields_set - {"format"})
     return SinkError(
         f"No sink writes to {field}: {', '.join(named) or 'nothing is named'}",
-        todo="Name one of kafka, postgres and file",
+        todo=f"Name one of {', '.join(target.KINDS)}",
     )

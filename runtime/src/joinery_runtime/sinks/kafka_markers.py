@@ -165,7 +165,3 @@ def _committed(consumer: Consumer, topic: str, seconds: float) -> list[TopicPart
     if found[0].error is not None:
         raise KafkaException(found[0].error)
     return found
-
-
-def marker_reader(target: KafkaTarget) -> EpochMarkerReader:
-    return EpochMarkerReader(target)

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
-from joinery_runtime.sinks.base import Attempt, Prompt, Receipt, Rows, Takeover
-from joinery_runtime.sinks.kafka_markers import EpochMarker, marker_reader
+from joinery_runtime.sinks.base import Attempt, Prompt, Receipt, Rows, Takeover, life_of
+from joinery_runtime.sinks.kafka_markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.store_identity import StoreIdentity
@@ -36,7 +36,6 @@ _SUCCESSOR_SECONDS = 5.0  # how long an attempt that took over may take
 _POLL_SECONDS = 0.05
 _TAKEOVERS = 3
 _TAKEOVER_THREADS = 16
-_LIFE = 12  # hexadecimal digits of a lineage in a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class PartNames:
         return f"{self.job}-driver"
 
     def of(self, shard: int, lineage: str) -> str:
-        return f"{self.job}-{lineage.replace('-', '')[:_LIFE]}-{self._part(shard)}"
+        return f"{self.job}-{life_of(lineage)}-{self._part(shard)}"
 
     def former(self, shard: int) -> str:
         return f"{self.job}-{self._part(shard)}"
@@ -156,7 +155,7 @@ class PartWrite:
                 if self._is_written_within(_SIBLING_SECONDS):
                     return False
                 take_over(self.target, holder)
-            if self._is_written(marker_reader(self.target).newest(self.name)):
+            if self._is_written(EpochMarkerReader(self.target).newest(self.name)):
                 return False
             if holder == producer.name:
                 return True
@@ -179,7 +178,7 @@ class PartWrite:
     def _is_written_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:
-            if self._is_written(marker_reader(self.target).newest_within(self.name, remaining)):
+            if self._is_written(EpochMarkerReader(self.target).newest_within(self.name, remaining)):
                 return True
             time.sleep(min(remaining, _POLL_SECONDS))
         return False
@@ -206,7 +205,7 @@ class KafkaTransactionsSink(Prompt):
     def prepare(self, schema: Any) -> None:
         """Owns an id and reads a marker: missing rights show now, and new brokers create the topics that hold
         transactions and offsets. `recover` aborts what an older driver has open."""
-        reader = marker_reader(self._target)
+        reader = EpochMarkerReader(self._target)
         reader.require_topic(schema)
         reader.may_read(self._names.signature)
         take_over(self._target, f"{self._names.job}-driver")
@@ -228,7 +227,7 @@ class KafkaTransactionsSink(Prompt):
             list(threads.map(lambda owner: take_over(self._target, owner), sorted(owners)))
         self._sign(takeover)
         names = self._names.below(max(takeover.shards, takeover.pending_shards), takeover.lineage)
-        found = zip(names, marker_reader(self._target).read(names), strict=True)
+        found = zip(names, EpochMarkerReader(self._target).read(names), strict=True)
         markers = {name: marker for name, marker in found if marker is not None and marker.lineage == takeover.lineage}
         self._refuse_older_state(takeover, markers)
         self._refuse_expired(takeover, markers)
@@ -236,14 +235,14 @@ class KafkaTransactionsSink(Prompt):
 
     def _sign(self, takeover: Takeover) -> None:
         if not self._names.dead_letters:
-            marker_reader(self._target).sign(self._names.signature, takeover.generation, takeover.store)
+            EpochMarkerReader(self._target).sign(self._names.signature, takeover.generation, takeover.store)
             self._store = takeover.store
 
     def other_store(self) -> StoreIdentity | None:
         """Who signed the topic after this driver did. Raises SinkError."""
         if self._store is None:
             return None
-        newest = marker_reader(self._target).signed(self._names.signature)
+        newest = EpochMarkerReader(self._target).signed(self._names.signature)
         return newest if newest is not None and newest.id != self._store.id else None
 
     def _refuse_older_state(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
@@ -264,7 +263,7 @@ class KafkaTransactionsSink(Prompt):
         plan's marker may have expired."""
         planned = self._names.below(takeover.pending_shards, takeover.lineage)
         unknown = [name for name in planned if name in takeover.claims and name not in markers]
-        if unknown and takeover.pending_for_ms > (retention_ms := marker_reader(self._target).retention_ms()):
+        if unknown and takeover.pending_for_ms > (retention_ms := EpochMarkerReader(self._target).retention_ms()):
             named = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
             raise SinkError(
                 f"Output topic {self._target.topic}: it cannot be told whether epoch {takeover.pending} was written",

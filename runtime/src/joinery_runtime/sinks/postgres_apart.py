@@ -133,7 +133,7 @@ class ApartPostgresSink(PostgresSink):
 
 def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, lineage: str, output: str) -> int:
     """The newest epoch with rows that is in the table, as this transaction sees it; 0: none. Raises psycopg.Error."""
-    if connection.execute("SELECT to_regclass(%s)", (_quoted(schema, _MARKS),)).fetchone() == (None,):
+    if not _exists(connection, schema, _MARKS):
         return 0
     marks = sql.Identifier(schema, _MARKS)
     of = {"job": job, "lineage": lineage, "output": output}
@@ -145,7 +145,7 @@ def drop_marks(dsn: str, schema: str, job: str) -> None:
     """Deletes the marks of all outputs that the job has had in this database. Raises SinkError, OutputUnavailable."""
     try:
         with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
-            if connection.execute("SELECT to_regclass(%s)", (_quoted(schema, _MARKS),)).fetchone() != (None,):
+            if _exists(connection, schema, _MARKS):
                 marks = sql.Identifier(schema, _MARKS)
                 connection.execute(sql.SQL("DELETE FROM {} WHERE job = %s").format(marks), (job,))
     except psycopg.Error as error:
@@ -154,11 +154,12 @@ def drop_marks(dsn: str, schema: str, job: str) -> None:
 
 def _database(connection: psycopg.Connection[Any], schema: str) -> str | None:
     """Which database it is, also under another address; None: no output was ever prepared there."""
-    if connection.execute("SELECT to_regclass(%s)", (_quoted(schema, _IDENTITY),)).fetchone() == (None,):
+    if not _exists(connection, schema, _IDENTITY):
         return None
     row = connection.execute(sql.SQL("SELECT id FROM {}").format(sql.Identifier(schema, _IDENTITY))).fetchone()
     return None if row is None else str(row[0])
 
 
-def _quoted(schema: str, name: str) -> str:
-    return sql.Identifier(schema, name).as_string()
+def _exists(connection: psycopg.Connection[Any], schema: str, table: str) -> bool:
+    name = sql.Identifier(schema, table).as_string()
+    return connection.execute("SELECT to_regclass(%s)", (name,)).fetchone() != (None,)

@@ -87,7 +87,7 @@ class HistoryDocument(Message):
     samples: tuple[Sample, ...]
     epochs: tuple[EpochSample, ...]
     partitions: tuple[PartitionSample, ...]
-    """Of each input, the SLOWEST that have not been read to their end."""
+    """The SLOWEST of each input that has not ended."""
     dropped: Mapping[str, Mapping[str, int]]
     """Rows since the job's state began, by input and reason; dead letters are one."""
     scalings: tuple[ScalingStatus, ...]
@@ -167,7 +167,7 @@ def _sample(snapshot: JobSnapshot, wall: float) -> Sample:
 
 
 def slowest(snapshot: JobSnapshot, wall: float) -> Iterator[PartitionSample]:
-    """Of each input that goes on, the partitions with the lowest event times; those without a row come first."""
+    """The partitions with the lowest event times of each input that has not ended; those without a row come first."""
     for name, state in snapshot.inputs.items():
         if state.progress.ended:
             continue

@@ -57,12 +57,12 @@ def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[int
 
 @contextmanager
 def migration_served() -> Iterator[Callable[[int], None]]:
-    """Serves what the given function is told: how many segments a migration has written so far. Where the environment
-    names no port, nobody asks. Raises EnvironmentProblem."""
+    """Gives a function to report how many segments a migration has written, and serves the number. Serves nothing where
+    the environment names no port. Raises EnvironmentProblem."""
     port = os.environ.get("JOINERY_STATUS_PORT")
     done, revision = 0, os.environ.get(REVISION, "")
 
-    def told(segments: int) -> None:
+    def report(segments: int) -> None:
         nonlocal done
         done = segments
 
@@ -72,10 +72,10 @@ def migration_served() -> Iterator[Callable[[int], None]]:
         return _json(DriverStatus(revision=revision, migrated=done))
 
     if port is None:
-        yield told
+        yield report
         return
     with _serving(answer, int(port), os.environ.get("JOINERY_STATUS_HOST", _LOOPBACK)):
-        yield told
+        yield report
 
 
 @contextmanager
