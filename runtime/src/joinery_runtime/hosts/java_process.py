@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -136,16 +135,10 @@ def archive_path() -> Path | None:
     """The archive of this Python environment's Spark and the Java that it will run on. None where there can be none:
     another Spark is named, or Java does not say its version."""
     release, home = _release(), os.environ.get("SPARK_HOME")
-    if release is None or (home and Path(home) != _own_spark()):
+    if release is None or (home and Path(home) != Path(java_gateway.__file__).parent):
         return None
     key = hashlib.sha256(f"{version('pyspark')}\n{release}".encode()).hexdigest()[:12]
     return Path(sys.prefix, "share", "joinery", f"spark-{key}.jsa")
-
-
-def _own_spark() -> Path | None:
-    """The folder of pyspark, found without importing it."""
-    spec = find_spec("pyspark")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _release() -> str | None:
