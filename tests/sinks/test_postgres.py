@@ -211,7 +211,8 @@ def test_all_that_does_not_fit_is_named_at_once(connection, make, table) -> None
         f"The output table {table} does not fit the job's output: column v text is missing; column k is text, the "
         "output's is bigint; column more is NOT NULL, has no default and is not in the output; there is no unique "
         "index on exactly (k), the upsertKey, that is NULLS NOT DISTINCT or whose columns are NOT NULL. Alter the "
-        "table, or name one that is not there: it will be created"
+        "table, or name one that is not there: it will be created. After a trial begin anew: DROP TABLE, then joinery "
+        "state delete JOB.yaml --yes"
     )
 
 
