@@ -130,7 +130,7 @@ class Scene:
 
     def feed(self, epoch: int) -> None:
         """Makes a further part of the orders readable; what is bounded is all there from the start."""
-        parts = range(1, PARTS + 1) if self.bounded and epoch == 1 else range(epoch, epoch + (not self.bounded))
+        parts = range(1, PARTS + 1) if self.bounded and epoch == 1 else () if self.bounded else (epoch,)
         for part in parts:
             if part <= PARTS:
                 self._feed(part)
