@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.kafka_markers import EpochMarker
@@ -111,6 +111,14 @@ class Client:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
+
+
+def test_a_job_may_set_how_soon_a_client_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to longer than the longest wait that a producer has by itself."""
+    monkeypatch.setattr("joinery_runtime.sinks.kafka_producers.Producer", Client)
+    target = KafkaTarget("joined", "127.0.0.1:1", properties={"reconnect.backoff.ms": "2000"})
+    client: Any = OwningProducer(target, "job-1")._producer
+    Producer(client.settings)
 
 
 @pytest.mark.parametrize("seconds", [10, 61])

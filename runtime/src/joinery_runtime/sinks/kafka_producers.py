@@ -62,7 +62,10 @@ class OwningProducer:
         # The broker ends a transaction that nobody goes on with after its time; until then it holds back
         # `read_committed` readers of its partitions, unless the next attempt comes first.
         own = {"transactional.id": name, "transaction.timeout.ms": target.transaction_ms}
-        settings = {**target.producer_settings(_SETTINGS), **own}
+        defaults = dict(_SETTINGS)
+        if "reconnect.backoff.ms" in target.properties:  # a first wait above the longest is refused
+            del defaults["reconnect.backoff.max.ms"]
+        settings = {**target.producer_settings(defaults), **own}
         self._producer: Producer = target.connect(Producer, settings, self._errors)
         self._meet_brokers()
         try:
