@@ -104,6 +104,11 @@ def test_a_registry_that_is_away_is_waited_for_and_one_that_denies_is_not(served
     assert not isinstance(caught.value, OutputUnavailable)
 
 
+def test_a_record_whose_schema_number_the_registry_does_not_take_is_none_of_the_rows(served: Registry) -> None:
+    served.status = 422
+    assert output(served).lines([b"\0\0\0\0\1"]) == [b"\0\0\0\0\1"]
+
+
 def test_names_and_settings_that_cannot_be(served: Registry) -> None:
     with pytest.raises(SinkError, match=r"columns of these names: ordér, 2nd\. Name them with `as` in select"):
         output(served, pa.schema({"ok": pa.string(), "ordér": pa.string(), "2nd": pa.string()})).registered()

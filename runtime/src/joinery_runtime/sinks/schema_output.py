@@ -99,7 +99,7 @@ class SchemaOutput(ABC):
             try:
                 row = self._reader_of(int.from_bytes(record[1:5]))(record[5:])
                 pa.Table.from_pylist([row], schema=self.rows)
-            except (ValueError, TypeError, LookupError, EOFError, pa.ArrowException):
+            except (ValueError, TypeError, LookupError, EOFError, Refused, pa.ArrowException):
                 row, other[place] = {}, record
             rows.append(row)
         lines = rows_to_json(without_nulls(pa.Table.from_pylist(rows, schema=self.rows), defaults))
