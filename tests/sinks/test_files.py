@@ -80,7 +80,7 @@ def test_files_appear_in_the_order_of_their_names(sink, monkeypatch: pytest.Monk
 
 def test_output_that_is_gone_is_an_error_with_ways_out(sink, tmp_path: Path) -> None:
     """All files at once; the command that the message names lets the job go on without them, and readers of the folder
-    see nothing of it."""
+    see nothing of it. What a job that is started anew loses is told again."""
     receipts = [sink.writer().write(attempt(shard=shard), ROWS) for shard in (0, 1)]
     sink.publish(1, receipts)
     shutil.rmtree(tmp_path / "out")
@@ -96,6 +96,10 @@ def test_output_that_is_gone_is_an_error_with_ways_out(sink, tmp_path: Path) -> 
     assert visible(sink) == {}
     sink.publish(2, [sink.writer().write(attempt(epoch=2), ROWS)])
     assert dataset.dataset(tmp_path / "out", format=sink._format).count_rows() == ROWS.num_rows
+    again = sink.writer().write(attempt(name="anew"), ROWS)
+    shutil.rmtree(tmp_path / "out" / ".staging")
+    with pytest.raises(SinkError, match=r"epoch 1, the newest one, is gone: 1 of 1 files"):
+        sink.publish(1, [again])
 
 
 def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:

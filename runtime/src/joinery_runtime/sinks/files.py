@@ -193,13 +193,13 @@ class FileSink(Unsigned):
                 self._be(receipt["life"])
         # Receipts come as shards end. A job that watches the folder passes over names before the last one it has seen.
         in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
-        gone = [part for receipt in in_order if (part := self._publish(epoch, receipt)) is not None]
+        gone = [receipt for receipt in in_order if not self._publish(epoch, receipt)]
         if gone:
-            marks = shlex.join(str(_given_up(part)) for part in gone)
+            marks = shlex.join(str(self._given_up(receipt)) for receipt in gone)
             raise SinkError(
                 f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {len(receipts)} files",
-                facts=f"neither {gone[0]} nor what was staged for it is there: somebody deleted it, or driver and "
-                "tasks do not share the folder",
+                facts=f"neither {self._part(epoch, gone[0])} nor what was staged for it is there: somebody deleted it, "
+                "or driver and tasks do not share the folder",
                 todo="Put it back. Or go on without its rows, which are not written again: "
                 f"touch {marks}. Or start anew, and write all rows again: "
                 "empty the folder, then joinery state delete JOB.yaml --yes",
@@ -222,8 +222,13 @@ class FileSink(Unsigned):
             return self._directory / f"epoch-{epoch:012d}-since-{first:012d}{suffix}"
         return self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
 
-    def _publish(self, epoch: int, receipt: Receipt) -> Path | None:
-        """The part, if it is gone."""
+    def _given_up(self, receipt: Receipt) -> Path:
+        """Where this is, the part may be gone. Readers of the folder see no such name. Only an attempt's name is never
+        used again: a job that is started anew has the same epochs and shards."""
+        return self._directory / f".{receipt['attempt']}.gone"
+
+    def _publish(self, epoch: int, receipt: Receipt) -> bool:
+        """Whether the part is there now, or was given up."""
         staged, part = _staged(self._directory, receipt["attempt"], _format_of(receipt)), self._part(epoch, receipt)
         try:
             if receipt.get("held"):
@@ -236,10 +241,10 @@ class FileSink(Unsigned):
                 staged.replace(part)
         except FileNotFoundError:
             there = part.exists() or (receipt.get("held") and self._has(epoch, receipt))
-            return None if there or _given_up(part).exists() else part
+            return there or self._given_up(receipt).exists()
         except OSError as error:
             raise _problem(part, error) from error
-        return None
+        return True
 
     def _be(self, life: str) -> None:
         if life != self._life:
@@ -380,11 +385,6 @@ def _format_of(receipt: Receipt) -> FileFormat:
 
 def _staged(directory: Path, attempt: str, file_format: FileFormat) -> Path:
     return directory / _STAGING / f"{attempt}{_SUFFIXES[file_format]}"
-
-
-def _given_up(part: Path) -> Path:
-    """Where this is, the part may be gone. Readers of the folder see no such name; an empty part is no Parquet file."""
-    return part.with_name(f".{part.name}.gone")
 
 
 def _with_suffix(paths: Iterable[Path]) -> list[Path]:
