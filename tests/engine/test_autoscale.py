@@ -64,12 +64,14 @@ def test_it_becomes_as_wide_as_the_load_and_narrow_again() -> None:
     assert job.under(2_000, 900)[-1] == 1
 
 
-def test_a_steady_load_is_decided_on_once() -> None:
-    """No flapping, also at the edge between two numbers."""
-    for rate in (6_900, 7_300, 28_100):
-        job = Job()
-        job.under(rate, 1_200)
-        assert job.under(rate, 3_600) == []
+@pytest.mark.parametrize(
+    ("busy", "rate"), [(70, 6_900), (70, 7_300), (70, 28_100), (95, 10_300), (100, 10_700), (100, 31_000)]
+)
+def test_a_steady_load_is_decided_on_once(busy: int, rate: int) -> None:
+    """No flapping, also at the edge between two numbers, and where executors are to be busy nearly all of the time."""
+    job = Job(wish=Autoscale(min_instances=1, max_instances=8, target_busy=busy))
+    job.under(rate, 1_200)
+    assert job.under(rate, 3_600) == []
 
 
 def test_a_job_that_is_too_wide_becomes_as_narrow_as_one_that_grew() -> None:

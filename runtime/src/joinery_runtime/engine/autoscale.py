@@ -131,7 +131,9 @@ class Autoscaler:
         assert load.cost is not None, "it is known"
         for_arrivals = load.arriving * load.cost / (wish.target_busy / 100)
         to_catch_up = (load.arriving + load.waiting * 1000 / wish.target_lag) * load.cost
-        needed = math.ceil(max(for_arrivals, to_catch_up) / (1 + _TOLERANCE))
+        wanted = max(for_arrivals, to_catch_up) / (1 + _TOLERANCE)
+        # Fewer than arrivals keep busy all of the time would fall behind: what waits then asks for more of them again.
+        needed = math.ceil(max(wanted, load.arriving * load.cost))
         return min(max(needed, wish.min_instances), wish.max_instances)
 
     def _become(self, executors: int, load: Load) -> None:
