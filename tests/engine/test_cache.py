@@ -71,6 +71,22 @@ def test_what_is_missing_is_read_together_as_far_as_memory_allows(
     assert (store.calls, len(store.asked)) == (4, 7), "two and one"
 
 
+def test_what_a_late_attempt_lets_go_of_while_others_are_read_stays_good(tmp_path: Path) -> None:
+    """A full cache evicts once for each epoch, and an attempt of an epoch that is over is one more."""
+    store = Blobs()
+    metas = [add(store, f"left/1-1-0-a/{n}", 1, [n]) for n in range(3)]
+    cache = SegmentCache(tmp_path, cast(StateStore, store), "job", max_bytes=0)
+    cache.get(metas[:2])
+    read = store.read_segments
+
+    def meanwhile(job: str, keys: Iterable[str]) -> dict[str, bytes]:
+        cache.retain({meta.key for meta in metas}, epoch=1)
+        return read(job, keys)
+
+    store.read_segments = meanwhile  # type: ignore[method-assign]
+    assert [run.hash.tolist() for run in cache.get(metas)] == [[0], [1], [2]]
+
+
 def test_a_segment_whose_hashes_come_out_differently_is_refused(tmp_path: Path) -> None:
     """Rows under another hash would silently match nothing."""
     store, cache = opened(tmp_path)

@@ -66,18 +66,20 @@ class SegmentCache:
     def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
         """The runs of these segments, in order. What is missing is read in few calls of the store. Raises StateError
         when the store lacks one."""
-        missing = {s.key: s for s in segments if s.key not in self._open and not self._map(s.key, s.epoch)}
+        # Kept here too: an attempt of another epoch, which nobody waits for any more, may let go of them meanwhile.
+        found = {s.key: run for s in segments if (run := self._here(s)) is not None}
+        missing = {s.key: s for s in segments if s.key not in found}
         for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
             blobs = self._store.read_segments(self._job, keys)
             for key in keys:
                 rows = from_blob(blobs.pop(key), self._hasher)
                 self._check(missing[key], rows)
-                self.put(key, missing[key].epoch, rows)
+                found[key] = self.put(key, missing[key].epoch, rows)
         for segment in segments:
             if segment.key not in missing:
                 with suppress(FileNotFoundError):  # another process has evicted it: the mapping stays good
                     os.utime(self._path(segment.key))
-        return [self._open[s.key].run for s in segments]
+        return [found[s.key] for s in segments]
 
     def has(self, key: str) -> bool:
         """Whether the segment can be had without the store."""
@@ -93,8 +95,8 @@ class SegmentCache:
                 todo="Restore a savepoint from before it was written, and report this",
             )
 
-    def put(self, key: str, epoch: int, batch: pa.RecordBatch) -> None:
-        """Keeps a sorted batch, made in `epoch`, under its segment key."""
+    def put(self, key: str, epoch: int, batch: pa.RecordBatch) -> Run:
+        """Keeps a sorted batch, made in `epoch`, under its segment key, and returns it as a mapping of its file."""
         path = self._path(key)
         partial = path.with_suffix(f".{uuid.uuid4().hex}")
         try:
@@ -105,7 +107,8 @@ class SegmentCache:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        self._open[key] = _view(epoch, mapped)
+        cached = self._open[key] = _view(epoch, mapped)
+        return cached.run
 
     def retain(self, live: Collection[str], epoch: int) -> None:
         """Lets go of segments of epochs before `epoch` that are not live: expired, merged, or of an attempt that was
@@ -140,13 +143,16 @@ class SegmentCache:
                     found.append((Path(entry.path), entry.stat()))
         return found
 
-    def _map(self, key: str, epoch: int) -> bool:
-        try:
-            source = pa.memory_map(str(self._path(key)))
-        except FileNotFoundError:
-            return False
-        self._open[key] = _view(epoch, source)
-        return True
+    def _here(self, segment: SegmentMeta) -> Run | None:
+        """The run, if it can be had without the store."""
+        cached = self._open.get(segment.key)
+        if cached is None:
+            try:
+                source = pa.memory_map(str(self._path(segment.key)))
+            except FileNotFoundError:
+                return None
+            cached = self._open[segment.key] = _view(segment.epoch, source)
+        return cached.run
 
     def _path(self, key: str) -> Path:
         return self._directory / f"{key.replace('/', os.extsep)}{_SUFFIX}"
