@@ -140,8 +140,10 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     admin = KafkaAdmin(cluster)
     read = {ref.topic for ref in state.positions if not of_files(ref)}
     if kafka.topic is None and not read:
-        facts = "it has read files of its history, and no topic yet"
-        raise cluster.problem("it has no topic's offsets", facts, "Reset it once its history has been read")
+        facts, todo = "it has read no topic yet", "Where reading starts is up to startFrom in the job then"
+        if state.positions:
+            facts, todo = "it has read files of its history, and no topic yet", "Reset it once its history has been read"
+        raise cluster.problem("it has no topic's offsets", facts, todo)
     topics = admin.topics(read if kafka.topic is None else {kafka.topic})
     if not topics:
         raise cluster.problem(f"{kafka.topics} cannot be read", "the broker has no such topic", "Create it first")
