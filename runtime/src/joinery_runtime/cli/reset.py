@@ -4,7 +4,6 @@ too far ahead, or drops the plan of an epoch; and says what that does to the out
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 from confluent_kafka.admin import OffsetSpec
 
@@ -229,17 +228,10 @@ def _consequences(name: str, reset: Reset) -> Iterator[str]:
         if watermark == END_OF_TIME:
             yield f"Input {name} has ended (stopAt): nothing of it is read again, whatever its offsets are."
         elif watermark is not None:
-            yield f"The watermark of {name} does not go back ({_moment(watermark)}): rows read again may be late."
+            yield f"The watermark of {name} does not go back ({format_time(watermark)}): rows read again may be late."
         yield "Rows that are still in the state join again with rows that are read again: output repeats."
     if any(change.delta > 0 for change in reset.changes):
         yield "Records that are skipped are not read: what they would have joined with stays without them."
-
-
-def _moment(watermark: int) -> str:
-    try:
-        return datetime.fromtimestamp(watermark / 1000, UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError):
-        return f"{watermark} ms"
 
 
 def _lowered_inputs(job: Job, target: str) -> dict[str, int]:
