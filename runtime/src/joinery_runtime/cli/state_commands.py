@@ -18,7 +18,15 @@ state = App(name="state", help="Look into a job's state, go back in it, migrate,
 
 @state.command
 def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
-    """Prints the epoch log, one JSON object per committed epoch: its plan (ranges, watermarks) and its result."""
+    """Prints the epoch log, one JSON object per committed epoch: its plan (ranges, watermarks) and its result.
+
+    Parameters
+    ----------
+    after
+        Only epochs later than this one.
+    limit
+        How many epochs at most, the oldest first.
+    """
     from joinery_runtime.cli.state import epoch_lines  # noqa: PLC0415
 
     for line in epoch_lines(load(job_file), after, limit):
