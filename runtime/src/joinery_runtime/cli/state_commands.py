@@ -294,7 +294,9 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
         return
     job = durable(job)
     with open_also_moved(job) as store:
-        text, record = stored_text(store, job.name), store.record(job.name)
+        text = stored_text(store, job.name)
+        # What a job that was moved away holds is its own where it is now.
+        record = store.record(job.name) if store.moved_to(job.name) is None else None
         if yes:
             store.delete_job(job.name)
             if (left := forget_output(job, store, record.lineage if record is not None else None)) is not None:
