@@ -5,16 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import App
 
 from cli.commands import Joinery
 from job import sessions
 from job.chains import as_of, document, step, time_only, window
 from job.resources import edited
+from joinery_runtime.cli.app import app
 from joinery_runtime.errors import JoineryError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -192,6 +195,24 @@ def test_explain_counts_only_what_is_stored(joinery: Joinery, tmp_path: Path) ->
 
 def _row_bytes(explanation: str) -> int:
     return int(explanation.partition("rows of about ")[2].split(" ")[0])
+
+
+def commands(of: App, name: str = "joinery") -> Iterator[tuple[str, App]]:
+    for word in of:
+        if not word.startswith("-"):
+            yield f"{name} {word}", of[word]
+            yield from commands(of[word], f"{name} {word}")
+
+
+def test_help_describes_every_option() -> None:
+    options = {
+        f"{name} {option.name}": option.parameter.help
+        for name, command in commands(app)
+        if command.default_command is not None
+        for option in command.assemble_argument_collection(parse_docstring=True)
+    }
+    assert "joinery state epochs --limit" in options
+    assert [name for name, text in options.items() if not text] == []
 
 
 def test_help_names_every_command(joinery: Joinery) -> None:

@@ -128,6 +128,8 @@ def test_what_is_held_is_verified_and_told_by_sql(
     asked = joinery("sql", path, "SELECT count(*) AS n FROM output")
     assert "There is no output of job visits yet" in asked.err
     assert "output does not show" in asked.err
+    asked_of_log = joinery("sql", path, "SELECT count(*) > 0 AS there FROM epochs")
+    assert (asked_of_log.lines, asked_of_log.err) == ([{"there": True}], ""), "the output was not asked"
     (held, *_) = (tmp_path / "out" / ".held").iterdir()
     others = held.with_name(held.name.partition("-of-")[0] + "-of-another.jsonl")
     others.write_bytes(held.read_bytes())

@@ -629,6 +629,8 @@ def test_mistakes_in_json_have_their_lines():
     repeated = good.replace('"kind"', '"kind": "SessionWindow",\n"kind"', 1)
     assert [(p.path, p.line) for p in problems(repeated)][-1] == ("kind", 4)
     assert [(p.path, p.line) for p in problems(good.replace('"spec"', '"sepc"'))][-1] == ("sepc", 7)
+    (missing,) = problems(good.replace('"apiVersion": "joinery.dev/v1alpha1",', ""))
+    assert (missing.path, missing.message) == ("apiVersion", "is missing; write apiVersion: joinery.dev/v1alpha1")
     (found,) = problems(re.sub('"upper": ".*"', '"upper": NaN', good))
     assert (found.path, "'NaN'" in found.message) == ("spec.joins[0].interval.upper", True)
 

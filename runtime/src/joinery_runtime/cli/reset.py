@@ -4,7 +4,6 @@ too far ahead, or drops the plan of an epoch; and says what that does to the out
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 from confluent_kafka.admin import OffsetSpec
 
@@ -140,8 +139,10 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     admin = KafkaAdmin(cluster)
     read = {ref.topic for ref in state.positions if not of_files(ref)}
     if kafka.topic is None and not read:
-        facts = "it has read files of its history, and no topic yet"
-        raise cluster.problem("it has no topic's offsets", facts, "Reset it once its history has been read")
+        facts, todo = "it has read no topic yet", "Where reading starts is up to startFrom in the job then"
+        if state.positions:
+            facts, todo = "it has read files of its history, and no topic yet", "Reset it once its history has been read"
+        raise cluster.problem("it has no topic's offsets", facts, todo)
     topics = admin.topics(read if kafka.topic is None else {kafka.topic})
     if not topics:
         raise cluster.problem(f"{kafka.topics} cannot be read", "the broker has no such topic", "Create it first")
@@ -227,17 +228,10 @@ def _consequences(name: str, reset: Reset) -> Iterator[str]:
         if watermark == END_OF_TIME:
             yield f"Input {name} has ended (stopAt): nothing of it is read again, whatever its offsets are."
         elif watermark is not None:
-            yield f"The watermark of {name} does not go back ({_moment(watermark)}): rows read again may be late."
+            yield f"The watermark of {name} does not go back ({format_time(watermark)}): rows read again may be late."
         yield "Rows that are still in the state join again with rows that are read again: output repeats."
     if any(change.delta > 0 for change in reset.changes):
         yield "Records that are skipped are not read: what they would have joined with stays without them."
-
-
-def _moment(watermark: int) -> str:
-    try:
-        return datetime.fromtimestamp(watermark / 1000, UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError):
-        return f"{watermark} ms"
 
 
 def _lowered_inputs(job: Job, target: str) -> dict[str, int]:

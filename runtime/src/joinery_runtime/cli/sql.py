@@ -48,7 +48,7 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, str | None]:
     job = durable(job)
     names = _tables_of(text)
     with open_also_moved(job) as store:
-        held = _held_words(job, store)
+        held = _held_words(job, store) if OUTPUT in names else None
         tables = _tables(job, store, held)
         if unknown := sorted(names - tables.keys()):
             raise JoineryError(

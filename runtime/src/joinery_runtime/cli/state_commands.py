@@ -18,7 +18,15 @@ state = App(name="state", help="Look into a job's state, go back in it, migrate,
 
 @state.command
 def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
-    """Prints the epoch log, one JSON object per committed epoch: its plan (ranges, watermarks) and its result."""
+    """Prints the epoch log, one JSON object per committed epoch: its plan (ranges, watermarks) and its result.
+
+    Parameters
+    ----------
+    after
+        Only epochs later than this one.
+    limit
+        How many epochs at most, the oldest first.
+    """
     from joinery_runtime.cli.state import epoch_lines  # noqa: PLC0415
 
     for line in epoch_lines(load(job_file), after, limit):
@@ -286,7 +294,9 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
         return
     job = durable(job)
     with open_also_moved(job) as store:
-        text, record = stored_text(store, job.name), store.record(job.name)
+        text = stored_text(store, job.name)
+        # What a job that was moved away holds is its own where it is now.
+        record = store.record(job.name) if store.moved_to(job.name) is None else None
         if yes:
             store.delete_job(job.name)
             if (left := forget_output(job, store, record.lineage if record is not None else None)) is not None:

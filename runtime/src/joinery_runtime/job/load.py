@@ -67,8 +67,8 @@ def parse_job(text: str, source: str, *, base: Path | None = None, environment: 
     (None: they stay as written), `environment` what `${NAME}` stands for (None: for itself). Raises JobError with every
     problem, ordered by line."""
     # JSON without mistakes needs no lines: the reader of YAML, which knows them, takes ten times as long.
-    plain = plain_json(text)
-    if _model(plain) is not None and isinstance(job := _validated(plain, base), Job):
+    plain = Document(plain_json(text))
+    if not any(_identity(plain)) and isinstance(job := _validated(plain.data, base), Job):
         return job
     document = _the_resource(read_documents(text, source, environment), source)
     if document.unset:

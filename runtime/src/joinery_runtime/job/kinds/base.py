@@ -128,10 +128,11 @@ class StepKind(ABC):
 
     @abstractmethod
     def kept_until(self, of: StepWords) -> tuple[str, str]:
-        """Per side."""
+        """Per side, what follows `rows are kept until`: `wm(payments) > ts + 1h [upper]`."""
 
     @abstractmethod
-    def late(self, of: StepWords) -> str: ...
+    def late(self, of: StepWords) -> str:
+        """What follows `late rows:`: what becomes of them, and when a row is late."""
 
 
 def plus(ms: int) -> str:
