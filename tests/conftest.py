@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ def _postgres() -> Iterator[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected, of which nothing is garbage: looking for some was a sixth of the time
     if not hasattr(config, "workerinput"):  # xdist's workers ask the process that started them
         services = SharedServices(
             {"kafka": _kafka, "postgres": _postgres, **cluster_services(), OPERATOR: installed_operator}
@@ -105,6 +107,11 @@ LONGEST = (
     "test_protocol_model.py", "test_traces.py", "test_engine_against_oracle.py", "test_broken_protocols.py",
     "test_broken_engines.py", "test_simulation.py", "test_ways_out.py", "test_why.py", "test_broken_joins.py",
 )  # fmt: skip
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -114,7 +114,7 @@ def greedy(real: Any) -> Any:
 
 def forgetful_compaction(patch: Patch) -> None:
     """Merges lose the marks that came after a segment was written."""
-    patch.setattr("joinery_runtime.engine.step_task._with_mark_column", lambda kept: kept.run)
+    patch.setattr("joinery_runtime.engine.step_task.with_marks", lambda run, _: run)
 
 
 def compaction_before_the_epoch(patch: Patch) -> None:

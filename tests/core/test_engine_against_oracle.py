@@ -54,6 +54,7 @@ def test_colliding_hashes_change_nothing(kind: str) -> None:
     search(kind, 40, lambda case: check_against_oracle(case, few_hashes(2)))
 
 
+@pytest.mark.soak  # the cases above draw the shards of each epoch, and the oracle knows of none
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_number_of_shards_changes_nothing(kind: str) -> None:
     def check(case: Case) -> None:

@@ -58,6 +58,7 @@ def test_colliding_hashes_change_nothing(case: Case) -> None:
     check(case, few_hashes(2))
 
 
+@pytest.mark.soak  # the cases above draw the shards of each epoch, and the oracle knows of none
 @settings(quick, max_examples=examples(20))
 @given(case=session_cases())
 def test_the_number_of_shards_changes_nothing(case: Case) -> None:
