@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+import pyarrow as pa
 import pytest
 
 from engine import sim_kafka
@@ -15,8 +17,10 @@ from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import FullWorld, World
 from joinery_runtime.core.pipeline.sides import MARKS
 from joinery_runtime.core.table import compaction
-from joinery_runtime.core.table.segment import MIGRATED, STATE_VERSION, Run, SegmentMeta
+from joinery_runtime.core.table.columns import MARKS_SCHEMA, SEGMENT
+from joinery_runtime.core.table.segment import MIGRATED, STATE_VERSION, Run, SegmentMeta, describe
 from joinery_runtime.engine import driver as driver_module
+from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.marks import MarkCache
 from joinery_runtime.engine.plan import EpochPlan
@@ -60,6 +64,22 @@ def test_marks_are_folded_in_when_their_rows_are_merged_and_dropped_afterwards(
     epochs(started(world, machine=1), auditor)
     assert rows(world) == Counter({(1, 3): 1, (2, None): 1, (None, 4): 2})
     auditor.check_complete()
+
+
+def test_marks_that_a_late_attempt_lets_go_of_while_others_are_read_stay_good() -> None:
+    """An attempt of an epoch that is over knows nothing of the newest segments."""
+    columns = [pa.array([1], field.type) if field.name != SEGMENT else pa.array(["left/1"]) for field in MARKS_SCHEMA]
+    run = Run.view(pa.record_batch(columns, schema=MARKS_SCHEMA))
+
+    class Emptied:
+        def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
+            cache.retain(())
+            return [run] * len(segments)
+
+    cache = MarkCache(cast(SegmentCache, Emptied()))
+    first, second = (describe(run, key=key, part="left.marks", epoch=1, blob=b"") for key in ("a", "b"))
+    assert cache.useless([first], {"left/1"}) == set()
+    assert cache.useless([first, second], {"right/1"}) == {"a", "b"}
 
 
 def lose_an_attempt(world: World) -> None:

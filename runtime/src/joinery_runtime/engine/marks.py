@@ -53,10 +53,12 @@ class MarkCache:
                 del known[key]
 
     def _rows_of(self, marks: Sequence[SegmentMeta]) -> list[Mapping[str, np.ndarray]]:
-        new = [meta for meta in marks if meta.key not in self._by_segment]
+        # As in `SegmentCache.get`, another thread may let go of them meanwhile.
+        found = {meta.key: rows for meta in marks if (rows := self._by_segment.get(meta.key)) is not None}
+        new = [meta for meta in marks if meta.key not in found]
         for meta, run in zip(new, self._cache.get(new), strict=True):
-            self._by_segment[meta.key] = _grouped(run.batch)
-        return [self._by_segment[meta.key] for meta in marks]
+            found[meta.key] = self._by_segment[meta.key] = _grouped(run.batch)
+        return [found[meta.key] for meta in marks]
 
 
 def _grouped(marks: pa.RecordBatch) -> dict[str, np.ndarray]:
