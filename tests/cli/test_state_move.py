@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -11,8 +12,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from cli.commands import Joinery
 from cli.stored_state import commit_rows
 from job.resources import edited
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import load_job
 from joinery_runtime.job.crd.driver import StateCheck
+from joinery_runtime.sinks import sink_for
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
 
@@ -81,6 +84,28 @@ def test_it_moves_after_a_dry_run(
     assert where in found.refused[0]
     assert joinery("state", "delete", job_file, "--yes").code == 0
     assert joinery("state", "check", job_file).code == 0
+
+
+def test_what_was_left_behind_is_deleted_and_the_moved_job_keeps_what_it_has_staged(
+    joinery: Joinery, job_file: Path, before: JobRecord, elsewhere: str, postgres_dsn: str, schema: str
+) -> None:
+    """Staged rows and marks in a database of the output's own are the same job's, wherever its state is."""
+    output = make_conninfo(**{**conninfo_to_dict(postgres_dsn), "dbname": f"{schema}_out"})
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(f"{schema}_out")))
+    kafka = "kafka: {bootstrapServers: 'kafka:9092', topic: joined}"
+    job_file.write_text(job_file.read_text().replace(kafka, f'postgres: {{table: joined, dsn: "{output}"}}'))
+    job = load_job(job_file)
+    with closing(PostgresStore(postgres_dsn, schema)) as store, closing(sink_for(job, store)) as sink:
+        sink.prepare(compile_job(job).output_schema())
+    staged = "SELECT relname FROM pg_class WHERE relname LIKE 'out_apart_%' AND relkind = 'r'"
+    with psycopg.connect(output) as connection:
+        before_it = connection.execute(staged).fetchall()
+    assert joinery("state", "move", job_file, "--to", elsewhere).code == 0
+    deleted = joinery("state", "delete", job_file, "--yes")
+    assert (deleted.code, deleted.err, deleted.lines[0]["deleted"]) == (0, "", True)
+    with psycopg.connect(output) as connection:
+        assert connection.execute(staged).fetchall() == before_it != []
 
 
 def test_a_table_in_the_same_database_would_stay_behind(

@@ -295,11 +295,12 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
     job = durable(job)
     with open_also_moved(job) as store:
         text = stored_text(store, job.name)
-        # What a job that was moved away holds is its own where it is now.
-        record = store.record(job.name) if store.moved_to(job.name) is None else None
+        # What a job has staged and holds goes with it where it was moved to.
+        moved = store.moved_to(job.name) is not None
+        record = None if moved else store.record(job.name)
         if yes:
             store.delete_job(job.name)
-            if (left := forget_output(job, store, record.lineage if record is not None else None)) is not None:
+            if not moved and (left := forget_output(job, store, record.lineage if record is not None else None)):
                 print(f"joinery: {left}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
