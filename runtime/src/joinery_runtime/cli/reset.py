@@ -141,7 +141,8 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     if kafka.topic is None and not read:
         facts, todo = "it has read no topic yet", "Where reading starts is up to startFrom in the job then"
         if state.positions:
-            facts, todo = "it has read files of its history, and no topic yet", "Reset it once its history has been read"
+            facts = "it has read files of its history, and no topic yet"
+            todo = "Reset it once its history has been read"
         raise cluster.problem("it has no topic's offsets", facts, todo)
     topics = admin.topics(read if kafka.topic is None else {kafka.topic})
     if not topics:
