@@ -157,7 +157,7 @@ class TestShow:
         ended = joinery("state", "show", job_file, "--key", "order_id=a")
         assert "--key order_id=a cannot be used: the key of job orders-payments is order_id, country" in ended.err
         ended = joinery("state", "show", job_file, "--key", "order_id=a", "country=x")
-        assert "The key country=x cannot be read: as input orders declares it" in ended.err
+        assert "The key country=x cannot be read: as input payments declares it" in ended.err  # the wider integer
 
     def test_on_a_terminal(self, joinery: Joinery, job_file: Path, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
