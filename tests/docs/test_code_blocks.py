@@ -30,11 +30,11 @@ def expected(line: str) -> str:
 
 
 def on_a_terminal(command: list[str]) -> str:
-    """What it prints on one that is wide, without control sequences."""
+    """What it prints on one that is wide, without control sequences. A reader's short job starts no Spark."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "400", "TERM": "dumb"}
-    )
+    environment = {**os.environ, "COLUMNS": "400", "TERM": "dumb"}
+    environment.pop("JOINERY_WAIT_FOR_SPARK", None)
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     printed = b""
     with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as output:  # OSError: nobody writes there any more
