@@ -417,9 +417,11 @@ def interrupt_twice():
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         while watching.execute(waits).fetchone() == (0,):  # other tests of the server have databases of their own
             time.sleep(0.01)
-    assert context.statusTracker().getActiveJobsIds()
+    while not context.statusTracker().getActiveJobsIds():
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
     stop.wait()
+    time.sleep(1)  # as a person: one that comes just before the main thread waits for Spark again is not seen until it has waited
     os.kill(os.getpid(), signal.SIGINT)
 
 stop, handler = threading.Event(), signal.getsignal(signal.SIGINT)
