@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from joinery_runtime.cli.state import durable, open_durable, record_of
+from joinery_runtime.cli.state import durable, record_of
 from joinery_runtime.cli.trace import read_steps
 from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.cli.why import Answer, why
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.stores import open_store
+from joinery_runtime.hosts.stores import OpenStore, open_store
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_environment import StepInputs
 from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
@@ -32,10 +32,8 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
     at = None if record is None else _place(record)
     if steps is not None:
         return _why_in_trace(job, steps, key, at, until)
-    job = durable(job)
-    with open_durable(job) as store, closing(JobInputs(job)) as inputs:
-        record_of(job, store)
-        return why(job, store, inputs, key, at, until)
+    with _reading(job) as (filled, opened, inputs):
+        return why(filled, opened.store, inputs, key, at, until)
 
 
 def verify_command(job: Job, epochs: str | None) -> Verdict:
@@ -44,10 +42,17 @@ def verify_command(job: Job, epochs: str | None) -> Verdict:
     first, last = (int(text) if text else None for text in found.groups()) if found is not None else (None, None)
     if found is None or (first is not None and last is not None and first > last):
         raise JoineryError(f"--epochs {epochs} are no epochs", todo="Give FIRST..LAST, FIRST.. or ..LAST")
+    with _reading(job) as (filled, opened, inputs):
+        return verify(filled, opened.store, inputs, first, last, opened.address)
+
+
+@contextmanager
+def _reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
+    """The job with its secrets, its store and its inputs. Raises JoineryError if there is no state of the job."""
     job = durable(job)
     with open_store(job, lambda _: None) as opened, closing(JobInputs(job)) as inputs:
         record_of(job, opened.store)
-        return verify(job, opened.store, inputs, first, last, opened.address)
+        yield job, opened, inputs
 
 
 def _why_in_trace(

@@ -64,8 +64,7 @@ def open_durable(job: Job) -> Iterator[StateStore]:
 
 @contextmanager
 def open_also_moved(job: Job) -> Iterator[PostgresStore]:
-    """As `open_durable`, also where the state was moved away and the job may not use it any more."""
-    job = durable(job)
+    """The store of a `durable` job, also where the state was moved away and the job may not use it any more."""
     with ExitStack() as stack:
         if job.spec.state_store.postgres is not None:
             address = store_address(job)
@@ -116,15 +115,15 @@ class NextEpoch:
 
     @classmethod
     def of(cls, pipeline: Pipeline, record: JobRecord) -> NextEpoch:
-        floors = stored_floors(record)
-        plan = None if record.plan is None else EpochPlan.from_json(record.plan)
-        if plan is not None:
+        horizons: Mapping[str, Horizon] = {}
+        if record.plan is not None:
+            plan = EpochPlan.from_json(record.plan)
             input_times = {side.name: plan.times.get(side.name, InputTime()) for side in pipeline.inputs}
+            horizons = plan.horizons
         else:
             states = input_states((side.name for side in pipeline.inputs), record)
             input_times = {name: state.progress.time for name, state in states.items()}
-        planned = plan.horizons if plan is not None else {}
-        return cls(pipeline, input_times, planned or times.horizons(pipeline, input_times, floors))
+        return cls(pipeline, input_times, horizons or times.horizons(pipeline, input_times, stored_floors(record)))
 
     @property
     def watermarks(self) -> dict[str, Watermark]:

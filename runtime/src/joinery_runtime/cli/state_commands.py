@@ -337,9 +337,9 @@ def move(
         Give up a move that was interrupted: the job goes on where it was.
     """
     from joinery_runtime.cli import state_move  # noqa: PLC0415
-    from joinery_runtime.cli.state import open_also_moved  # noqa: PLC0415
+    from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415
 
-    job = load(job_file)
+    job = durable(load(job_file))
     with open_also_moved(job) as store:
         if stay:
             state_move.stay(job, store)
