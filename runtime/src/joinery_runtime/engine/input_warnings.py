@@ -55,9 +55,10 @@ class _Input:
             said.append(f"no value for {columns} in any of the {self.rows:,} records decoded so far")
         if not said:
             return None
-        dotted = next((column for column in sorted(self.empty or ()) if "." in column), "customer.id")
-        nested = f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
-        nested = nested if self.empty else ""
+        nested = ""
+        if self.empty:
+            dotted = next((column for column in sorted(self.empty) if "." in column), "customer.id")
+            nested = f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
         return f"Input {name}: {'; '.join(said)}. Compare the schema's names and paths with a record{nested}"
 
 

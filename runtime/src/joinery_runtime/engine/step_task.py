@@ -84,18 +84,19 @@ class StepTask:
     def run(self, arrivals: Arrivals, *, ordered: bool) -> Generator[pa.RecordBatch, None, StepOutcome | None]:
         """The rows that the kernel makes, then what it did. None: nothing arrived, nothing leaves, and there is nothing
         to rewrite. May be called again, and makes the same rows."""
-        to_merge = {side: self._to_merge(side) for side in self._sides}
-        every = [group for groups in to_merge.values() for group in groups]
-        waits = any(rows is not None for rows in arrivals) and not self._work.merge_all
-        now = compaction.in_one_epoch(every) if waits else every
+        arrived = any(rows is not None for rows in arrivals)
+        groups_of = {side: self._to_merge(side) for side in self._sides}
+        to_merge = [group for groups in groups_of.values() for group in groups]
+        # Without arrivals no row waits for a merge.
+        merged_now = compaction.in_one_epoch(to_merge) if arrived and not self._work.merge_all else to_merge
         rewrites = [
             rewrite
-            for side, groups in to_merge.items()
-            for rewrite in self._rewrites(side, [group for group in groups if group in now])
+            for side, groups in groups_of.items()
+            for rewrite in self._rewrites(side, [group for group in groups if group in merged_now])
         ]
         mark_merges = {side: self._segments_to_merge(side, self._marks[side], self._owned) for side in self._sides}
         closing = self._closing()
-        idle = not closing and all(rows is None for rows in arrivals)
+        idle = not closing and not arrived
         if idle and not any((rewrites, *mark_merges.values(), self._finished_marks())):
             return None
         result = StepResult.nothing(len(self._step.sides))
@@ -110,7 +111,7 @@ class StepTask:
             tuple(sorted(result.finished | shared | self._finished_marks())),
             after_eviction=self._after_eviction(arrivals, result),
             behind=self._behind(arrivals, result),
-            put_off=len(now) < len(every),
+            put_off=len(merged_now) < len(to_merge),
         )
 
     # --- rows that come late ------------------------------------------------------------------------------------------

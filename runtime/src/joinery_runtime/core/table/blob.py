@@ -106,7 +106,7 @@ def _restored(field: pa.Field, column: pa.Array, texts: pa.RecordBatch) -> pa.Ar
 
 def _write(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
     codec = pa.Codec("zstd", compression_level=_ZSTD_LEVEL)
-    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=batch.num_rows >= 4_096)
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=batch.num_rows >= FEW_ROWS)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
 
