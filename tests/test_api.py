@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -361,22 +361,27 @@ print("all of it was so")
 @pytest.mark.services
 @pytest.mark.slow  # the page about Python, in the gate, has a session too
 def test_a_job_on_a_session_that_somebody_else_uses(postgres_dsn: str, tmp_path: Path) -> None:
-    """In a process of its own, whose Java process nobody else has made ready for Joinery."""
-    write_inputs(tmp_path)
+    """Nobody else has made the Java process ready for Joinery."""
+    ran = in_a_process(ON_A_SESSION, postgres_dsn, tmp_path, {"JOINERY_WAIT_FOR_SPARK", "PYSPARK_PYTHON"})
+    assert ran.stdout.splitlines()[-1:] == ["all of it was so"], ran.stderr
+
+
+def in_a_process(program: str, dsn: str, folder: Path, hidden: Collection[str]) -> subprocess.CompletedProcess[str]:
+    """Runs the program in a process of its own, without the `hidden` variables of this one."""
+    write_inputs(folder)
     for name in ("l", "r"):
-        (tmp_path / name).mkdir()
-        shutil.copy(tmp_path / f"{name}.jsonl", tmp_path / name / "1.jsonl")
-    hidden = {"JOINERY_WAIT_FOR_SPARK", "PYSPARK_PYTHON", "_SPARK_AUTH_SECRET"}
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    ran = subprocess.run(
-        [sys.executable, "-c", ON_A_SESSION, postgres_dsn],
+        (folder / name).mkdir()
+        shutil.copy(folder / f"{name}.jsonl", folder / name / "1.jsonl")
+    environment = {name: value for name, value in os.environ.items() if name not in {*hidden, "_SPARK_AUTH_SECRET"}}
+    return subprocess.run(
+        [sys.executable, "-c", program, dsn],
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
         env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
+        timeout=300,
     )
-    assert ran.stdout.splitlines()[-1:] == ["all of it was so"], ran.stderr
 
 
 IN_A_NOTEBOOK = """
@@ -446,19 +451,6 @@ print("all of it was so")
 def test_a_notebook_goes_on_as_it_was(postgres_dsn: str, tmp_path: Path) -> None:
     """After a run that has started a Spark of its own, and after one on a session, which a second interrupt ends while
     an epoch runs: the epoch is cancelled, and the next run replays it."""
-    write_inputs(tmp_path)
-    for name in ("l", "r"):
-        (tmp_path / name).mkdir()
-        shutil.copy(tmp_path / f"{name}.jsonl", tmp_path / name / "1.jsonl")
-    hidden = {"PYSPARK_PYTHON", "_SPARK_AUTH_SECRET", "POLARS_MAX_THREADS", "OMP_NUM_THREADS", "ARROW_IO_THREADS"}
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    ran = subprocess.run(
-        [sys.executable, "-c", IN_A_NOTEBOOK, postgres_dsn],
-        check=False,
-        cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    hidden = {"PYSPARK_PYTHON", "POLARS_MAX_THREADS", "OMP_NUM_THREADS", "ARROW_IO_THREADS"}
+    ran = in_a_process(IN_A_NOTEBOOK, postgres_dsn, tmp_path, hidden)
     assert ran.stdout.splitlines()[-2:] == ["it was raised", "all of it was so"], ran.stderr

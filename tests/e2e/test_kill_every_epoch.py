@@ -130,10 +130,12 @@ class Scene:
 
     def feed(self, epoch: int) -> None:
         """Makes a further part of the orders readable; what is bounded is all there from the start."""
-        parts = range(1, PARTS + 1) if self.bounded and epoch == 1 else () if self.bounded else (epoch,)
+        if self.bounded:
+            parts = range(1, PARTS + 1) if epoch == 1 else range(0)
+        else:
+            parts = range(epoch, min(epoch, PARTS) + 1)
         for part in parts:
-            if part <= PARTS:
-                self._feed(part)
+            self._feed(part)
 
     def _feed(self, part: int) -> None:
         lines = [*orders_of(part), f"{{broken {part}"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from job.chains import load
 from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.job import StreamJoin
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.memory import MemoryStore
 
@@ -72,23 +72,12 @@ def test_a_nested_field_that_is_named_without_path_is_warned_about() -> None:
     """It loads, and all of its rows are dropped."""
     side: dict[str, Any] = {"file": {"path": "unused"}, "format": "json", "eventTime": "ts"}
     ts = {"name": "ts", "type": "timestamp"}
-    job = StreamJoin.model_validate(
-        {
-            "apiVersion": "joinery.dev/v1alpha1",
-            "kind": "StreamJoin",
-            "metadata": {"name": "j"},
-            "spec": {
-                "inputs": [
-                    {"name": "l", **side, "schema": [{"name": "device.id", "type": "string"}, ts]},
-                    {"name": "r", **side, "schema": [{"name": "id", "type": "string", "path": "device.id"}, ts]},
-                ],
-                "joins": [
-                    {"right": "r", "keys": {"l.device.id": "r.id"}, "interval": {"of": "l", "lower": 0, "upper": 9}}
-                ],
-                "output": {"file": {"path": "unused"}},
-            },
-        }
-    )
+    inputs = [
+        {"name": "l", **side, "schema": [{"name": "device.id", "type": "string"}, ts]},
+        {"name": "r", **side, "schema": [{"name": "id", "type": "string", "path": "device.id"}, ts]},
+    ]
+    interval = {"of": "l", "lower": 0, "upper": 9}
+    job = load({"right": "r", "keys": {"l.device.id": "r.id"}, "interval": interval}, inputs=inputs)
     record = {"device": {"id": "a"}, "ts": 5}
     (line,) = run_trace(job, [{"rows": {"l": [record], "r": [record]}}], MemoryStore())
 

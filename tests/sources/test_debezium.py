@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from job.chains import load
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.job import Input, StreamJoin
+from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
 from joinery_runtime.sources.formats import json as json_format
 from joinery_runtime.state.memory import MemoryStore
@@ -149,25 +150,13 @@ def test_avro_of_the_same_changes_gives_the_same() -> None:
 def test_a_stream_is_joined_with_a_table_of_changes_in_a_trace() -> None:
     side: dict[str, Any] = {"file": {"path": "unused"}, "eventTime": "ts"}
     orders = [{"name": "id", "type": "int64"}, {"name": "ts", "type": "int64"}]
-    job = StreamJoin.model_validate(
-        {
-            "apiVersion": "joinery.dev/v1alpha1",
-            "kind": "StreamJoin",
-            "metadata": {"name": "j"},
-            "spec": {
-                "inputs": [
-                    {"name": "orders", **side, "format": "json", "schema": orders},
-                    {"name": "users", **side, "format": "debezium-json", "schema": [ID, NAME, TS], **TABLE},
-                ],
-                "joins": [
-                    {"right": "users", "type": "left", "keys": {"orders.id": "users.id"},
-                     "asOf": {"historyRetention": "1h"}}
-                ],
-                "select": [{"column": "orders.ts", "as": "ts"}, {"column": "users.name", "as": "name"}],
-                "output": {"file": {"path": "unused"}},
-            },
-        }
-    )  # fmt: skip
+    inputs = [
+        {"name": "orders", **side, "format": "json", "schema": orders},
+        {"name": "users", **side, "format": "debezium-json", "schema": [ID, NAME, TS], **TABLE},
+    ]
+    as_of = {"keys": {"orders.id": "users.id"}, "asOf": {"historyRetention": "1h"}}
+    select = [{"column": "orders.ts", "as": "ts"}, {"column": "users.name", "as": "name"}]
+    job = load({"right": "users", "type": "left", **as_of}, inputs=inputs, select=select)
     changes = [
         event("c", {"id": 1, "name": "a"}, ts=1),
         event("u", {"id": 1, "name": "b"}, ts=3),

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from job.chains import load
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.job import Input, StreamJoin
+from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
 from joinery_runtime.state.memory import MemoryStore
 
@@ -118,18 +119,9 @@ def test_steps_of_a_trace_give_them() -> None:
         ],
         "eventTime": "ts",
     }
-    job = StreamJoin.model_validate(
-        {
-            "apiVersion": "joinery.dev/v1alpha1",
-            "kind": "StreamJoin",
-            "metadata": {"name": "j"},
-            "spec": {
-                "inputs": [left, {**left, "name": "r", "schema": [*left["schema"][:1], *left["schema"][2:]]}],
-                "joins": [{"right": "r", "keys": {"l.k": "r.k"}, "interval": {"of": "l", "lower": 0, "upper": 9}}],
-                "output": {"file": {"path": "unused"}},
-            },
-        }
-    )
+    inputs = [left, {**left, "name": "r", "schema": [*left["schema"][:1], *left["schema"][2:]]}]
+    interval = {"of": "l", "lower": 0, "upper": 9}
+    job = load({"right": "r", "keys": {"l.k": "r.k"}, "interval": interval}, inputs=inputs)
     rows = {"l": [{"$key": "a", "$headers": {"tenant": "x"}, "$timestamp": 5}], "r": [{"$key": "a", "$timestamp": 6}]}
     (line,) = run_trace(job, [{"rows": rows}], MemoryStore())
     assert line["output"] == [{"left_k": "a", "left_tenant": "x", "left_ts": 5, "right_k": "a", "right_ts": 6}]
