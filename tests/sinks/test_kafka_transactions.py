@@ -613,6 +613,9 @@ def test_a_producer_goes_on_when_its_brokers_are_back(monkeypatch: pytest.Monkey
     with KafkaBroker(proxied=True) as broker:
         broker.create_topic("output")
         output = Output(broker.proxied_bootstrap, "output", "job")
+        # As a driver does: a new broker makes the topics that its coordinators need, and until then the first
+        # transaction's calls wait for these.
+        output.sink.prepare(rows(1).schema)
         producer = OwningProducer(output.target, "job-1")
 
         def write(epoch: int) -> None:
