@@ -5,7 +5,8 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
+from job.resources import edited
 from joinery_devkit.processes import free_port
 from joinery_runtime.cli.ending import Stopped
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -26,6 +28,12 @@ from joinery_runtime.hosts.status import Board
 class _Driver:
     generation, epoch, pending = 3, 7, False
     state = JobState(Pipeline((), ()), {"orders": InputState(progress=InputProgress().raised(END_OF_TIME))})
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here needs the embedded Postgres of whoever runs it."""
+    monkeypatch.setattr("joinery_runtime.cli.app.started_ahead", lambda _: nullcontext())
 
 
 @pytest.fixture
@@ -131,6 +139,33 @@ def test_the_second_signal_ends_the_job_at_once(joinery: Joinery, job_file: Path
 
     running(body)
     assert joinery("run", job_file).code == 0
+
+
+# --- the embedded Postgres --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_an_embedded_server_starts_before_the_engine_is_loaded(
+    joinery: Joinery, job_file: Path, monkeypatch: pytest.MonkeyPatch, embedded: bool
+) -> None:
+    order: list[str] = []
+
+    @contextmanager
+    def started_ahead(directory: Path) -> Iterator[None]:
+        assert directory == job_file.parent / "home" / "postgres"
+        order.append("starts")
+        yield
+        order.append("is left")
+
+    monkeypatch.setenv("JOINERY_HOME", str(job_file.parent / "home"))
+    monkeypatch.setattr("joinery_runtime.cli.app.started_ahead", started_ahead)
+    monkeypatch.setattr("joinery_runtime.cli.app.stored_by", lambda *_: order.append("the engine is loaded"))
+    monkeypatch.setattr("joinery_runtime.cli.run.run_job", lambda *_, **__: order.append("the job runs"))
+    store = "" if embedded else "  stateStore: {postgres: {dsn: postgresql://127.0.0.1/db}}\n"
+    job_file.write_text(edited() + store)
+    assert joinery("run", job_file).code == 0
+    runs = ["the engine is loaded", "the job runs"]
+    assert order == (["starts", *runs, "is left"] if embedded else runs)
 
 
 # --- the status port --------------------------------------------------------------------------------------------------

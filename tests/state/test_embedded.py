@@ -14,7 +14,7 @@ import pytest
 
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.state import embedded
-from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.embedded import embedded_postgres, started_ahead
 from joinery_runtime.state.postgres import PostgresStore
 from state.values import live_keys, run_epoch
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.services
 
 USER = """
 import sys, pathlib
-from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.embedded import embedded_postgres, started_ahead
 with embedded_postgres(pathlib.Path(sys.argv[1])) as dsn:
     print(dsn, flush=True)
     sys.stdin.read()
@@ -67,6 +67,21 @@ def test_the_last_user_stops_the_server(tmp_path: Path) -> None:
             assert inner == outer
         psycopg.connect(outer).close()
     assert not runs(tmp_path)
+
+
+def test_a_server_that_was_started_ahead_is_the_next_users_and_stops_after_both(tmp_path: Path) -> None:
+    with started_ahead(tmp_path):
+        with embedded_postgres(tmp_path) as dsn, psycopg.connect(dsn) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+        assert runs(tmp_path), "who started it still holds it"
+    assert not runs(tmp_path)
+
+
+def test_the_user_is_told_why_a_start_ahead_has_failed(tmp_path: Path) -> None:
+    refused = tmp_path / "John Smith"
+    refusal = pytest.raises(EnvironmentProblem, match="cannot keep its data")
+    with started_ahead(refused), refusal, embedded_postgres(refused):
+        raise AssertionError("it started")
 
 
 def test_processes_share_the_server(tmp_path: Path, other_user: Callable[[Path], subprocess.Popen[str]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,12 +15,14 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say
+from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say, stored_by
 from joinery_runtime.cli.ending import writing_ending
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.job import explain as explain_job
+from joinery_runtime.job import load_job
 from joinery_runtime.job.model.duration import parse_duration
+from joinery_runtime.state.embedded import embedded_directory, started_ahead
 
 app = App(name="joinery", help="Streaming joins on Spark, state and offsets together in Postgres.",
           version=version("joinery-runtime"), result_action="return_value")  # fmt: skip
@@ -87,10 +90,15 @@ def run(
     stalled_after
         For how long nothing may move (no epoch, task, poll or retry) until /healthz answers 503.
     """
-    from joinery_runtime.cli.run import run_command  # noqa: PLC0415
-
     stalled_after_ms = _duration("--stalled-after", stalled_after)
-    return run_command(load(job_file), master, status_port or None, status_host, stalled_after_ms, once=once)
+    job = load_job(job_file)
+    # A new server takes as long as the engine's modules do.
+    embedded = job.spec.state_store.kind == "embedded"
+    with started_ahead(embedded_directory()) if embedded else nullcontext():
+        stored_by(job, job_file)
+        from joinery_runtime.cli.run import run_command  # noqa: PLC0415
+
+        return run_command(job, master, status_port or None, status_host, stalled_after_ms, once=once)
 
 
 def _duration(option: str, text: str) -> int:

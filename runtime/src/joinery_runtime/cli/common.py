@@ -61,8 +61,13 @@ def load(job_file: Path) -> Job:
 def checked(job_file: Path) -> tuple[Job, Stored]:
     """The job, and the columns that its segments store."""
     job = load_job(job_file)
+    return job, stored_by(job, job_file)
+
+
+def stored_by(job: Job, job_file: Path) -> Stored:
+    """See `stored`. Raises JobError, with its place in the file, where an expression of the job is wrong."""
     try:
-        return job, stored(job)
+        return stored(job)
     except JobError as error:
         raise located(error, job_file) from error
 

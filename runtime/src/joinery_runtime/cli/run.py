@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ def run_command(
     job: Job, master: str | None, status_port: int | None, status_host: str, stalled_after_ms: int, *, once: bool
 ) -> Outcome:
     """`status_port` None: nothing is served."""
+    gc.freeze()  # an epoch that the driver runs need not wait until all that was imported has been gone over
     signals = Signals(Event(), (signal.SIGTERM, signal.SIGINT), _end_at_once)
     with open_progress(job, sys.stdout) as progress, _served(job, status_port, status_host, stalled_after_ms) as board:
         listener = progress.listener

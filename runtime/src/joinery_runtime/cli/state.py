@@ -19,12 +19,11 @@ from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import (
     EMBEDDED_SCHEMA,
     PostgresStoreAddress,
-    embedded_directory,
     open_store,
     store_address,
 )
 from joinery_runtime.job import Job, format_time, time_value
-from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.embedded import embedded_directory, embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateStore
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from joinery_runtime.errors import StateError
 from joinery_runtime.job import Job
-from joinery_runtime.state.embedded import embedded_postgres
+from joinery_runtime.state.embedded import embedded_directory, embedded_postgres
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import StateStore
@@ -49,11 +47,6 @@ def store_address(job: Job) -> PostgresStoreAddress:
     assert postgres is not None
     assert postgres.dsn is not None, "with_secrets fills it in"
     return PostgresStoreAddress(postgres.dsn, postgres.schema_name)
-
-
-def embedded_directory() -> Path:
-    """Where the embedded Postgres of this user keeps its data: `$JOINERY_HOME/postgres`, else `~/.joinery/postgres`."""
-    return Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery")) / "postgres"
 
 
 @contextmanager

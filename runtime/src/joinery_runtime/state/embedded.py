@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import subprocess
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,30 @@ _STATUS_LINE = 7  # of postmaster.pid
 
 logger = logging.getLogger("joinery.postgres")
 _this_process = threading.Lock()
+
+
+def embedded_directory() -> Path:
+    """Where the embedded Postgres of this user keeps its data: `$JOINERY_HOME/postgres`, else `~/.joinery/postgres`."""
+    return Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery")) / "postgres"
+
+
+@contextmanager
+def started_ahead(directory: Path) -> Iterator[None]:
+    """Starts the server in a thread, while whoever will use it does something else. If it does not start, that user
+    gets the error."""
+    over = threading.Event()
+
+    def hold() -> None:
+        with suppress(EnvironmentProblem), embedded_postgres(directory):
+            over.wait()
+
+    thread = threading.Thread(target=hold, name="joinery-postgres-start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager
