@@ -346,6 +346,7 @@ def _load_kernels(job: Job) -> None:
     formats = {side.format for side in job.inputs if side.kafka is not None}
     if formats:
         kernels("messages")
+        kernels("xxh3")
     if "json" in formats:
         kernels("json")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.errors import EnvironmentProblem
@@ -22,6 +23,7 @@ from joinery_runtime.job.model.quantity import parse_bytes
 from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sources import Decoder, decoder_for, reader_for
 from joinery_runtime.sources.base import SourceReader
+from joinery_runtime.sources.compiled_hash import compiled_key_hash
 from joinery_runtime.state.store import TaskStore
 
 CACHE_BYTES = "JOINERY_CACHE_BYTES"
@@ -72,7 +74,9 @@ def worker_of(
     output, dead_letters = sink_for(job, tables), dead_letter_sink(job)
     dead_writer = None if dead_letters is None else dead_letters.writer()
     access = inputs or JobInputs(job)
-    parts = WorkerParts(job.name, compile_job(job), access, store, output.writer(), dead_writer, cache)
+    # Who reads from Kafka loads kernels anyway; for others they would take longer than they save.
+    hasher = compiled_key_hash() if any(side.kafka is not None for side in job.inputs) else key_hash
+    parts = WorkerParts(job.name, compile_job(job), access, store, output.writer(), dead_writer, cache, hasher=hasher)
     return Worker(replace(parts, cache_bytes=cache_bytes()))
 
 

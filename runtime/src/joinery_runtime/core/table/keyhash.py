@@ -44,11 +44,28 @@ _NAN_BITS = np.uint64(0x7FF8000000000000)
 KeyHash = Callable[[Sequence[pa.Array]], np.ndarray]
 
 
-def key_hash(columns: Sequence[pa.Array]) -> np.ndarray:
-    """uint64[n] hashes of n rows; `columns` are the key columns, n values each."""
+FEW = 256
+"""Up to so many values are hashed one by one: a call of Polars takes 0.15 ms of CPU, whatever it hashes, and with
+hundreds of partitions most batches have a few rows."""
+
+
+def xxh3(column: pa.Array) -> np.ndarray:
+    """uint64[n]: xxh3_64 of each of n strings or binary values; anything of a null."""
+    if len(column) <= FEW:
+        texts = column.cast(pa.binary()).to_pylist()
+        digests = (0 if text is None else xxhash.xxh3_64_intdigest(text) for text in texts)
+        return np.fromiter(digests, np.uint64, len(column))
+    frame = pl.DataFrame({"k": pl.from_arrow(column)})
+    hashes = frame.select(plh.col("k").nchash.xxh3_64().fill_null(0)).to_series()
+    return np.asarray(hashes.to_numpy())
+
+
+def key_hash(columns: Sequence[pa.Array], xxh3: Callable[[pa.Array], np.ndarray] = xxh3) -> np.ndarray:
+    """uint64[n] hashes of n rows; `columns` are the key columns, n values each. `xxh3` is another way to the same
+    hashes as the function of that name."""
     hashes = np.ones(len(columns[0]), dtype=np.uint64)
     for column in columns:
-        hashes = _mix((hashes * _GOLDEN) ^ _words(column))
+        hashes = _mix((hashes * _GOLDEN) ^ _words(column, xxh3))
     return hashes
 
 
@@ -64,21 +81,21 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def _words(column: pa.Array) -> np.ndarray:
-    words = _valid_words(column)
+def _words(column: pa.Array, xxh3: Callable[[pa.Array], np.ndarray]) -> np.ndarray:
+    words = _valid_words(column, xxh3)
     if column.null_count:
         words = np.where(column.is_null().to_numpy(zero_copy_only=False), _NULL_WORD, words)
     return words
 
 
-def _valid_words(column: pa.Array) -> np.ndarray:
+def _valid_words(column: pa.Array, xxh3: Callable[[pa.Array], np.ndarray]) -> np.ndarray:
     kind = column.type
     if pa.types.is_floating(kind):
         return _float_words(column)
     if pa.types.is_decimal(kind):
-        return _xxh3(_decimal_bytes(column))
+        return xxh3(_decimal_bytes(column))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
-        return _xxh3(column)
+        return xxh3(column)
     return _integer_words(column)
 
 
@@ -100,21 +117,6 @@ def _decimal_bytes(column: pa.Array) -> pa.Array:
     buffers = wide.buffers()
     raw = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), len(wide), [None, buffers[1]], offset=wide.offset)
     return raw.cast(pa.binary())
-
-
-FEW = 256
-"""Up to so many values are hashed one by one: a call of Polars takes 0.15 ms of CPU, whatever it hashes, and with
-hundreds of partitions most batches have a few rows."""
-
-
-def _xxh3(column: pa.Array) -> np.ndarray:
-    if len(column) <= FEW:
-        texts = column.cast(pa.binary()).to_pylist()
-        digests = (0 if text is None else xxhash.xxh3_64_intdigest(text) for text in texts)
-        return np.fromiter(digests, np.uint64, len(column))
-    frame = pl.DataFrame({"k": pl.from_arrow(column)})
-    hashes = frame.select(plh.col("k").nchash.xxh3_64().fill_null(0)).to_series()
-    return np.asarray(hashes.to_numpy())
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------

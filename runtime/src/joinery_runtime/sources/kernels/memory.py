@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_BYTE, _WORD, _TWO_WORDS = ir.IntType(8), ir.IntType(64), ir.IntType(128)
+_BYTE, _HALF, _WORD, _TWO_WORDS = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.IntType(128)
 _NOT_OF_ZERO = ir.Constant(ir.IntType(1), 0)  # whether the result for 0 may be anything
 _NOT_VOLATILE = ir.Constant(ir.IntType(1), 0)
 
@@ -67,6 +67,8 @@ _word = types.int64
 
 load8 = _instruction("load8", _word, [_word], lambda b, at: b.zext(b.load(_pointer(b, at, _BYTE)), _WORD))
 """load8(address): the byte there, 0 to 255."""
+load32 = _instruction("load32", _word, [_word], lambda b, at: b.zext(b.load(_pointer(b, at, _HALF), align=1), _WORD))
+"""load32(address): the 4 bytes from there on, the first one lowest; aligned or not."""
 load64 = _instruction("load64", _word, [_word], lambda b, at: b.load(_pointer(b, at, _WORD), align=1))
 """load64(address): the 8 bytes from there on as one word, the first one lowest; aligned or not."""
 store8 = _instruction(
@@ -89,5 +91,7 @@ high_product = _instruction("high_product", _word, [_word, _word], _high_product
 """high_product(a, b): the upper 64 of the 128 bits of the product of unsigned words."""
 is_below = _instruction("is_below", types.boolean, [_word, _word], lambda b, x, y: b.icmp_unsigned("<", x, y))
 """is_below(a, b): whether a < b, as unsigned words."""
+reversed_bytes = _instruction("reversed_bytes", _word, [_word], lambda b, word: b.bswap(word))
+"""reversed_bytes(word): the first byte last."""
 bits_of = _instruction("bits_of", _word, [types.float64], lambda b, number: b.bitcast(number, _WORD))
 """bits_of(number): a double's 64 bits."""
