@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from joinery_devkit.kind_names import KINDS as PACKAGES
-from joinery_devkit.kind_names import RUNTIME, kind_names, problems
+from joinery_devkit.kind_names import RUNTIME, TOLD_APART, kind_names, problems
 
 KINDS = {"IntervalJoin", "WindowJoin", "SessionWindowJoin", "AsOfJoin", "SessionAggregation"}
 
@@ -38,6 +38,13 @@ def test_the_product_names_no_kind_elsewhere() -> None:
         ("from joinery_runtime.job import SessionWindow as Job", "names SessionWindow"),
         ("from joinery_runtime.core import kinds\nkinds.asof.AsOfJoin", "names AsOfJoin"),
         ("def late(step): return step.as_of is None", "asks a step for its as_of"),
+        ('def late(step): return step.data.get("asOf")', "asks a step for its asOf"),
+        ('def bound(step): return step["interval"]', "asks a step for its interval"),
+        ("def joins(job): return isinstance(job, StreamJoin)", "tells StreamJoin apart"),
+        ("def joins(job): return isinstance(job, (str, job.StreamJoin))", "tells StreamJoin apart"),
+        ("match job:\n    case StreamJoin(): print(1)", "tells StreamJoin apart"),
+        ('def sessions(new): return new["kind"] == "SessionWindow"', "tells SessionWindow apart"),
+        ('def sessions(new): return new["kind"] in ("SessionWindow",)', "tells SessionWindow apart"),
     ],
 )
 def test_it_finds_one_that_is_named(sources: Path, line: str, said: str) -> None:
@@ -47,6 +54,13 @@ def test_it_finds_one_that_is_named(sources: Path, line: str, said: str) -> None
 
     assert found.startswith("engine/planted.py:")
     assert found.endswith(said)
+
+
+def test_every_place_that_may_tell_resources_apart_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("joinery_devkit.kind_names.TOLD_APART", {})
+    found = list(problems(RUNTIME))
+    assert all(each.endswith(" apart") for each in found)
+    assert {each.partition(":")[0] for each in found} == set(map(str, TOLD_APART))
 
 
 def test_a_tree_without_kinds_is_an_error(tmp_path: Path) -> None:

@@ -64,12 +64,20 @@ def test_files_that_the_page_names_exist() -> None:
     assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
 
 
-def messages(code: str) -> list[str]:
-    """Strings that name a rule and are no docstrings."""
+def messages(code: str, *, unlinked: bool = False) -> list[str]:
+    """Strings that cite a rule: no docstrings, nor what an assertion says to developers. `unlinked` are those outside
+    of a call of `linked`."""
     tree = ast.parse(code)
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
-    return [text for node in strings if isinstance(text := node.value, str) and re.search(r"\brules? [A-Z]\d", text)]
+    skipped = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    skipped = [node for node in skipped if isinstance(node, ast.Constant)]
+    skipped += [text for node in ast.walk(tree) if isinstance(node, ast.Assert) for text in ast.walk(node)]
+    if unlinked:
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        calls = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "linked"]
+        skipped += [text for node in calls for text in ast.walk(node)]
+    passed = set(map(id, skipped))
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in passed)
+    return [text for node in strings if isinstance(text := node.value, str) and CITED.search(text)]
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -89,12 +97,25 @@ def test_a_refused_job_shows_no_rule_without_its_place() -> None:
     assert "; see docs/semantics.md#j9" in str(refused.value)
 
 
+def test_messages_are_found_by_the_rules_that_they_cite() -> None:
+    assert messages('def f():\n    """By T5."""\n    assert x, "by T5"\n    yield "kept (T5)"\n') == ["kept (T5)"]
+    assert messages('yield linked("kept (rule T5)"), "gone (T5)"', unlinked=True) == ["gone (T5)"]
+
+
+def test_a_message_cites_a_rule_in_the_words_that_make_its_link() -> None:
+    products = [text for path, text in texts() if path.suffix == ".py" and "src" in path.parts]
+    found = {text for code in products for text in messages(code)}
+    assert len(found) > 20
+    assert {text for text in found if set(CITED.findall(text)) != set(re.findall(r"\brule (\w+)", text))} == set()
+
+
 def test_only_messages_that_are_linked_name_rules() -> None:
-    """`linked` sees what refuses a job and the CRDs' rules, all of which is in `job`."""
+    """`linked` sees what refuses a job and the CRDs' rules, all of which is in `job`; others call it where they are."""
     for path in (ROOT / "crds").glob("*.yaml"):
         lines = [line for line in path.read_text().splitlines() if re.search(r"\brules? [A-Z]\d", line)]
         assert lines or path.name == "joinery.dev_savepoints.yaml"
         assert [line for line in lines if "see docs/semantics.md#" not in line] == []
-    named = {path for path, text in texts() if path.suffix == ".py" and "src" in path.parts and messages(text)}
+    products = [(path, text) for path, text in texts() if path.suffix == ".py" and "src" in path.parts]
+    named = {path for path, text in products if messages(text, unlinked=True)}
     assert named
     assert {path for path in named if path.relative_to(ROOT).parts[:4] != RESOURCES} == set()

@@ -20,9 +20,9 @@ import pytest
 
 from e2e.driver_process import Run
 from e2e.kill_harness import Log
+from joinery_runtime.engine.messages import CRASH_POINTS, TRANSACTION_POINTS
 
-POINTS = ("planned", "reading", "staged", "output-written", "before-commit", "after-commit")
-IN_TRANSACTIONS = ("transaction-begun", "transaction-sent", "transaction-committed")
+POINTS = tuple(point for point in CRASH_POINTS if point not in TRANSACTION_POINTS)
 TIMES_EACH = int(os.environ.get("JOINERY_KILLS", "0"))
 EPOCHS_BEFORE_A_KILL = 3
 CLUSTER = "local-cluster[2,1,1024]"

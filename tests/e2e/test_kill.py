@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from e2e.drill import CLUSTER, IN_TRANSACTIONS, LOCAL, MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
+from e2e.drill import CLUSTER, LOCAL, MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
 from e2e.driver_process import caught_up
 from e2e.kill_harness import Feeder, Job, create_topics, judge_topics, log_of, repeated
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.engine.messages import TRANSACTION_POINTS
 
 RANDOM_KILLS = 1 + 3 * max(1, TIMES_EACH)
 LEAST_EPOCHS = 40 * max(1, TIMES_EACH)
 LEAST_REPEATED = 2
-DEATHS = deaths(POINTS + IN_TRANSACTIONS)
+DEATHS = deaths(POINTS + TRANSACTION_POINTS)
 OUTLIVED = "transaction-sent"  # here the driver's executors live on, for a moment, with a transaction in their hands
 
 pytestmark = MARKS

@@ -25,10 +25,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from e2e.drill import IN_TRANSACTIONS, POINTS
+from e2e.drill import POINTS
 from e2e.jobs import json_rows, order, payment, produce
 from e2e.kill_harness import output_to, topic_rows, written_to
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.engine.messages import CRASH_POINTS
 from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK
 
 pytestmark = pytest.mark.services
@@ -126,7 +127,7 @@ class Scene:
 
     @property
     def points(self) -> tuple[str, ...]:
-        return (*POINTS[:3], *IN_TRANSACTIONS, *POINTS[3:]) if self.target == "topic" else POINTS
+        return CRASH_POINTS if self.target == "topic" else POINTS
 
     def feed(self, epoch: int) -> None:
         """Makes a further part of the orders readable; what is bounded is all there from the start."""

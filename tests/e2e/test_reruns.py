@@ -17,9 +17,9 @@ from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Values, differences
 from joinery_devkit.processes import ChildProcess
 from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
+from joinery_runtime.engine.messages import TRANSACTION_POINTS
 from joinery_runtime.job import load_job
 
-POINTS = ("transaction-begun", "transaction-sent", "transaction-committed")
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.quantile": "0.1",
@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 def test_a_worker_that_dies_in_its_transaction_or_after_it(scene: Scene) -> None:
     with Feeder(scene.job.bootstrap, scene.job.name, seed=5) as feeder:
-        run = scene.start(" ".join(f"{point}@{4 + 2 * n}=SIGKILL" for n, point in enumerate(POINTS)))
-        hurt = {point: scene.hurt_at(point) for point in POINTS}
+        run = scene.start(" ".join(f"{point}@{4 + 2 * n}=SIGKILL" for n, point in enumerate(TRANSACTION_POINTS)))
+        hurt = {point: scene.hurt_at(point) for point in TRANSACTION_POINTS}
         run.wait_for_more_epochs(3)
         entries = scene.finish(feeder, run)
     assert repeated(entries) == [hurt["transaction-committed"]]

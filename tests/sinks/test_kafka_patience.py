@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.kafka_errors import LastError
+from joinery_runtime.sinks.kafka import KafkaWriter
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_producers import Disowned, OwningProducer, Producers
 from joinery_runtime.sinks.kafka_target import DELIVERY_SECONDS, TRANSACTION_MS, KafkaTarget, Patience, enqueue
@@ -57,9 +60,21 @@ def test_brokers_that_take_a_row_at_a_time_are_waited_for() -> None:
 def test_brokers_that_take_nothing_any_more_are_not() -> None:
     stuck: Any = Queue(1, 1, 0, 0)
     patience = Patience(60.0, lambda: stuck.now)
-    assert enqueue(stuck, "topic", rows(40), patience) == 40
+    assert enqueue(stuck, "topic", rows(40), patience) == 28
     assert stuck.now == 4 * 50.0
     assert Patience(60.0, lambda: stuck.now).flush(stuck) == 10
+
+
+@pytest.mark.parametrize("batch", [15, 40, 10_000])
+def test_the_error_counts_each_row_that_is_not_written_once(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    """Of 40 rows two were taken; ten wait in the client's queue, and the others had no room in it."""
+    monkeypatch.setattr("joinery_runtime.sinks.kafka_target._BATCH", batch)
+    stuck: Any = Queue(1, 1, 0, 0)
+    client: Any = SimpleNamespace(producer=stuck, errors=LastError())
+    monkeypatch.setattr("joinery_runtime.sinks.kafka.Patience", lambda seconds: Patience(seconds, lambda: stuck.now))
+    writer = KafkaWriter(KafkaTarget("joined", "kafka:9092", properties={"delivery.timeout.ms": "60000"}))
+    with pytest.raises(OutputUnavailable, match="joined: 38 rows were not written, and none was for 60 s"):
+        writer._send(client, pa.table({"n": range(40)}))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import stamina
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from joinery_devkit.kafka import KafkaBroker
+from joinery_runtime.engine.messages import TRANSACTION_POINTS
 from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
 from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
@@ -36,7 +37,6 @@ from sinks.rows import LINEAGE, attempt, takeover
 
 pytestmark = pytest.mark.services
 _names = (f"exact-{number}" for number in count())
-POINTS = ["transaction-begun", "transaction-sent", "transaction-committed"]
 PATIENCE = 120.0
 
 
@@ -324,7 +324,7 @@ CRASH = """
 
 
 @pytest.mark.parametrize("taken_over", [False, True], ids=["tried again", "newer driver"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", TRANSACTION_POINTS)
 def test_a_worker_that_is_killed_in_the_transaction(output, point, taken_over) -> None:
     told = [output.servers, output.topic, output.job, LINEAGE, point]
     command = [sys.executable, "-c", textwrap.dedent(CRASH), *told]
@@ -369,7 +369,7 @@ def test_a_commit_whose_outcome_is_unknown(monkeypatch) -> None:
 # --- zombies --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", TRANSACTION_POINTS)
 @pytest.mark.parametrize("kept", [False, True], ids=["new producer", "kept producer"])
 def test_a_paused_attempt_and_its_sibling(output, threads, point, kept) -> None:
     here, pause = Producers(), Pause(point)
@@ -397,7 +397,7 @@ def test_a_newer_driver_prepares_while_a_transaction_is_open(output, threads) ->
         paused.result(PATIENCE)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", TRANSACTION_POINTS)
 def test_a_paused_attempt_and_a_newer_driver(output, threads, point) -> None:
     """The newer driver replays the plan, with other rows so that one can tell whose they are."""
     pause = Pause(point)

@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 RUNTIME = Path(__file__).parents[3] / "runtime" / "src" / "joinery_runtime"
 KINDS = (Path("core", "kinds"), Path("job", "kinds"))
@@ -31,6 +32,17 @@ LISTS = (
 )
 FIELDS = frozenset({"interval", "window", "as_of", "hopping", "tumbling"})
 """Of a step: who reads one asks which kind it is."""
+YAML_FIELDS = frozenset({"interval", "window", "asOf"})
+"""The same in a step as YAML gives it."""
+RESOURCES = frozenset({"StreamJoin", "SessionWindow"})
+TOLD_APART = {
+    Path("cli", "progress.py"): "names what goes out, and the sides of a join's steps",
+    Path("cli", "state_key.py"): "reads a key of a join's input and step, or a group",
+    Path("cli", "verify.py"): "a join's rows go out in no order, sessions by their end",
+    Path("cli", "why.py"): "writes a key as state_key reads it",
+    Path("job", "join", "differences.py"): "compares two signatures, which are plain data",
+}
+"""Where code may ask which of the resources a job is, and what for."""
 OTHERS = frozenset({"exp", "trigger"})
 """SQL's own and the trigger's: what they call so is nothing of a step."""
 
@@ -49,7 +61,9 @@ def problems(root: Path) -> Iterator[str]:
     for file in sorted(root.rglob("*.py")):
         where = file.relative_to(root)
         if not any(where.is_relative_to(place) for place in (*KINDS, *LISTS)):
-            yield from (f"{where}:{line} {what}" for line, what in _named(ast.parse(file.read_text()), names))
+            tree = ast.parse(file.read_text())
+            found = [*_named(tree, names), *([] if where in TOLD_APART else _told_apart(tree, names | RESOURCES))]
+            yield from (f"{where}:{line} {what}" for line, what in found)
 
 
 def kind_names(root: Path) -> frozenset[str]:
@@ -74,6 +88,37 @@ def _named(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"names {alias.name}") for alias in node.names if alias.name in names)
         elif isinstance(node, ast.Attribute) and _last_name(node.value) not in OTHERS and node.attr in names | FIELDS:
             yield node.lineno, f"names {node.attr}" if node.attr in names else f"asks a step for its {node.attr}"
+        elif isinstance(node, ast.Subscript | ast.Call):
+            yield from ((node.lineno, f"asks a step for its {key}") for key in _keys(node) if key in YAML_FIELDS)
+
+
+def _keys(node: ast.AST) -> list[object]:
+    """What `step["asOf"]` and `step.get("asOf")` ask for."""
+    match node:
+        case ast.Subscript(slice=ast.Constant(value)):
+            return [value]
+        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value), *_]):
+            return [value]
+    return []
+
+
+def _told_apart(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """Classes that `isinstance` and `case` ask for, and their names as strings of a comparison."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("isinstance"), args=[_, classes]):
+                asked = {_last_name(each) for each in ast.walk(classes) if isinstance(each, ast.expr)}
+            case ast.MatchClass(cls=cls):
+                asked = {_last_name(cls)}
+            case ast.Compare(left=left, comparators=others):
+                asked = {str(each.value) for side in (left, *others) for each in ast.walk(side) if _is_text(each)}
+            case _:
+                continue
+        yield from ((node.lineno, f"tells {name} apart") for name in sorted(asked & names))
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _last_name(node: ast.expr) -> str:

@@ -26,6 +26,7 @@ from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Input, Job, KafkaInput, format_time
+from joinery_runtime.job.model.wording import linked
 from joinery_runtime.sources.history import of_files
 from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
@@ -254,4 +255,6 @@ def _watermark_report(job: Job, record: JobRecord, lowered: LoweredState) -> Ite
     yield "What was evicted stays gone: rows that come from now on meet only what is still in the state. Windows and"
     yield "sessions that have gone out may go out once more with these rows alone."
     if len(lowered.inputs) < len(job.inputs):
-        yield "Other inputs keep theirs: an input that was idle may have been given the same watermark (T5)."
+        yield linked(
+            "Other inputs keep theirs: an input that was idle may have been given the same watermark (rule T5)"
+        )

@@ -15,7 +15,7 @@ from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import Cap, StateLimits
 from joinery_runtime.engine.planner import PlanSettings
-from joinery_runtime.job import Job, StreamJoin, definition, signature
+from joinery_runtime.job import Job, definition, signature
 
 
 def identity(job: Job, pipeline: Pipeline, warn: Callable[[str], None]) -> JobIdentity:
@@ -31,7 +31,7 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
         fingerprint=fingerprint(identity.signature),
         tables=frozenset(side.name for side in job.inputs if side.table is not None),
         limits=state_limits(job),
-        co_partitioned=isinstance(job, StreamJoin) and any(step.co_partitioned for step in job.joins),
+        co_partitioned=job.co_partitioned,
         max_future={
             side.name: side.watermark.max_future for side in job.inputs if side.watermark.max_future is not None
         },

@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.errors import JoineryError
+from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sources.base import PartitionRef
+
+TRANSACTION_POINTS = ("transaction-begun", "transaction-sent", "transaction-committed")
+CRASH_POINTS = ("planned", "reading", "staged", *TRANSACTION_POINTS, "output-written", "before-commit", "after-commit")
+"""Where a test may kill a driver, in the order of an epoch; an epoch reaches those of a transaction where its output is
+transactional in Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPoint:
-    """Fault injection for the kill tests: SIGKILL the process `pid` when the named point of the epoch is reached.
-
-    Points in order: planned, reading, staged, (transaction-begun, transaction-sent, transaction-committed: where the
-    output is transactional), output-written, before-commit, after-commit.
-    """
+    """Fault injection for the kill tests: SIGKILL the process `pid` when an epoch reaches the crash point `name`."""
 
     name: str
     epoch: int
@@ -34,6 +35,12 @@ class FaultPoint:
         if not text:
             return None
         name, _, epoch = text.partition("@")
+        if name not in CRASH_POINTS or not epoch.isdecimal():
+            raise EnvironmentProblem(
+                "The environment variable JOINERY_FAULT names no crash point of an epoch",
+                facts=text,
+                todo=f"Write <point>@<epoch>, with a point of {', '.join(CRASH_POINTS)}, or unset it",
+            )
         return cls(name, int(epoch), os.getpid())
 
 

@@ -51,8 +51,7 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 
 def _is_newer(job: Job) -> bool:
-    co_partitioned = isinstance(job, StreamJoin) and any(step.co_partitioned for step in job.joins)
-    return co_partitioned or any(side.history is not None for side in job.inputs)
+    return job.co_partitioned or any(side.history is not None for side in job.inputs)
 
 
 def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -255,7 +255,8 @@ def enqueue(
                 producer.produce_batch(topic, waiting, on_delivery=on_delivery)
                 waiting = _not_queued(waiting)
             if not patience.poll(producer, 0.1 if waiting else 0) and waiting:
-                return len(messages) - start
+                # Of this batch only what is not in the queue: whoever waits for the queue counts the rest of it.
+                return len(waiting) + len(messages[start + _BATCH :])
     return 0
 
 

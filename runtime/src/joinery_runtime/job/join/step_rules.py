@@ -208,13 +208,15 @@ def _alone(draft: JobDraft) -> Iterator[Finding]:
 
 def _lateness(draft: JobDraft) -> Iterator[Finding]:
     final = {kind.field: kind.what_is_final for kind in STEP_KINDS if kind.what_is_final}
+    never = {kind.field: kind.never_late for kind in STEP_KINDS if kind.never_late}
     for step in draft.steps:
         facts = next((text for way, text in final.items() if step.data.get(way) is not None), None)
+        never_late = next((text for way, text in never.items() if step.data.get(way) is not None), None)
         at, late_data = (*step.at, "lateData"), step.data.get("lateData")
         if facts is not None and late_data == "reopen":
             yield at, f"reopen is for interval steps, {facts} stays as it is; write drop"
-        elif late_data == "dlq" and step.data.get("asOf") is not None:
-            yield at, "no row of an asOf step is late (rule A3); leave it out"
+        elif late_data == "dlq" and never_late is not None:
+            yield at, f"{never_late}; leave it out"
         else:
             yield from late_without_dead_letters(draft, at)
 

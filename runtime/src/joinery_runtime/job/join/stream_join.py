@@ -96,6 +96,10 @@ class StreamJoin(Job):
         return any(step.matching.windowed for step in self.joins)
 
     @property
+    def co_partitioned(self) -> bool:
+        return any(step.co_partitioned for step in self.joins)
+
+    @property
     def unread_expressions(self) -> tuple[PlacedExpression, ...]:
         return tuple(
             PlacedExpression(f"spec.joins[{number}].where", step.where, (*self.left_inputs(number), step.right))

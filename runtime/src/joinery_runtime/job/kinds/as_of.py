@@ -66,6 +66,7 @@ class AsOf(Model, StepKind):
     """Each row takes the table's version that is valid at its time."""
 
     field: ClassVar[str] = "asOf"
+    never_late: ClassVar[str] = "no row of an asOf step is late (rule A3)"
     what_is_final: ClassVar[str] = "a row that has gone out"
     adds_lateness: ClassVar[bool] = False
     shorter: ClassVar[str] = "shorten historyRetention and grace"

@@ -75,6 +75,8 @@ class StepKind(ABC):
     chains: ClassVar[bool] = False
     """Whether it can be one of several steps, do without keys, and take late rows back (`lateData: reopen`)."""
     chain_rule: ClassVar[str] = ""
+    never_late: ClassVar[str] = ""
+    """Why no row is late; empty: rows may be."""
     what_is_final: ClassVar[str] = ""
     """What late rows cannot change, where it takes none back."""
     windowed: ClassVar[bool] = False

@@ -189,6 +189,11 @@ class Job(Model):
         return None
 
     @property
+    def co_partitioned(self) -> bool:
+        """Whether a step reads topics that are partitioned by its key, without an exchange."""
+        return False
+
+    @property
     @abstractmethod
     def input_places(self) -> tuple[Loc, ...]:
         """Where in `spec` each input is."""
