@@ -17,7 +17,7 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import PARTITION, rows_by_input
-from joinery_runtime.job import parse_job
+from joinery_runtime.job import Job, StreamJoin, parse_job
 from joinery_runtime.sources.base import PartitionRef, Range
 from joinery_runtime.state.memory import MemoryStore
 from traces.corpus import Trace, load_traces
@@ -80,7 +80,7 @@ def test_what_each_record_of_a_key_did(asked: Any) -> None:
 def test_one_record_and_what_went_out_when_it_had_waited(asked: Any) -> None:
     (only,) = asked("--record", "l:0=1").lines[0]["records"]
     assert only["columns"]["k"] == "b"
-    assert only["made"] == [{"epoch": 3, "row": {"l": "B", "r": None}}]
+    assert only["made"] == [{"epoch": 3, "row": {"l": "B", "r": None}, "padded": "docs/semantics.md#o1"}]
 
 
 def test_a_record_that_the_other_part_of_a_history_has(joinery: Joinery, tmp_path: Path) -> None:
@@ -178,8 +178,119 @@ def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path:
         for counts in line.get("dropped", {}).values():
             meant.update(counts)
     assert reasons == +meant
+    for answer in answers:
+        _is_made_or_kept_or_left(job, answer)
     due = {row for each in explained for rows in each.made.values() for row in rows}
     assert due >= {json.dumps(row) for line in lines for row in line["output"]}
+
+
+def _is_made_or_kept_or_left(job: Job, answer: Answer) -> None:
+    """And the state has what is said to be kept."""
+    (record,) = answer.records
+    (partition, offset), name = (record.record.place.partition.partition, record.record.place.offset), ""
+    if record.reason is not None:
+        assert record.fate is None
+        return
+    if record.fate is None:
+        assert record.unmatched  # it cannot match: if anything, it went out padded
+        assert all(record.padded[epoch] for epoch in record.made)
+        assert record.made or answer.kept is None
+        return
+    stay, name = record.fate.stay, record.record.place.partition.input
+    text = "\n".join(record.lines())
+    assert ("  kept until " in text) == (stay.left is None)
+    assert ("  left the state in epoch " in text or "  never kept: " in text) == (stay.left is not None)
+    assert stay.left is None or stay.left >= record.record.epoch
+    if isinstance(job, StreamJoin) and stay.left is None and answer.kept is not None:
+        shown = [row.document() for step in answer.kept.steps for row in step.rows]
+        assert (name, partition, offset) in {(row["input"], row["partition"], row["offset"]) for row in shown}
+
+
+WAYS = {
+    "interval": "interval: {of: l, lower: -10, upper: 10}",
+    "tumbling": "window: {tumbling: 10}",
+    "session": "window: {session: {gap: 10}}",
+    "asOf": "asOf: {historyRetention: 50}",
+}
+PASSED: dict[str, Any] = {"watermark": {"l": 300, "r": 300}}
+
+
+def _alone(tmp_path: Path, way: str, left: int, right: int, *more: dict[str, Any], where: str = "") -> Explained:
+    """What is said of a left row at a time, with a right one at another, when nothing met it."""
+    text = JOB.replace(WAYS["interval"], WAYS[way] + where).replace("type: left", "type: inner")
+    if way == "asOf":
+        text = text.replace("{name: r,", "{name: r, table: {key: [k]},")
+    steps = tmp_path / "steps.jsonl"
+    rows = [
+        {"input": "r", "rows": [{"k": "a", "v": "x", "ts": right}]},
+        {"input": "l", "rows": [{"k": "a", "ts": left}]},
+    ]
+    steps.write_text("".join(json.dumps(step) + "\n" for step in [*rows, *more]))
+    (found,) = why_command(parse_job(text, "job.yaml"), (), "l:0=0", None, steps).records
+    assert (found.reason, found.made, found.prevented) == (None, {}, {})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("way", "left", "right", "misses", "says"),
+    [
+        ("interval", 100, 89, 1, "1ms outside the bound (right - left from -10ms to 10ms)"),
+        ("interval", 100, 117, 7, "7ms outside the bound (right - left from -10ms to 10ms)"),
+        ("tumbling", 109, 112, 3, "3ms outside one window (10ms long, every 10ms)"),
+        ("session", 100, 115, 5, "5ms outside the session gap (10ms)"),
+        ("asOf", 100, 104, 4, "4ms outside the time of the stream's row (a version may not be newer)"),
+    ],
+)
+def test_by_how_much_a_record_missed_its_nearest(
+    tmp_path: Path, way: str, left: int, right: int, misses: int, says: str
+) -> None:
+    found = _alone(tmp_path, way, left, right, PASSED)
+    document, lines = found.document(), "\n".join(found.lines())
+    assert (document["nearest"]["offset"], document["nearest"]["misses"]) == (0, misses)
+    assert f"nearest: r r:0=0, event time 1970-01-01T00:00:00.{right:03}Z: {says}" in lines
+    assert (document["state"]["kept"], "nothing went out because of it so far" in lines) == (False, False)
+
+
+def test_where_was_not_true_for_the_nearest(tmp_path: Path) -> None:
+    found = _alone(tmp_path, "interval", 100, 101, PASSED, where=', where: "l.v = r.v"')
+    assert found.document()["nearest"]["misses"] == 0
+    assert "r r:0=0, event time 1970-01-01T00:00:00.101Z: within reach, but `where` is not true" in "\n".join(
+        found.lines()
+    )
+
+
+@pytest.mark.parametrize(
+    ("way", "words", "rule"),
+    [
+        ("interval", "the watermark of r ({r}) is above 1970-01-01T00:00:00.110Z", "j3"),
+        (
+            "tumbling",
+            "the lower watermark of l ({l}) and r ({r}) is at 1970-01-01T00:00:00.110Z, "
+            "the end of its last window, or above",
+            "w2",
+        ),
+        (
+            "session",
+            "the lower watermark of l ({l}) and r ({r}) is above 1970-01-01T00:00:00.110Z, "
+            "the last row of its session + 10ms",
+            "w2",
+        ),
+    ],
+)
+def test_when_a_record_left_and_until_when_one_is_kept(tmp_path: Path, way: str, words: str, rule: str) -> None:
+    at = "1970-01-01T00:00:00.{:03}Z".format
+    left = _alone(tmp_path, way, 100, 50, PASSED)
+    said = words.format(l=at(300), r=at(300))
+    assert f"  left the state in epoch 3: {said} (docs/semantics.md#{rule})" in list(left.lines())
+    kept = _alone(tmp_path, way, 100, 50)
+    said = words.format(l=at(100), r=at(50))
+    assert f"  kept until {said} (docs/semantics.md#{rule})" in list(kept.lines())
+    assert "  taken; nothing went out because of it so far" in list(kept.lines())
+
+
+def test_no_other_record_of_the_key(asked: Any) -> None:
+    (only,) = asked("--record", "l:0=1").lines[0]["records"]
+    assert (only["state"]["left"], only["nearest"]) == (3, None)
 
 
 def _answer(name: str, tmp_path: Path, *question: Any) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import pty
 import re
@@ -16,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.blocks import ROOT, blocks_of
+from docs.blocks import ROOT, blocks_of, command_lines
+from joinery_runtime.cli.replay_commands import why_command
+from joinery_runtime.job import parse_job
 
 
 def in_one_line(text: str) -> str:
@@ -80,6 +83,42 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
         playground.terminate()
         assert playground.wait() == 0
     assert not addresses.exists()
+
+
+_ORDERS_AND_PAYMENTS = """\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {name: orders-payments}
+spec:
+  inputs:
+    - {name: orders, file: {path: o.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+    - {name: payments, file: {path: p.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+  joins:
+    - {right: payments, type: left, keys: {orders.k: payments.k}, interval: {of: orders, lower: -10ms, upper: 10ms}}
+  output: {console: {}}
+  stateStore: {memory: {}}
+""".replace("COLUMNS", "[{name: k, type: string}, {name: v, type: string}, {name: ts, type: timestamp}]")
+_TEN = 1793613600000  # 10:00 of the page
+
+
+def test_the_page_about_why_shows_what_it_prints(tmp_path: Path) -> None:
+    def row(value: str, ms: int) -> dict[str, object]:
+        return {"k": "o-17", "v": value, "ts": _TEN + ms}
+
+    (tmp_path / "job.yaml").write_text(_ORDERS_AND_PAYMENTS)
+    trace = [
+        {"input": "orders", "rows": [row("book", 0)]},
+        {"input": "payments", "rows": [row("card", 5), row("gift", 30)]},
+        {"watermark": {"orders": _TEN + 100_000, "payments": _TEN + 100_000}},
+        {"input": "payments", "rows": [row("cash", 1)]},
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in trace))
+    block = next(block for block in blocks_of(ROOT / "docs/why.md") if block.language == "console")
+    (command,) = command_lines(block)
+    assert command == "joinery why job.yaml --key k=o-17 --steps steps.jsonl"
+    job = parse_job((tmp_path / "job.yaml").read_text(), "job.yaml")
+    printed = why_command(job, ["k=o-17"], None, None, tmp_path / "steps.jsonl").lines()
+    assert block.text.splitlines()[1:] == list(printed)
 
 
 def as_in_a_notebook(text: str) -> str:

@@ -11,14 +11,20 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import keys_of
 from joinery_runtime.cli.state_show import ShownKey, show
+from joinery_runtime.cli.why_fates import Fate, Fates, horizons_of, rule_of
 from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.kinds.base import Join
+from joinery_runtime.core.pipeline.describe import Outlook
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, PARTNER, PHASE
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
@@ -26,6 +32,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable
 from joinery_runtime.hosts.trace_environment import in_order
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
+from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import StateReader
 
 MAX_EXPLAINED = 100
@@ -47,6 +54,9 @@ _RULES = {
 Rows = Mapping[int, Counter[str]]
 """JSON of output rows by epoch."""
 
+Padded = Mapping[int, Mapping[str, str]]
+"""Of those that went out with NULLs for want of a partner, by which rule."""
+
 
 @dataclass(frozen=True, slots=True)
 class Explained:
@@ -58,13 +68,25 @@ class Explained:
     detail: str  # the reason in its dead letter
     made: Rows  # rows that went out because of it
     prevented: Rows  # rows that would have gone out without it
+    padded: Padded = field(default_factory=dict)
+    fate: Fate | None = None  # None: it was dropped, or never to stay
+
+    @property
+    def unmatched(self) -> bool:
+        """Nothing went out because of it but padded rows."""
+        made = {(epoch, row) for epoch, rows in self.made.items() for row in rows}
+        return all(row in self.padded.get(epoch, {}) for epoch, row in made) and not self.prevented
+
+    def _padding(self, epoch: int, row: Any) -> str | None:
+        return self.padded.get(epoch, {}).get(json.dumps(row))
 
     @property
     def rule(self) -> str | None:
-        return None if self.reason is None else f"docs/semantics.md#{_RULES[self.reason]}"
+        return None if self.reason is None else rule_of(_RULES[self.reason])
 
     def document(self) -> dict[str, Any]:
         place, record = self.record.place, self.record
+        nearest = self.fate.nearest if self.fate is not None and self.unmatched else None
         return {
             "input": place.partition.input,
             "topic": place.partition.topic,
@@ -77,9 +99,15 @@ class Explained:
             "dropped": self.reason,
             "rule": self.rule,
             "detail": self.detail,
-            "made": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.made)],
+            "made": [self._made(epoch, row) for epoch, row in _listed(self.made)],
             "prevented": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.prevented)],
+            "state": None if self.fate is None else self.fate.stay.document(),
+            "nearest": None if nearest is None else nearest.document(),
         }
+
+    def _made(self, epoch: int, row: Any) -> dict[str, Any]:
+        rule = self._padding(epoch, row)
+        return {"epoch": epoch, "row": row, **({} if rule is None else {"padded": rule_of(rule)})}
 
     def lines(self) -> Iterator[str]:
         record = self.record
@@ -92,11 +120,15 @@ class Explained:
         if self.reason is not None:
             yield f"  dropped: {self.reason}{f', {self.detail}' if self.detail else ''} ({self.rule})"
         for epoch, row in _listed(self.made):
-            yield f"  epoch {epoch} put out because of it: {json.dumps(row)}"
+            padded = f", padded ({rule_of(rule)})" if (rule := self._padding(epoch, row)) else ""
+            yield f"  epoch {epoch} put out because of it{padded}: {json.dumps(row)}"
         for epoch, row in _listed(self.prevented):
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
         if self.reason is None and not self.made and not self.prevented:
-            yield "  taken; nothing went out because of it so far"
+            kept = self.fate is not None and self.fate.stay.left is None
+            yield f"  taken; nothing went out because of it{' so far' if kept else ''}"
+        if self.fate is not None:
+            yield from (f"  {line}" for line in self.fate.lines(record.epoch, unmatched=self.unmatched))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +192,19 @@ def why(
     records, chosen = wanted[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
     comparison = _Comparison(job, plans, chosen)
     explained = [comparison.of(each) for each in records]
+    outlook = _after(job, pipeline, store, plans[-1] if last is not None else None)
+    dropped = {each.record.place: each.reason for each in explained if each.reason is not None}
+    fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, dropped)
+    explained = [each if each.reason else replace(each, fate=fates.of(each.record)) for each in explained]
     kept = show(job, store, texts) if steps and last is None else None
     return Answer(job.name, (plans[0].epoch, plans[-1].epoch), explained, kept, len(wanted) - len(records))
+
+
+def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> Outlook:
+    """What the next epoch will close, or what the `last` one did that counts."""
+    if last is None:
+        return NextEpoch.of(pipeline, record_of(job, store)).outlook
+    return Outlook(last.watermarks, horizons_of(pipeline, last))
 
 
 def whole_topic(topic: str, plans: Sequence[EpochPlan]) -> str:
@@ -212,6 +255,7 @@ class _Comparison:
 
     def __init__(self, job: Job, plans: Sequence[EpochPlan], chosen: ChosenRecords) -> None:
         self._job, self._plans, self._chosen = job, plans, chosen
+        self._last = compile_job(job).last
         self._with = self._run(chosen)
 
     def of(self, record: FoundRecord) -> Explained:
@@ -219,7 +263,14 @@ class _Comparison:
         without = self._run(replace(self._chosen, without=record.place))
         reason, detail = self._dropped(record, without)
         ours, theirs = _rows(self._with), _rows(without)
-        return Explained(record, plan.watermarks, reason, detail, _more(ours, theirs), _more(theirs, ours))
+        made, prevented = _more(ours, theirs), _more(theirs, ours)
+        return Explained(record, plan.watermarks, reason, detail, made, prevented, self._padded(made))
+
+    def _padded(self, made: Rows) -> Padded:
+        kind = self._last.kind
+        if not isinstance(kind, Join):
+            return {}
+        return {epoch: _without_partner(self._with[epoch], kind.padded_by) for epoch in made}
 
     def _run(self, chosen: ChosenRecords) -> dict[int, ReplayedEpoch]:
         with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
@@ -258,6 +309,18 @@ def _counts(epoch: ReplayedEpoch) -> Counter[tuple[str, str]]:
 
 def _rows(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
     return {number: Counter(map(json.dumps, in_order(epoch.rows))) for number, epoch in epochs.items()}
+
+
+def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, str]:
+    """Rows of the epoch that were padded, with the rule of their phase."""
+    closing, arriving = rules
+    found = dict[str, str]()
+    for table in epoch.rows:
+        texts = rows_to_json(table.drop_columns(list(ORDER_COLUMNS)))
+        for text, phase, partner in zip(texts, *(table[name].to_pylist() for name in (PHASE, PARTNER)), strict=True):
+            if partner == -1:
+                found[json.dumps(json.loads(text))] = closing if phase == CLOSING else arriving
+    return found
 
 
 def _more(rows: Rows, than: Rows) -> Rows:

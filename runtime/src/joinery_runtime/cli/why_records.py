@@ -57,7 +57,7 @@ class ChosenRecords:
     """An `InputAccess` of the records that were chosen: ranges of a plan give those alone. `without` leaves one out."""
 
     decoders: InputAccess
-    batches: Mapping[PartitionRef, Sequence[RawBatch]]
+    batches: Mapping[PartitionRef, Sequence[tuple[int, RawBatch]]]
     without: Place | None = None
 
     def reader(self, name: str, lane: int) -> ChosenRecords:
@@ -68,7 +68,7 @@ class ChosenRecords:
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
         for each in planned:
-            for raw in self.batches.get(each.partition, ()):
+            for _, raw in self.batches.get(each.partition, ()):
                 inside = (raw.offsets >= each.start) & (raw.offsets < each.end_exclusive)
                 if self.without is not None and self.without.partition == each.partition:
                     inside &= raw.offsets != self.without.offset
@@ -95,7 +95,7 @@ class Gathering:
     keys: Mapping[str, Sequence[Key]]
     at: tuple[str, int, int] | None = None
     alone: bool = False
-    batches: dict[PartitionRef, list[RawBatch]] = field(default_factory=dict)
+    batches: dict[PartitionRef, list[tuple[int, RawBatch]]] = field(default_factory=dict)  # with their epochs
     found: list[FoundRecord] = field(default_factory=list)
     _kept: int = 0
 
@@ -128,7 +128,7 @@ class Gathering:
                 facts=f"input {name} has no column of it, so all of its records count",
                 todo="Ask for the key of the step that joins this input, or for fewer epochs: --until",
             )
-        self.batches.setdefault(raw.partition, []).append(raw.take(chosen))
+        self.batches.setdefault(raw.partition, []).append((epoch, raw.take(chosen)))
         self.found += self._records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
 
     def _named(self, raw: RawBatch) -> np.ndarray:

@@ -32,7 +32,7 @@ from joinery_runtime.core.kinds.rows import (
     rows_at_once,
     same_keys,
 )
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
@@ -51,6 +51,8 @@ class AsOfJoin(Join):
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (AsOf,)
     right_is_table: ClassVar[bool] = True
+    matches_by: ClassVar[str] = "a1"
+    padded_by: ClassVar[tuple[str, str]] = ("a4", "a4")
 
     history_retention: int
     grace: int = 0
@@ -151,6 +153,32 @@ class AsOfJoin(Join):
         if side == LEFT:
             return f"joins waiting rows up to {until} and lets them go"
         return f"needs no version that was superseded at {until} or before"
+
+    @property
+    def reach_text(self) -> str:
+        return "the time of the stream's row (a version may not be newer)"
+
+    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return np.asarray(np.maximum(right - left, 0))
+
+    def leaves_by(self, side: int) -> str:
+        return "a3" if side == LEFT else "a2"
+
+    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+        if row.side == LEFT:
+            return self.grace == 0 or (horizon is not None and row.ts <= horizon)
+        return horizon is not None and row.newer is not None and row.newer <= horizon
+
+    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+        stream, table = (side.time for side in step.sides)
+        if row.side == LEFT and self.grace == 0:
+            return "a row of the stream is joined when it comes"
+        if row.side == LEFT:
+            return f"the highest event time of {stream} is {format_time(row.ts + self.grace)} or above"
+        if row.newer is None:
+            return f"a newer version of its key comes (of {table})"
+        until = format_time(row.newer + self.history_retention)
+        return f"the highest event time of {table} is {until} or above (superseded at {format_time(row.newer)})"
 
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
         return [self._waiting(step, row) if row.side == LEFT else _version(step, rows, row, outlook) for row in rows]

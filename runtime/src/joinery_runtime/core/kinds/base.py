@@ -16,6 +16,7 @@ from joinery_runtime.core.pipeline.watermark import Lows
 from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS
 from joinery_runtime.job import JoinStep
 from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.model.duration import format_time
 
 
 class Join(Kind):
@@ -27,6 +28,10 @@ class Join(Kind):
     """How jobs say that a step is of this kind."""
     right_is_table: ClassVar[bool] = False
     """Whether the right side's rows are versions."""
+    matches_by: ClassVar[str]
+    """The rule that says which rows match, as docs/semantics.md names it."""
+    padded_by: ClassVar[tuple[str, str]]
+    """Likewise, when an unmatched row goes out padded: of CLOSING, and of ARRIVAL."""
 
     @classmethod
     @abstractmethod
@@ -36,6 +41,16 @@ class Join(Kind):
     def marks_rows(self, *, preserved: bool) -> bool:
         """Whether rows of a side have marks."""
         return False
+
+    @abstractmethod
+    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """int64[n]: by how many milliseconds pairs with these event times (int64[n] each) are out of reach of each
+        other; 0: they are within it."""
+
+    @property
+    @abstractmethod
+    def reach_text(self) -> str:
+        """Within what a pair matches, after `outside`: `the bound (right - left from -10 ms to 10 ms)`."""
 
     @abstractmethod
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
@@ -70,9 +85,14 @@ def _deleted(batch: pa.RecordBatch) -> np.ndarray:
     return np.asarray(batch.column(DELETED).to_numpy(zero_copy_only=False))
 
 
-def slower_watermark(step: StepSpec, allowed_lateness: int) -> str:
-    """What windows of both sides close by, in words."""
-    names = " and ".join(side.time for side in step.sides)
+def slower_watermark(step: StepSpec, allowed_lateness: int, outlook: Outlook | None = None) -> str:
+    """What windows of both sides close by, in words; with an outlook, as it is there."""
+    at = (
+        {}
+        if outlook is None
+        else {side.time: f" ({format_time(outlook.watermarks[side.time])})" for side in step.sides}
+    )
+    names = " and ".join(f"{side.time}{at.get(side.time, '')}" for side in step.sides)
     late = f" - {allowed_lateness} ms" if allowed_lateness else ""
     return f"the lower watermark of {names}{late}"
 

@@ -25,7 +25,7 @@ from joinery_runtime.core.kinds.rows import (
     project,
     split_joinable,
 )
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
 from joinery_runtime.core.pipeline.spec import Distance, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
@@ -35,7 +35,7 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import find_ranges, list_pairs
 from joinery_runtime.job import Interval, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
-from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.duration import format_duration, format_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class IntervalJoin(Join):
     shard. A row of a preserved side is marked when it has matched."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Interval,)
+    matches_by: ClassVar[str] = "j1"
+    padded_by: ClassVar[tuple[str, str]] = ("o1", "o2")
 
     lower: int
     upper: int
@@ -151,13 +153,40 @@ class IntervalJoin(Join):
         padded = ", older ones that never matched go out padded" if step.sides[side].preserved else ""
         return f"keeps rows from {format_time(horizons[step.sides[side].part].now)}{padded}"
 
+    @property
+    def reach_text(self) -> str:
+        return f"the bound (right - left from {format_duration(self.lower)} to {format_duration(self.upper)})"
+
+    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        apart = right - left
+        return np.asarray(np.maximum(np.maximum(self.lower - apart, apart - self.upper), 0))
+
+    def leaves_by(self, side: int) -> str:
+        return "j3"
+
+    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+        return horizon is not None and row.ts < horizon
+
+    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+        return self._passed(step, row.side, row.ts, outlook)
+
+    def _last_partner(self, step: StepSpec, side: int, ts: int) -> tuple[int, int]:
+        """Of a row at `ts`: until when partners of it may be, and for how long after that they may be late."""
+        late = 0 if step.sides[1 - side].intake.chained else self.allowed_lateness
+        return ts + self.partner_bounds(side)[1], late
+
+    def _passed(self, step: StepSpec, side: int, ts: int, outlook: Outlook) -> str:
+        other, until = step.sides[1 - side], sum(self._last_partner(step, side, ts))
+        upstream = f"what step {step.number} hands on of " if other.intake.chained else ""
+        now = "" if other.intake.chained else f" ({format_time(outlook.watermarks[other.time])})"
+        return f"{upstream}the watermark of {other.time}{now} is above {format_time(until)}"
+
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
         return [self._status(step, row, outlook) for row in rows]
 
     def _status(self, step: StepSpec, row: StoredRow, outlook: Outlook) -> RowStatus:
         other = step.sides[1 - row.side]
-        last_partner = row.ts + self.partner_bounds(row.side)[1]
-        late = 0 if other.intake.chained else self.allowed_lateness
+        last_partner, late = self._last_partner(step, row.side, row.ts)
         horizon = outlook.horizon(step.sides[row.side].part)
         watermark = outlook.watermarks[other.time]
         if horizon is not None and row.ts < horizon:
@@ -170,9 +199,7 @@ class IntervalJoin(Join):
             "may_match": may_match,
             **({"matched": row.marked} if row.marked is not None else {}),
         }
-        upstream = f"what step {step.number} hands on of " if other.intake.chained else ""
-        now = "" if other.intake.chained else f" ({format_time(watermark)})"
-        goes = f"goes when {upstream}the watermark of {other.time}{now} is above {format_time(last_partner + late)}"
+        goes = f"goes when {self._passed(step, row.side, row.ts, outlook)}"
         return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, outlook)}", facts)
 
 

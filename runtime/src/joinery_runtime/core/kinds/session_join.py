@@ -16,9 +16,16 @@ import pyarrow as pa
 
 from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
 from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
-from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, expand_ranges, gaps, number_groups
+from joinery_runtime.core.kinds.grouping import (
+    changes,
+    distinguish_keys,
+    expand_ranges,
+    gaps,
+    last_of_session,
+    number_groups,
+)
 from joinery_runtime.core.kinds.rows import Selection, gather, run_to_add, split_joinable
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
@@ -28,7 +35,7 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import sort_order
 from joinery_runtime.job import JoinStep, Session
 from joinery_runtime.job.kinds.base import StepKind
-from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.duration import format_duration, format_time
 
 Accepted = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
 
@@ -41,6 +48,8 @@ class SessionWindowJoin(Join):
     A row is marked when it has gone out."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
+    matches_by: ClassVar[str] = "w1"
+    padded_by: ClassVar[tuple[str, str]] = ("w3", "w3")
     marked_rows_leave: ClassVar[bool] = True
     judges_late_records: ClassVar[bool] = True
     late_rule: ClassVar[str] = "sessions that end before {} are closed"
@@ -110,6 +119,26 @@ class SessionWindowJoin(Join):
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
         before = self.open_from(horizons[step.sides[side].part].now)
         return f"closes sessions whose last row is before {format_time(before)}"
+
+    @property
+    def reach_text(self) -> str:
+        return f"the session gap ({format_duration(self.gap)})"
+
+    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Rows between the two may bridge the gap: a pair within it is in one session in any case."""
+        return np.asarray(np.maximum(np.abs(right - left) - self.gap, 0))
+
+    def leaves_by(self, side: int) -> str:
+        return "w2"
+
+    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+        open_from = self.open_from(horizon)
+        return open_from is not None and last_of_session(row.ts, row.times, self.gap) < open_from
+
+    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+        above = format_time(last_of_session(row.ts, row.times, self.gap) + self.gap)
+        slower = slower_watermark(step, self.allowed_lateness, outlook)
+        return f"{slower} is above {above}, the last row of its session + {format_duration(self.gap)}"
 
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
         times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))

@@ -17,7 +17,7 @@ from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermar
 from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
 from joinery_runtime.core.kinds.rows import MAX_ROWS, Selection, run_to_add, split_joinable
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
@@ -28,7 +28,7 @@ from joinery_runtime.core.table.sort import list_pairs, sort_order
 from joinery_runtime.job import Hopping, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.window import Tumbling
-from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.duration import format_duration, format_time
 
 Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
 Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last window of each row
@@ -42,6 +42,8 @@ class WindowJoin(Join):
     Bounds are Python ints, since what is taken off the ends of int64 must not wrap round."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping)
+    matches_by: ClassVar[str] = "w1"
+    padded_by: ClassVar[tuple[str, str]] = ("w3", "w3")
 
     size: int
     slide: int
@@ -125,6 +127,27 @@ class WindowJoin(Join):
 
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
         return f"closes windows that end at {format_time(horizons[step.sides[side].part].now)} or before"
+
+    @property
+    def reach_text(self) -> str:
+        return f"one window ({format_duration(self.size)} long, every {format_duration(self.slide)})"
+
+    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """How far the later one is behind the end of the earlier one's last window."""
+        earlier_one, later_one = np.minimum(left, right), np.maximum(left, right)
+        end = self.windows_of(earlier_one)[1] * self.slide + self.size
+        return np.asarray(np.maximum(later_one - end + 1, 0))
+
+    def leaves_by(self, side: int) -> str:
+        return "w2"
+
+    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+        return horizon is not None and row.ts < self.keep_from(row.side, horizon)
+
+    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+        end = row.ts // self.slide * self.slide + self.size
+        slower = slower_watermark(step, self.allowed_lateness, outlook)
+        return f"{slower} is at {format_time(end)}, the end of its last window, or above"
 
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
         return [self._status(step, row, outlook) for row in rows]

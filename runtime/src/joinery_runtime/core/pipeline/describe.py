@@ -70,6 +70,17 @@ class StoredRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenRow:
+    """A row of a side that was taken, among those of its key: `times` are the event times of all of these, of all sides
+    (int64[n], ascending), `newer` is that of the next row of its own side, if there is one."""
+
+    side: int
+    ts: int
+    times: np.ndarray
+    newer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RowStatus:
     """When a stored row leaves, and whether it goes out then: in words, and as facts for a document."""
 

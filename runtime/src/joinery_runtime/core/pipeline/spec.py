@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, Summary, ToJson
+from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, Summary, TakenRow, ToJson
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.sides import LEFT, MARKS, RIGHT, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepRun, StepWork
@@ -169,6 +169,18 @@ class Kind(ABC):
     @abstractmethod
     def shown(self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson) -> Sequence[Shown]:
         """What is stored of one key, each with what is still to come for it."""
+
+    @abstractmethod
+    def leaves_by(self, side: int) -> str:
+        """The rule that says when a row of the side is gone, as docs/semantics.md names it."""
+
+    @abstractmethod
+    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+        """Whether the row is gone in an epoch with this horizon of its part."""
+
+    @abstractmethod
+    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+        """What has to be so before the row is gone: `the watermark of payments (...) is above ...`."""
 
     def count_text(self, shown: Sequence[Shown]) -> str:
         return f"{len(shown)} rows"

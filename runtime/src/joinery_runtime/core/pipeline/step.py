@@ -15,14 +15,15 @@ from joinery_runtime.core.table.segment import Run
 # Order of a trace's rows (docs/trace.md): closings first, by (ts, side, partition, offset) of the row that is
 # closed (of a pair: of its left row); then matches, by the later row's (side, partition, offset). The partner's place
 # comes after both, -1 where there is none, and then the window's start, 0 where there is none.
+PHASE, PARTNER = "$phase", "$partner_offset"
 ORDER_COLUMNS = (
-    "$phase",  # CLOSING or ARRIVAL
+    PHASE,  # CLOSING or ARRIVAL
     "$order_ts",  # of a closing; 0 for matches
     "$order_side",
     "$order_partition",
     "$order_offset",
     "$partner_partition",
-    "$partner_offset",
+    PARTNER,
     "$order_window",
 )
 CLOSING, ARRIVAL = 0, 1

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.grouping import expand_ranges
+from joinery_runtime.core.kinds.grouping import expand_ranges, last_of_session
 from joinery_runtime.core.kinds.rows import rows_at_once
 from joinery_runtime.core.kinds.session.change import Folding, change, rows_to_add
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
 from joinery_runtime.core.kinds.session.report import SessionCounts, ShownSession, shown_sessions
-from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, ToJson
+from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, TakenRow, ToJson
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
 from joinery_runtime.core.pipeline.step import (
     ARRIVAL,
@@ -117,6 +117,18 @@ class SessionAggregation(SessionParameters, Kind):
         self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
     ) -> Sequence[ShownSession]:
         return shown_sessions(self, step, stored, outlook, to_json)
+
+    def leaves_by(self, side: int) -> str:
+        return "s4" if self.drop_late else "s5"
+
+    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+        return horizon is not None and last_of_session(row.ts, row.times, self.gap) < horizon
+
+    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+        (side,) = step.sides
+        until = last_of_session(row.ts, row.times, self.gap) + self.gap + self.allowed_lateness
+        now = format_time(outlook.watermarks[side.time])
+        return f"the watermark of {side.time} ({now}) is above {format_time(until)}: then its session leaves"
 
     def count_text(self, shown: Sequence[Shown]) -> str:
         capped = sum(isinstance(session, ShownSession) and session.capped for session in shown)
