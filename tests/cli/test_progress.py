@@ -301,7 +301,18 @@ def test_the_end_tells_the_totals(screen: Screen) -> None:
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ("postgres: {table: joined}", "the table joined of the state store's database: SELECT * FROM joined LIMIT 10"),
+        (
+            "postgres: {table: joined}",
+            "the table joined of the embedded Postgres: joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'",
+        ),
+        (
+            "postgres: {table: joined}\n  stateStore: {postgres: {dsn: 'host=db'}}",
+            "the table joined of the state store's database: SELECT * FROM joined LIMIT 10",
+        ),
+        (
+            "postgres: {table: joined, dsn: 'host=db'}",
+            "the table joined of the database of output.postgres: SELECT * FROM joined LIMIT 10",
+        ),
         ("file: {path: /tmp/my rows}", "rows are in /tmp/my rows: head '/tmp/my rows'/*.jsonl"),
         (
             "kafka: {bootstrapServers: 'k:1', topic: out}",

@@ -14,11 +14,19 @@ import pytest
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.loop import JobListener, Outages
-from joinery_runtime.errors import AggregateError, ExpressionError, IncompatibleState, JoineryError, RecordError
+from joinery_runtime.errors import (
+    AggregateError,
+    ExpressionError,
+    IncompatibleState,
+    JoineryError,
+    RecordError,
+    SinkError,
+)
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.definition import definition
+from joinery_runtime.sinks.base import Takeover
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, Standing
@@ -92,17 +100,37 @@ def test_a_first_plan_is_made_anew_when_the_job_is_edited() -> None:
     assert said == ["Job visits was edited before it has committed anything: its first epoch is planned anew"]
 
 
-def test_a_first_plan_stays_when_an_attempt_may_have_written_rows() -> None:
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [(False, False), (True, True), (SinkError("Its marker may have expired"), True)],
+    ids=["not visible", "visible", "nobody knows"],
+)
+def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
+    monkeypatch: pytest.MonkeyPatch, found: bool | SinkError, kept: bool
+) -> None:
+    """The output is asked, once its claims' owners are fenced there."""
+    asked: list[Takeover] = []
+
+    def recover(takeover: Takeover) -> bool:
+        asked.append(takeover)
+        if isinstance(found, SinkError):
+            raise found
+        return found
+
+    sink = SimpleNamespace(recover=recover, close=lambda: None)
+    monkeypatch.setattr("joinery_runtime.hosts.run.sink_for", lambda *_: sink)
     store, said = MemoryStore(), list[str]()
     generation = store.acquire("visits").generation
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
-    store.write_plan("visits", generation, {"epoch": 1}, before)
+    store.write_plan("visits", generation, {"epoch": 1, "shards": 2}, before)
     store.claim("visits", Standing(generation, 0, 1), "0", "an attempt", None)
     run, went = _edited(store, said)
     run.start(parse_job(JOB, "visits.yaml"))
-    assert went == [True, False]
-    assert store.record("visits").plan is not None  # type: ignore[union-attr]
-    assert said == []
+    record, (takeover,) = store.record("visits"), asked
+    assert record is not None
+    assert (takeover.claims, takeover.pending, takeover.pending_shards) == ({"0": "an attempt"}, 1, 2)
+    assert takeover.generation > generation
+    assert (record.plan is not None, went, len(said)) == ((True, [True, False], 0) if kept else (False, [False], 1))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from decimal import Decimal
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from joinery_runtime.errors import SinkError, StoreUnavailable
-from joinery_runtime.sinks import postgres
+from joinery_runtime.errors import SinkError, StoreUnavailable, Unavailable
+from joinery_runtime.sinks import postgres, postgres_table
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
+from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 from sinks.postgres import commit, content
 from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt, takeover
@@ -191,6 +193,64 @@ def test_preparing_for_other_columns_makes_new_staging_tables(connection, make, 
     sink = make(pa.schema({"k": pa.int64(), "w": pa.int64()}))
     commit(connection, sink, 1, sink.writer().write(attempt(), pa.table({"k": [1], "w": [2]})))
     assert content(connection, table) == [(1, None, 2)]
+
+
+def test_columns_that_the_table_lacks_are_added_and_older_rows_have_null(connection, make, table) -> None:
+    first = make(PAIR)
+    commit(connection, first, 1, first.writer().write(attempt(), pairs((1, "a"))))
+    wider = pa.schema([*PAIR, pa.field("Price", pa.decimal128(9, 2)), pa.field("at", pa.timestamp("ms", "UTC"))])
+    for _ in range(2):
+        sink = make(wider)
+    rows = pa.Table.from_pylist([{"k": 2, "v": "b", "Price": Decimal("1.50"), "at": None}], schema=wider)
+    commit(connection, sink, 2, sink.writer().write(attempt(epoch=2), rows))
+    assert content(connection, table) == [(1, "a", None, None), (2, "b", Decimal("1.50"), None)]
+    kinds = connection.execute(
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 2",
+        (table,),
+    )
+    assert kinds.fetchall() == [("numeric(9,2)",), ("timestamp with time zone",)]
+
+
+def test_who_reads_a_table_does_not_wait_for_its_new_columns_for_long(
+    connection, make, table, dsn, monkeypatch
+) -> None:
+    """They wait behind the one that waits to add them."""
+    monkeypatch.setattr(postgres_table, "_ALTER_WAITS", "SET LOCAL lock_timeout = '50ms'")
+    make(PAIR)
+    with psycopg.connect(dsn) as reader:
+        reader.execute(f"SELECT * FROM {table}")
+        with pytest.raises(Unavailable, match=r"The output table cannot be prepared: .*lock timeout"):
+            make(pa.schema([*PAIR, pa.field("w", pa.int64())]))
+
+
+def test_a_table_of_somebody_else_s_is_altered_by_its_owner(connection, table, dsn, apart) -> None:
+    """And by the statement that the job names."""
+    role = f"writer_of_{table}"
+    connection.execute(f"CREATE TABLE {table} (k bigint, v text)")
+    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    connection.execute(f"GRANT CREATE ON DATABASE {connection.info.dbname} TO {role}")
+    connection.execute(f"GRANT INSERT, SELECT ON {table} TO {role}")
+    theirs = make_conninfo(dsn, user=role, password="secret")
+    target, wider = TargetTable(table), pa.schema([*PAIR, pa.field("w", pa.int64())])
+    staging = Staging.of(f"out_{table}", "job", table, apart=apart)
+    sink = ApartPostgresSink(theirs, target, staging, wider) if apart else PostgresSink(theirs, target, staging)
+    statement = f'ALTER TABLE "{table}" ADD COLUMN IF NOT EXISTS "w" bigint'
+    with pytest.raises(SinkError) as caught:
+        sink.prepare(wider)
+    assert str(caught.value) == (
+        f"The output table {table} lacks columns of the job's output (w), and they cannot be added: must be owner of "
+        f"table {table}. Have its owner run: {statement}"
+    )
+    connection.execute(statement)
+    sink.prepare(wider)
+    sink.close()
+
+
+def test_a_table_with_none_of_the_columns_is_not_altered(connection, make, table) -> None:
+    """It is another program's."""
+    connection.execute(f"CREATE TABLE {table} (other text)")
+    with pytest.raises(SinkError, match="column k bigint is missing; column v text is missing"):
+        make(PAIR)
 
 
 def test_an_existing_table_may_have_wider_types_and_more_columns(connection, make, table) -> None:

@@ -306,6 +306,7 @@ def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput
 
 
 _OUT = "$out"  # no input has this name
+_ASK = "joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
 
 
 WHY_ENDED: Mapping[EndedBy, str] = {
@@ -339,12 +340,14 @@ def where_rows_are(job: Job) -> str:
             command += f" --property schema.registry.url={output.schema_registry.url}"
         return f"rows are in the topic {kafka.topic}: {command} --from-beginning"
     if output.iceberg is not None or output.delta is not None:
-        command = "joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
-        return f"rows are in the {lake_table(job).name}: {command}"
+        return f"rows are in the {lake_table(job).name}: {_ASK}"
     if output.console is not None:
         return "rows were shown here, and are kept nowhere"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
+    if not output.postgres.apart and job.spec.state_store.kind == "embedded":
+        # It stops with the job.
+        return f"rows are in the table {table} of the embedded Postgres: {_ASK}"
     database = "the database of output.postgres" if output.postgres.apart else "the state store's database"
     return f"rows are in the table {table} of {database}: SELECT * FROM {table} LIMIT 10"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
@@ -60,7 +60,7 @@ from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
-from joinery_runtime.sinks.base import Sink
+from joinery_runtime.sinks.base import Sink, Takeover
 from joinery_runtime.sources import planner_for
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.state.decisions import is_new
@@ -158,7 +158,7 @@ class _JobRun:
                 if begins:
                     self.store.delete_job(job.name)
                 raise
-            if known.definition is not None and not who.defines(known) and not self._drop_first_plan(known):
+            if known.definition is not None and not who.defines(known) and not self._drop_first_plan(job, known):
                 self.settle(under_definition(job, known.definition), known)
         if not self._caller.stop.is_set():
             self.run_epochs(job, settle=False)
@@ -181,19 +181,50 @@ class _JobRun:
                 "--drop-planned; those of its rows that are in Kafka already will repeat",
             ) from error
 
-    def _drop_first_plan(self, known: JobRecord) -> bool:
+    def _drop_first_plan(self, job: Job, known: JobRecord) -> bool:
         """Drops the planned epoch if it is the job's first and none of its rows can be visible; returns whether it did.
         What failed at the first start would fail in that epoch again, whatever is edited."""
         if next_action(known) is not Action.REPLAY or known.offsets or self.store.newest_epoch(known.job) is not None:
             return False
         record = self.store.acquire(known.job)  # from now on, no older attempt claims a part of the output
-        if self.store.claims(known.job):
-            return False
+        if record.plan != known.plan or record.definition is None:
+            return False  # another driver has gone on meanwhile
+        if claims := self.store.claims(known.job):
+            if self._may_be_visible(under_definition(job, record.definition), record, claims):
+                return False
+            self.store.release_claims(known.job, record.generation)
         self.store.reset_offsets(known.job, {}, expected=record.standing, drop_plan=True)
         self._caller.warn(
             f"Job {known.job} was edited before it has committed anything: its first epoch is planned anew"
         )
         return True
+
+    def _may_be_visible(self, earlier: Job, record: JobRecord, claims: Mapping[str, str]) -> bool:
+        """Whether rows of the planned epoch are in an output. Whoever has claimed a part of it is fenced, as by the
+        start of a driver: what is not visible by then never is."""
+        assert record.plan is not None, "the caller has looked"
+        earlier, visible = with_secrets(earlier), False
+        takeover = Takeover(
+            generation=record.generation,
+            committed_epoch=record.epoch,
+            store=self.store.identity(),
+            lineage=record.lineage,
+            claims=claims,
+            pending=record.plan["epoch"],
+            pending_shards=record.plan["shards"],
+            pending_for_ms=record.planned_for_ms,
+            warn=self._caller.warn,
+        )
+        try:
+            for sink in (sink_for(earlier, self._address, record.lineage), dead_letter_sink(earlier, record.lineage)):
+                if sink is not None:
+                    self._stack.callback(sink.close)
+                    visible |= sink.recover(takeover)
+        except Unavailable:
+            raise
+        except SinkError:
+            return True  # it cannot be told: the epoch's replay says why
+        return visible
 
     def _publish_newest(self, earlier: Job, lineage: str) -> bool:
         """Publishes the newest epoch; returns whether rows are held after it, for one more epoch to show."""

@@ -1,4 +1,4 @@
-"""The target table of the Postgres sink: its name, column types, creation and checks."""
+"""The target table of the Postgres sink: its name, column types, creation, new columns and checks."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ _TYPES: dict[pa.DataType, str] = {
 # Percent of a page that inserts fill. A row's new version finds room beside the old one, and no index changes (HOT), as
 # long as one commit replaces no more than about a fifth of the table.
 _FILL_FACTOR = 80
+# Who reads the table waits behind who waits to alter it.
+_ALTER_WAITS = "SET LOCAL lock_timeout = '10s'"
+_ANY_WAITS = "SET LOCAL lock_timeout TO DEFAULT"
 # Types of an existing table's columns that hold every value of ours, exactly.
 _WIDER: Mapping[str, tuple[str, ...]] = {
     "integer": ("bigint", "numeric"),
@@ -62,27 +65,49 @@ class TargetTable:
         return pa.schema([field for field in output if field.name != self.retracted])
 
     def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema) -> None:
-        """Creates the table if it is missing, else checks its columns. Raises SinkError with all that does not fit."""
-        connection.execute(self._create(schema))
-        problems = misfits(columns_of(connection, self.identifier), schema)
+        """Creates the table if it is missing, else adds the columns that it lacks; its rows have NULL there. Raises
+        SinkError with all that does not fit. Inside a transaction."""
+        existing = columns_of(connection, self.identifier)
+        if not existing:  # one that is there takes no right to create tables beside it
+            connection.execute(self._create(schema))
+            existing = columns_of(connection, self.identifier)
+        missing = [field for field in schema if field.name not in existing]
+        problems = misfits(existing, schema)
         if self.upsert_key and not self._has_unique_key(connection):
             columns = ", ".join(self.upsert_key)
             problems.append(
                 f"there is no unique index on exactly ({columns}), the upsertKey, that is NULLS NOT DISTINCT or whose "
                 "columns are NOT NULL"
             )
-        if problems:
+        if problems or len(missing) == len(schema):  # one without any of the columns is another program's
+            lacking = [f"column {field.name} {column_type(field.type)} is missing" for field in missing]
             raise SinkError(
                 f"The output table {self.name} does not fit the job's output",
-                facts="; ".join(problems),
+                facts="; ".join(lacking + problems),
                 todo="Alter the table, or name one that is not there: it will be created. After a trial begin anew: "
                 "DROP TABLE, then joinery state delete JOB.yaml --yes",
             )
+        if missing:
+            self._add(connection, missing)
+
+    def _add(self, connection: psycopg.Connection[Any], missing: Sequence[pa.Field]) -> None:
+        # Another driver may add them at the same time.
+        added = (sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_defined(field)) for field in missing)
+        statement = sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(added))
+        try:
+            connection.execute(_ALTER_WAITS)
+            connection.execute(statement)
+            connection.execute(_ANY_WAITS)
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType) as error:
+            lacking = ", ".join(field.name for field in missing)
+            raise SinkError(
+                f"The output table {self.name} lacks columns of the job's output ({lacking}), and they cannot be added",
+                facts=" ".join(str(error).split()),
+                todo=f"Have its owner run: {statement.as_string(connection)}",
+            ) from error
 
     def _create(self, schema: pa.Schema) -> sql.Composed:
-        columns = [
-            sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field.type))) for field in schema
-        ]
+        columns = [_defined(field) for field in schema]
         storage: sql.Composable = sql.SQL("")
         if self.upsert_key:
             columns.append(sql.SQL("UNIQUE NULLS NOT DISTINCT ({})").format(names(self.upsert_key)))
@@ -121,9 +146,8 @@ def column_type(arrow: pa.DataType) -> str:
 
 
 def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema) -> list[str]:
-    """What keeps rows of `schema` out of a table with these columns."""
+    """What keeps rows of `schema` out of a table with these columns, whatever is added to it."""
     wanted = {field.name: column_type(field.type) for field in schema}
-    missing = [f"column {name} {kind} is missing" for name, kind in wanted.items() if name not in existing]
     other = [
         f"column {name} is {existing[name].type}, the output's is {kind}"
         for name, kind in wanted.items()
@@ -134,12 +158,16 @@ def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema) -> list[str]
         for name, column in existing.items()
         if column.required and name not in wanted
     ]
-    return missing + other + unfilled
+    return other + unfilled
 
 
 def _fits(existing: str, wanted: str) -> bool:
     """Whether a column of the type `existing` holds every value of the type `wanted`, exactly."""
     return existing == wanted or existing in _WIDER.get(wanted, ()) or (existing == "numeric" and "numeric" in wanted)
+
+
+def _defined(field: pa.Field) -> sql.Composed:
+    return sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field.type)))
 
 
 def names(columns: Sequence[str]) -> sql.Composed:
