@@ -18,6 +18,7 @@ from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
 from joinery_runtime.sources.formats import json as json_format
 from joinery_runtime.state.memory import MemoryStore
+from sources.registry import registry
 
 ID = {"name": "id", "type": "int64"}
 NAME = {"name": "name", "type": "string"}
@@ -125,26 +126,48 @@ def test_a_column_may_have_a_path_inside_of_the_row_and_a_format() -> None:
     assert decoded.rows["city"].to_pylist() == ["x", None]
 
 
-def test_avro_of_the_same_changes_gives_the_same() -> None:
-    fields = [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]
+def envelope(*more: dict[str, Any]) -> dict[str, Any]:
+    """The Avro schema of changes of rows with an id, a name and what comes later."""
+    fields = [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}, *more]
     row = {"type": "record", "name": "Row", "fields": fields}
     source = {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}
     types = {"before": ["null", row], "after": ["null", "Row"], "source": source, "op": "string"}
-    fields = [{"name": name, "type": kind} for name, kind in types.items()]
-    envelope: dict[str, Any] = {"type": "record", "name": "Envelope", "fields": fields}
+    return {"type": "record", "name": "Envelope", "fields": [{"name": name, "type": of} for name, of in types.items()]}
 
-    def written(change: Event) -> bytes | None:
-        if change is None:
-            return None
-        whole = {**change, "before": change["before"] and {"name": None, **change["before"]}}
-        target = io.BytesIO()
-        fastavro.schemaless_writer(target, fastavro.parse_schema(envelope), whole)
-        return target.getvalue()
 
-    side = model(format="debezium-avro", avroSchema=json.dumps(envelope), **TABLE)
-    found, expected = of_values(side, pa.array(map(written, CHANGES), pa.binary())), decode(model(**TABLE), CHANGES)
+def avro(change: Event, schema: dict[str, Any], number: int | None = None) -> bytes | None:
+    """A change as Avro, after the frame of a registry where it has a number there."""
+    if change is None:
+        return None
+    whole = {**change, "before": change["before"] and {"name": None, **change["before"]}}
+    target = io.BytesIO()
+    fastavro.schemaless_writer(target, fastavro.parse_schema(schema), whole)
+    return (b"" if number is None else b"\0" + number.to_bytes(4)) + target.getvalue()
+
+
+def test_avro_of_the_same_changes_gives_the_same() -> None:
+    schema = envelope()
+    side = model(format="debezium-avro", avroSchema=json.dumps(schema), **TABLE)
+    written = [avro(change, schema) for change in CHANGES]
+    found, expected = of_values(side, pa.array(written, pa.binary())), decode(model(**TABLE), CHANGES)
     assert found.rows.equals(expected.rows)
     assert (found.index.tolist(), found.bad, found.dropped) == (expected.index.tolist(), [], expected.dropped)
+
+
+@pytest.mark.parametrize("kind", [TABLE, {}], ids=["table", "stream"])
+def test_avro_is_read_by_the_schemas_of_a_registry_which_may_change_in_between(kind: dict[str, Any]) -> None:
+    old, new = envelope(), envelope({"name": "city", "type": ["null", "string"], "default": None})
+    with registry() as served:
+        numbers = served.add(old), served.add(new)
+        side = model(format="debezium-avro", schemaRegistry={"url": served.url}, **kind)
+        written = [avro(change, old, numbers[0]) for change in CHANGES[:2]]
+        written += [avro(change, new, numbers[1]) for change in CHANGES[2:]]
+        found = of_values(side, pa.array(written, pa.binary()))
+    expected = decode(model(**kind), CHANGES)
+    assert found.bad == []
+    assert found.rows.equals(expected.rows)
+    assert (found.index.tolist(), found.dropped) == (expected.index.tolist(), expected.dropped)
+    assert np.array_equal(found.deleted, expected.deleted) if kind else found.deleted is None
 
 
 def test_a_stream_is_joined_with_a_table_of_changes_in_a_trace() -> None:

@@ -22,14 +22,16 @@ from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.metadata import MetadataDecoder
 from joinery_runtime.sources.opened_files import MOST_FILES
 from joinery_runtime.sources.parquet import ParquetPlanner, ParquetReader
-from joinery_runtime.sources.records import Decoder, FormatDecoder
+from joinery_runtime.sources.records import ByValue, Decoder, FormatDecoder
 from joinery_runtime.sources.schema_registry import Framed
 from joinery_runtime.sources.table_decoder import DELETE, DELETE_FIELD, Changelog, TableDecoder
 from joinery_runtime.sources.text_columns import TextDecoder, as_text
 from joinery_runtime.sources.watched_files import WINDOW, WatchedFiles
 from joinery_runtime.store_identity import StoreIdentity
 
-_FRAMED = (JsonDecoder, DebeziumJsonDecoder)  # whose records a registry's frame may be around
+# Around whose records a registry's frame may be. Exactly these: what derives from them (Debezium as Avro) may need the
+# number in the frame.
+_FRAMED = (JsonDecoder, DebeziumJsonDecoder)
 
 
 def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool = False) -> SourcePlanner:
@@ -161,7 +163,9 @@ def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """Rows of `schema` from the records' values."""
     made = decoder.of(schema, model)
-    return Framed(made) if model.schema_registry is not None and isinstance(made, _FRAMED) else made
+    if model.schema_registry is not None and decoder in _FRAMED and isinstance(made, ByValue):
+        return Framed(made)
+    return made
 
 
 def _no_source(model: Input) -> SourceError:
