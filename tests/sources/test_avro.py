@@ -45,10 +45,11 @@ def of(served: Registry, **properties: str) -> dict[str, Any]:
     return {"schemaRegistry": {"url": served.url, "properties": {"max.retries": "0", **properties}}}
 
 
-def decode(decoder: Decoder, *records: bytes | None) -> Decoded:
+def decode(decoder: Decoder, *records: bytes | None, keys: Sequence[bytes] = ()) -> Decoded:
     times, values = np.full(len(records), 7, np.int64), pa.array(records, pa.binary())
-    place = PartitionRef("in", "t", 0)
-    return decoder.decode_batch(RawBatch(place, np.arange(len(records)), values, timestamps=times.__getitem__))
+    place, at = PartitionRef("in", "t", 0), np.arange(len(records))
+    found = pa.array(keys, pa.binary()) if keys else None
+    return decoder.decode_batch(RawBatch(place, at, values, found, timestamps=times.__getitem__))
 
 
 def avro(schema: Any, value: Any, number: int | None = None) -> bytes:
@@ -179,6 +180,23 @@ def test_json_with_the_frame_of_a_registry_needs_no_registry() -> None:
     # Arrow's slices without an end fail on these.
     assert len(rows(decode(decoder_for(side), *[records[0] + b" " * 300] * 1000))) == 1000
     assert rows(decode(json_decoder_for(side), b'{"id":"a"}')) == [{"id": "a", "amount": None}], "steps of traces"
+
+
+def test_the_frame_of_a_registry_may_be_around_keys_that_are_json() -> None:
+    """Of tombstones and of columns from keys, beside keys without one."""
+    registered = {"schemaRegistry": {"url": "http://127.0.0.1:1"}}
+    keys = [b'\0\0\0\0\x08{"id":"a"}', b'{"id":"b"}', b"\0\0\0\0\x08\x02a"]
+    table = decoder_for(model({**registered, "table": {"key": ["id"]}}, kind="json"))
+    deleted = decode(table, None, None, None, keys=keys)
+    assert rows(deleted) == [{"id": "a", "amount": None}, {"id": "b", "amount": None}]
+    assert deleted.deleted is not None
+    assert deleted.deleted.tolist() == [True, True]
+    assert [(bad.index, "(keyFormat json)" in bad.reason) for bad in deleted.bad] == [(2, True)], "a key in Avro"
+
+    columns = [{"name": "id", "type": "string", "from": "key", "path": "id"}, COLUMNS[1]]
+    stream = decode(decoder_for(model(registered, columns, "json")), *[b'{"amount":1}'] * 3, keys=keys)
+    assert rows(stream) == [{"id": "a", "amount": 1}, {"id": "b", "amount": 1}]
+    assert [(bad.index, bad.reason[:22]) for bad in stream.bad] == [(2, "record key: not JSON: ")]
 
 
 @pytest.mark.parametrize(

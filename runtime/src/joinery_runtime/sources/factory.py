@@ -129,8 +129,9 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
         return _with_formats(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
     versions = schema.append(DELETE_FIELD) if decoder.marks_deletions else schema
-    repeat = decoder.tombstones_repeat
-    return TableDecoder(changelog, _with_formats(model, decoder, versions), tombstones_repeat=repeat)
+    repeat, framed = decoder.tombstones_repeat, model.schema_registry is not None
+    values = _with_formats(model, decoder, versions)
+    return TableDecoder(changelog, values, tombstones_repeat=repeat, framed_keys=framed)
 
 
 def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
@@ -157,7 +158,8 @@ def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema
         return _of_value(model, decoder, schema)
     names = {column.name for column in elsewhere}
     of_value = pa.schema([field for field in schema if field.name not in names])
-    return MetadataDecoder(schema, elsewhere, _of_value(model, decoder, of_value) if len(of_value) else None)
+    values = _of_value(model, decoder, of_value) if len(of_value) else None
+    return MetadataDecoder(schema, elsewhere, values, framed_keys=model.schema_registry is not None)
 
 
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:

@@ -14,19 +14,26 @@ from joinery_runtime.job.model.inputs import Column, header_of
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.records import Decoded, Decoder, Fault, IntArray, drop_rows, not_utf8, with_bad
+from joinery_runtime.sources.records import ByValue, Decoded, Decoder, Fault, IntArray, drop_rows, not_utf8, with_bad
+from joinery_runtime.sources.schema_registry import Framed
 
 
 class MetadataDecoder:
     """Adds `columns`, which have an origin, to the rows of `values`, in the order of `schema`. Where `values` is None
-    no column comes from the value, and a record without one is as good."""
+    no column comes from the value, and a record without one is as good. With `framed_keys` a registry's frame may be
+    around keys."""
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[Column], values: Decoder | None) -> None:
+    def __init__(
+        self, schema: pa.Schema, columns: Sequence[Column], values: Decoder | None, *, framed_keys: bool = False
+    ) -> None:
         self._schema, self._values = schema, values
         self._columns = [column for column in columns if column.path is None]
         nested = [column for column in columns if column.path is not None]
         self._nested = pa.schema([schema.field(column.name) for column in nested])
-        self._keys = JsonDecoder(self._nested, {column.name: column.steps for column in nested}) if nested else None
+        self._keys: ByValue | None = None
+        if nested:
+            inside = JsonDecoder(self._nested, {column.name: column.steps for column in nested})
+            self._keys = Framed(inside) if framed_keys else inside
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         if self._values is None:
@@ -49,7 +56,7 @@ class MetadataDecoder:
             replace(drop_rows(rows, index, faults), deleted=decoded.deleted, dropped=decoded.dropped), decoded.bad
         )
 
-    def _from_keys(self, decoder: JsonDecoder, keys: pa.BinaryArray, found: dict[str, pa.ChunkedArray]) -> list[Fault]:
+    def _from_keys(self, decoder: ByValue, keys: pa.BinaryArray, found: dict[str, pa.ChunkedArray]) -> list[Fault]:
         """Columns inside of keys that are JSON objects; a record without a key has null there."""
         decoded = decoder.decode(pc.fill_null(keys, b"{}"))
         back = np.full(len(keys), -1, np.int64)

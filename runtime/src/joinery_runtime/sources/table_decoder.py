@@ -31,6 +31,7 @@ from joinery_runtime.sources.records import (
     set_aside,
     with_bad,
 )
+from joinery_runtime.sources.schema_registry import Framed
 
 DELETE = "$delete"  # no user column starts with $
 DELETE_FIELD = pa.field(DELETE, pa.bool_())
@@ -55,12 +56,19 @@ class Changelog:
 
 class TableDecoder:
     """Decodes a changelog into rows of its schema. `values` reads records that have a value into such rows; where the
-    format can say it, with DELETE_FIELD as one more column. With `tombstones_repeat` it gets all records."""
+    format can say it, with DELETE_FIELD as one more column. With `tombstones_repeat` it gets all records. With
+    `framed_keys` a registry's frame may be around keys that are JSON."""
 
-    def __init__(self, changelog: Changelog, values: Decoder, *, tombstones_repeat: bool = False) -> None:
+    def __init__(
+        self, changelog: Changelog, values: Decoder, *, tombstones_repeat: bool = False, framed_keys: bool = False
+    ) -> None:
         self._changelog, self._values, self._repeated = changelog, values, tombstones_repeat
-        text = changelog.key_format == "string"
-        self._keys = _TextKeys(changelog.key_schema) if text else JsonDecoder(changelog.key_schema)
+        self._keys: ByValue
+        if changelog.key_format == "string":
+            self._keys = _TextKeys(changelog.key_schema)
+        else:
+            inside = JsonDecoder(changelog.key_schema)
+            self._keys = Framed(inside) if framed_keys else inside
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         if self._repeated or not raw.values.null_count:
