@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -205,6 +206,7 @@ def test_the_frame_of_a_registry_may_be_around_keys_that_are_json() -> None:
         (b"\0\0\0\0\x07\x02a\x02", "Confluent Avro of schema 7; write format: avro and its schemaRegistry"),
         (b'\0\0\0\0\x07{"id":"a"}', "Confluent JSON of schema 7; name its schemaRegistry"),
         (b"\x1f\x8b\x08\0", "gzip inside of the value"),
+        (zlib.compress(b'{"id":"a"}'), "zlib inside of the value"),
     ],
 )
 def test_json_that_is_something_else_is_recognised(record: bytes, says: str) -> None:

@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
+from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.formats import json as json_format
 
 
@@ -131,3 +133,18 @@ def test_a_date_may_have_a_pattern() -> None:
     decoded = decode({"type": "date", "format": "%d.%m.%Y"}, '"06.05.2024"', '"2024-05-06"')
     assert [str(day) for day in decoded.rows["c"].to_pylist()] == ["2024-05-06"]
     assert [bad.reason for bad in decoded.bad] == ["column c: '2024-05-06' is no time of format %d.%m.%Y"]
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("2026-01-15 10:00:00", "years 1 to 9999); write the column's format: iso and its zone"),
+        ("2026-01-15", "years 1 to 9999); write the column's format: iso and its zone"),
+        ("2026-01-15T10:00:00+01", "years 1 to 9999); write the column's format: iso"),
+        ("15.01.2026", "years 1 to 9999)"),
+    ],
+)
+def test_a_time_that_only_a_format_reads_is_refused_with_that_formats_name(value: str, hint: str) -> None:
+    _, faults = convert("ts", pl.Series([value]), pa.timestamp("ms", tz="UTC"))
+    ((_, (reason,)),) = faults
+    assert reason.endswith(hint)

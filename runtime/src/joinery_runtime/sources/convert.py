@@ -25,6 +25,10 @@ from joinery_runtime.sources.records import Fault
 
 _INTEGER = re.compile(r"[+-]?\d{1,19}\Z")
 _RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})$"
+# What `format: iso` reads and RFC 3339 does not: times without an offset or seconds, and days.
+_ISO = re.compile(
+    r"\d{4}-\d{2}-\d{2}([Tt ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?\s?([Zz]|[+-]\d{2}(:?\d{2})?)?\Z", re.ASCII
+)
 # Milliseconds since the epoch: the years that all who may read a timestamp later can represent.
 _YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999
 # 2000 to 2099 in seconds: what a producer that counts seconds sends.
@@ -73,7 +77,10 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
                 f"column {column}: {value} is no time in milliseconds, and {moment} if it counts {unit}; write the "
                 f"column's format: {unit}"
             )
-    return f"column {column}: {shown(value)} is not a valid {_described(target)}"
+    hint = ""
+    if pa.types.is_timestamp(target) and isinstance(value, str) and (written := _ISO.match(value)):
+        hint = "; write the column's format: iso" + ("" if written.group(4) else " and its zone")
+    return f"column {column}: {shown(value)} is not a valid {_described(target)}{hint}"
 
 
 def shown(value: object) -> str:

@@ -18,6 +18,7 @@ from joinery_runtime.sources.records import varint
 
 _OTHERS = {
     b"\x1f\x8b": "gzip inside of the value; let the producer use compression.type instead",
+    b"\x78\x9c": "zlib inside of the value; let the producer use compression.type instead",
     b"\x28\xb5\x2f\xfd": "zstd inside of the value; let the producer use compression.type instead",
     b"Obj\x01": "an Avro container, which topics do not have; write records one by one",
     b"PAR1": "Parquet",
