@@ -15,6 +15,7 @@ from cli.commands import Joinery
 from joinery_runtime.cli.ending import MESSAGE_BYTES, ending_bytes, failed, writing_ending
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.errors import (
+    DuplicateJobName,
     ExpressionError,
     Fenced,
     IncompatibleState,
@@ -164,3 +165,9 @@ def test_a_long_error_loses_its_middle_and_fits(character: str) -> None:
     assert error.endswith("ends")
     assert " [...] " in error
     assert len(data) > MESSAGE_BYTES // 2, "more was cut than had to be"
+
+
+def test_two_jobs_of_one_name_keep_the_kind_that_conditions_have() -> None:
+    assert failed(DuplicateJobName("Two jobs")).kind == "NamesakeFound"
+    assert failed(JoineryError("It failed")).kind == "JoineryError"
+    assert failed(ValueError("It failed")).kind == "ValueError"

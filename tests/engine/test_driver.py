@@ -16,7 +16,7 @@ from engine.simulation import World
 from joinery_runtime.cli.ending import failed
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine import driver as driver_module
-from joinery_runtime.engine.driver import REJOINS_OF_A_NAMESAKE, Driver
+from joinery_runtime.engine.driver import REJOINS_OF_A_DUPLICATE, Driver
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.planner import REJOINS_MS
@@ -24,9 +24,9 @@ from joinery_runtime.engine.protocol import Action, CommitResult, choose_attempt
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.errors import (
     DataLoss,
+    DuplicateJobName,
     Fenced,
     IncompatibleState,
-    NamesakeFound,
     PartitionsLost,
     RecordError,
     SinkError,
@@ -707,16 +707,16 @@ def test_a_job_of_the_same_name_with_another_store_is_named_instead_of_fenced_fo
         raise Fenced("another member has the name")
 
     topic.bounds = fenced
-    for _ in range(REJOINS_OF_A_NAMESAKE - 1):
+    for _ in range(REJOINS_OF_A_DUPLICATE - 1):
         world.now_ms += 1_000
         with pytest.raises(PartitionsLost, match="An older driver of job simulated"):
             driver.plan()
     world.now_ms += REJOINS_MS  # those were too long ago: drivers that slept, one after the other
-    for _ in range(REJOINS_OF_A_NAMESAKE - 1):
+    for _ in range(REJOINS_OF_A_DUPLICATE - 1):
         with pytest.raises(PartitionsLost):
             driver.plan()
     topic.committed_by = lambda: THERE
-    with pytest.raises(NamesakeFound, match=r"Two jobs have the name simulated on one Kafka.*Rename one") as caught:
+    with pytest.raises(DuplicateJobName, match=r"Two jobs have the name simulated on one Kafka.*Rename one") as caught:
         driver.plan()
     assert caught.value.facts.startswith(
         f"this one's store is {world.store.identity()}, the other one's is host b, database s (store there)"
@@ -732,10 +732,12 @@ def test_the_other_store_is_not_made_up(world: World) -> None:
         raise Fenced("another member has the name")
 
     topic.bounds, topic.committed_by = fenced, world.store.identity
-    for _ in range(REJOINS_OF_A_NAMESAKE - 1):
+    for _ in range(REJOINS_OF_A_DUPLICATE - 1):
         with pytest.raises(PartitionsLost):
             driver.plan()
-    with pytest.raises(NamesakeFound, match="the other one has not told its own; the other one took this one's place"):
+    with pytest.raises(
+        DuplicateJobName, match="the other one has not told its own; the other one took this one's place"
+    ):
         driver.plan()
 
 
@@ -749,7 +751,7 @@ def test_a_job_of_the_same_name_that_writes_to_the_same_output_is_named_at_a_che
     epoch(driver)
     world.now_ms += 70
     checkpoint(driver)
-    with pytest.raises(NamesakeFound, match=r"host b, database s \(store there\); the other one began to write"):
+    with pytest.raises(DuplicateJobName, match=r"host b, database s \(store there\); the other one began to write"):
         driver.plan()
     again = started(world)  # signs anew
     assert again.plan() is None or again.pending

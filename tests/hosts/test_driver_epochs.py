@@ -21,8 +21,8 @@ from joinery_runtime.hosts import run, worker_builder
 from joinery_runtime.hosts.driver_epochs import (
     SPARK_AFTER,
     WAIT_FOR_SPARK,
+    BackgroundCall,
     DriverEpochs,
-    Start,
     cores_of,
     host_here,
     may_run_here,
@@ -49,7 +49,7 @@ class Scene:
         self.seen: list[str] = []
         self.here_raises: Exception | None = None
         self._released, self._fails = Event(), list[Exception]()
-        self._start: Start[Host] = Start(self._spark)
+        self._start: BackgroundCall[Host] = BackgroundCall(self._spark, "spark")
         self.host = DriverEpochs(self._here, lambda: self._start, 0.0)
         self.host._starting()
 
@@ -194,9 +194,9 @@ def test_spark_starts_once_large_epochs_have_kept_the_driver_busy() -> None:
             seen.append("spark")
             return DONE
 
-    def start() -> Start[Host]:
+    def start() -> BackgroundCall[Host]:
         seen.append("started")
-        started = Start[Host](OnSpark)
+        started = BackgroundCall[Host](OnSpark, "spark")
         started.join()
         return started
 

@@ -20,7 +20,7 @@ the command line ends with.
     |   +-- LimitReached        the state is over a limit that the job sets
     |   +-- Moved               the state is in another database
     |   +-- RolloutOver         a rollout that has ended may not change the state any more
-    |   +-- NamesakeFound   a job of the same name, with another store, uses the same Kafka
+    |   +-- DuplicateJobName    a job of the same name, with another store, uses the same Kafka
     |   +-- CommittedSince      no rollback to a savepoint: the state stands on another epoch by now
     +-- SinkError           an output cannot be written
     |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
@@ -49,6 +49,11 @@ class JoineryError(Exception):
     def __str__(self) -> str:
         text = f"{self.what}: {self.facts}" if self.facts else self.what
         return f"{text}. {self.todo}" if self.todo else text
+
+    @property
+    def kind(self) -> str:
+        """What a driver's ending, and with it the job's status, calls the error."""
+        return type(self).__name__
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries (Spark tasks); keyword-only arguments need this.
@@ -160,8 +165,11 @@ class CommittedSince(StateError):
     pass
 
 
-class NamesakeFound(StateError):
-    pass
+class DuplicateJobName(StateError):
+    @property
+    def kind(self) -> str:
+        # Conditions and alerts name it so.
+        return "NamesakeFound"
 
 
 class SinkError(JoineryError):

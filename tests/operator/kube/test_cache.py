@@ -36,7 +36,7 @@ def test_what_is_gone_is_not_brought_back_by_a_late_answer(store):
     assert store.children("j1").pods == {}
 
 
-def test_a_namesake_with_another_uid_takes_its_place_and_the_old_ones_end_does_not_take_it_away(store):
+def test_a_resource_of_the_same_name_with_another_uid_takes_its_place_and_the_old_ones_end_does_not_take_it_away(store):
     store.put(manifest("orders", "j2", 20), "StreamJoin")
     assert not store.watched(manifest("orders", "j1", 19), "StreamJoin", deleted=True)
     assert store.get(JOB)["metadata"]["uid"] == "j2"

@@ -629,7 +629,7 @@ def test_drivers_of_an_earlier_resource_of_the_name_end_first(cluster: Simulated
     assert list(cluster.pods) == ["orders-driver-2"]  # the name of the one that is stuck is taken
 
 
-def test_a_job_whose_namesake_has_ended_starts(cluster: SimulatedCluster) -> None:
+def test_a_job_starts_when_the_other_of_its_name_has_ended(cluster: SimulatedCluster) -> None:
     before = SimulatedCluster(resource())
     before.started(1)
     before.end(FIRST, None)

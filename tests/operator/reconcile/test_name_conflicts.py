@@ -98,7 +98,7 @@ def test_with_another_store_both_run(pair: tuple[ResourceKind, ResourceKind], st
 
 
 @pytest.mark.parametrize("broken", [None, {"stateStore": None}, {"stateStore": {"postgres": "yes"}}])
-def test_a_namesake_that_is_no_valid_job_is_in_nobodys_way(
+def test_a_job_of_the_same_name_that_is_no_valid_job_is_in_nobodys_way(
     pair: tuple[ResourceKind, ResourceKind], broken: Any
 ) -> None:
     cluster = second(pair)
@@ -142,7 +142,7 @@ def test_a_job_that_runs_keeps_running_when_its_edit_asks_for_the_others_state(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_what_a_deleted_namesake_left_behind_is_refused_by_the_driver(kind: ResourceKind) -> None:
+def test_what_a_deleted_job_of_the_same_name_left_behind_is_refused_by_the_driver(kind: ResourceKind) -> None:
     cluster = SimulatedCluster(resource(kind))
     cluster.step()
     name = ChildNames(resource(kind)).driver(1)

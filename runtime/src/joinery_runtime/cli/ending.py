@@ -90,7 +90,8 @@ def leave_answer(text: str) -> None:
 def failed(error: Exception) -> Ending:
     text = str(error) if isinstance(error, JoineryError) else traceback.format_exception_only(error)[-1].strip()
     retry = not isinstance(error, _PERMANENT)
-    return Ending(outcome="failed", error=_shorter(text, _LONGEST_ERROR), kind=type(error).__name__, retry=retry)
+    kind = error.kind if isinstance(error, JoineryError) else type(error).__name__
+    return Ending(outcome="failed", error=_shorter(text, _LONGEST_ERROR), kind=kind, retry=retry)
 
 
 def ending_bytes(ending: Ending) -> bytes:

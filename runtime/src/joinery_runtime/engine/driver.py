@@ -31,9 +31,9 @@ from joinery_runtime.engine.protocol import (
 from joinery_runtime.engine.report import EpochReport, epoch_report, result_json
 from joinery_runtime.errors import (
     DataLoss,
+    DuplicateJobName,
     Fenced,
     LimitReached,
-    NamesakeFound,
     PartitionsLost,
     PlanTooLarge,
     SinkError,
@@ -50,7 +50,7 @@ from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, J
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 from joinery_runtime.store_identity import StoreIdentity
 
-REJOINS_OF_A_NAMESAKE = 5
+REJOINS_OF_A_DUPLICATE = 5
 
 
 class Host(Protocol):
@@ -95,7 +95,8 @@ class Driver:
         self._recheck = False
         self._gone: frozenset[PartitionRef] = frozenset()
         self._may_shrink = True
-        self._check_for_namesake = False  # at the next plan: whether another job of this name writes to the output
+        # At the next plan: whether another job of this name writes to the output.
+        self._check_for_duplicate_name = False
 
     @property
     def epoch(self) -> int:
@@ -213,10 +214,10 @@ class Driver:
     def plan(self, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
         """The pending plan, or a new one written to the store before anything runs; None: nothing to do, or other
         members of a consumer group have what is to be read (`waiting`). Without `reads` a new one reads nothing, and
-        there is one only while rows are held. Raises PartitionsLost when it has to join its groups anew, NamesakeFound
-        when a job of the same name with another store writes to the same output."""
-        if self._check_for_namesake:
-            self._refuse_namesake()
+        there is one only while rows are held. Raises PartitionsLost when it has to join its groups anew,
+        DuplicateJobName when a job of the same name with another store writes to the same output."""
+        if self._check_for_duplicate_name:
+            self._refuse_duplicate_name()
         with self._in_its_groups():
             return self._held_plan(always=always, reads=reads)
 
@@ -249,10 +250,10 @@ class Driver:
             yield
         except Fenced as error:
             self._require_ownership()
-            if self._parts.planner.rejoin(self._now_ms()) >= REJOINS_OF_A_NAMESAKE:
-                raise self._namesake(
+            if self._parts.planner.rejoin(self._now_ms()) >= REJOINS_OF_A_DUPLICATE:
+                raise self._duplicate_name(
                     self._parts.planner.other_store(self._parts.store.identity()),
-                    f"took this one's place in its consumer groups {REJOINS_OF_A_NAMESAKE} times within "
+                    f"took this one's place in its consumer groups {REJOINS_OF_A_DUPLICATE} times within "
                     f"{REJOINS_MS // 60_000} minutes",
                 ) from error
             raise PartitionsLost(
@@ -261,18 +262,18 @@ class Driver:
                 todo="The newest driver is this one; it joins anew, and the other one ends",
             ) from error
 
-    def _refuse_namesake(self) -> None:
+    def _refuse_duplicate_name(self) -> None:
         """Each has markers and transactions of its own, so nothing is lost; a reader of the output gets both."""
-        self._check_for_namesake = False
+        self._check_for_duplicate_name = False
         other = self._parts.output.other_store()
         if other is not None:
             self._require_ownership()
-            raise self._namesake(other, "began to write to this one's output topic after it")
+            raise self._duplicate_name(other, "began to write to this one's output topic after it")
 
-    def _namesake(self, other: StoreIdentity | None, did: str) -> NamesakeFound:
+    def _duplicate_name(self, other: StoreIdentity | None, did: str) -> DuplicateJobName:
         """An older driver of this job ends when it asks this store; who comes again and again asks another one."""
         seen = f"the other one's is {other}" if other is not None else "the other one has not told its own"
-        return NamesakeFound(
+        return DuplicateJobName(
             f"Two jobs have the name {self._identity.name} on one Kafka, with different state stores",
             facts=f"this one's store is {self._parts.store.identity()}, {seen}; the other one {did}",
             todo="Rename one of the two (metadata.name, or the namespace): groups and transactional ids are made of "
@@ -340,7 +341,7 @@ class Driver:
         work.reach("after-commit")
         self._publish(plan.epoch, result)
         self.state, self._recheck, self._gone, self._may_shrink = after, False, frozenset(), True
-        self._check_for_namesake = plan.checkpoint
+        self._check_for_duplicate_name = plan.checkpoint
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
         )

@@ -58,7 +58,7 @@ class _Rewrite:
 
 class StepTask:
     """A step and a shard. Segments of the broadcast side are seen whole by every shard and written by the first.
-    `goes_on`: this epoch merges what the last checkpoint put off."""
+    `resume_compaction`: this epoch merges what the last checkpoint put off."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class StepTask:
         cache: SegmentCache,
         marks: MarkCache,
         *,
-        goes_on: bool = False,
+        resume_compaction: bool = False,
     ) -> None:
-        self._eager = work.plan.checkpoint or goes_on
+        self._compact_eagerly = work.plan.checkpoint or resume_compaction
         self._pipeline, self._step, self._work, self._cache, self._mark_cache = pipeline, step, work, cache, marks
         self._sides = range(len(step.sides))
         self._owned = shard_range(shard, work.plan.shards)
@@ -222,7 +222,7 @@ class StepTask:
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
         kept_for = self._step.kind.kept_for_ms(side)
-        return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._eager)
+        return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._compact_eagerly)
 
     def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
         for rewrite in rewrites:

@@ -101,8 +101,8 @@ class Worker:
         self._mark_cache = MarkCache(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
-        self._put_off: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
-        self._letting_go = threading.Lock()
+        self._compaction_pending: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
+        self._retain_lock = threading.Lock()
         self._let_go_in = (0, 0)  # generation and epoch
 
     @property
@@ -215,8 +215,8 @@ class Worker:
                 yield shard, block
         arrivals = arrived.rows()
         self._let_go(work)
-        goes_on = (number, shard) in self._put_off
-        task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache, goes_on=goes_on)
+        resume = (number, shard) in self._compaction_pending
+        task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache, resume_compaction=resume)
         last = step is self._pipeline.last
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
 
@@ -258,7 +258,7 @@ class Worker:
     def _let_go(self, work: EpochWork) -> None:
         """Of what no epoch needs any more. Once per epoch, before any of its shards has taken a segment: in between,
         the caches only gain entries, which threads may do at once."""
-        with self._letting_go:
+        with self._retain_lock:
             if self._let_go_in == (work.generation, work.plan.epoch):
                 return
             live = {s.key for s in work.segments}
@@ -271,9 +271,9 @@ class Worker:
     def _note_put_off(self, place: tuple[int, int], ended: _Ended | None) -> None:
         """The next epochs of the shard go on; a process that knows nothing of it waits for the next checkpoint."""
         if ended is not None and ended.done.put_off:
-            self._put_off.add(place)
+            self._compaction_pending.add(place)
         else:
-            self._put_off.discard(place)
+            self._compaction_pending.discard(place)
 
     def _summary(
         self,

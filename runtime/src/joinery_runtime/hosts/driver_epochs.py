@@ -83,12 +83,15 @@ def spark_starts_after(master: str) -> float:
         ) from None
 
 
-class Start(Generic[T_co]):
-    """A call in a thread of its own."""
+class BackgroundCall(Generic[T_co]):
+    """A call in a daemon thread of this name, which begins at once.
 
-    def __init__(self, call: Callable[[], T_co]) -> None:
+    `result` waits and raises what the call raised, whatever that is; `join` and `done` raise nothing of it. An error is
+    lost where nobody asks for the result."""
+
+    def __init__(self, call: Callable[[], T_co], name: str) -> None:
         self._future: Future[T_co] = Future()
-        self._thread = threading.Thread(target=self._run, args=(call,), name="joinery-spark-start", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(call,), name=name, daemon=True)
         self._thread.start()
 
     def _run(self, call: Callable[[], T_co]) -> None:
@@ -127,12 +130,12 @@ class DriverEpochs:
     def __init__(
         self,
         here: Callable[[], AbstractContextManager[Host]],
-        start: Callable[[], Start[Host]],
+        start: Callable[[], BackgroundCall[Host]],
         start_after: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_here, self._start, self._left, self._clock = here, start, start_after, clock
-        self.spark: Start[Host] | None = None
+        self.spark: BackgroundCall[Host] | None = None
         """Once it has begun."""
         self._stack = ExitStack()
         self._here: Host | None = None
@@ -157,7 +160,7 @@ class DriverEpochs:
             outcome = self._starting().result().run(work)
         return outcome
 
-    def _starting(self) -> Start[Host]:
+    def _starting(self) -> BackgroundCall[Host]:
         if self.spark is None:
             self.spark = self._start()
         return self.spark

@@ -37,8 +37,8 @@ from joinery_runtime.errors import (
     Unavailable,
 )
 from joinery_runtime.hosts.driver_epochs import (
+    BackgroundCall,
     DriverEpochs,
-    Start,
     cores_of,
     host_here,
     may_run_here,
@@ -114,7 +114,7 @@ def run_job(
             )
         if context is None and may_run_here(master_of(filled.spec.spark.conf, master)):
             # While a Postgres starts, and not in the first epoch.
-            stack.callback(Start(lambda: _load_kernels(filled)).join)
+            stack.callback(BackgroundCall(lambda: _load_kernels(filled), "joinery-kernels").join)
         if board is None:
             _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
             return
@@ -328,7 +328,7 @@ class _JobRun:
         epochs = DriverEpochs(
             lambda: host_here(_with_store(job, self._address), self.store, self._address, threads),
             # In another thread, to which what is open belongs too until it has ended.
-            lambda: Start(warm_on_spark),
+            lambda: BackgroundCall(warm_on_spark, "joinery-spark-start"),
             spark_starts_after(master),
         )
         stack.push(end_start)

@@ -97,7 +97,8 @@ def merge(runs: Sequence[Run], *, by_offset: bool = False) -> Run:
 
 
 def concat(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all rows; later batches may have columns in another order or lack none of the first's."""
+    """One batch of all rows, with the columns of the first batch in its order. Later batches must have all of these;
+    what else they have is left out."""
     listed = list(batches)
     names = listed[0].schema.names
     aligned = [batch if batch.schema.names == names else batch.select(names) for batch in listed]
