@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from cli.commands import runner
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.job import load_job
@@ -41,7 +42,7 @@ spec:
   joins: [{{right: payments, keys: {{orders.id: payments.order}}, {bounds}}}]
   select: [{{column: orders.id}}{more}]
   output: {{postgres: {{table: {schema}_paid{dsn}}}, windowTimes: timestamp}}
-  stateStore: {{postgres: {{dsn: "{store}", schema: "{schema}"}}}}
+  stateStore: {store}
   shards: 1
 """
 INTERVAL = "interval: {of: orders, lower: 0s, upper: 1h}"
@@ -55,7 +56,7 @@ class Crash(BaseException):
 
 
 class Scene:
-    """A job whose table may be in another database than its state."""
+    """A job whose table may be in another database than its state. `store` empty: the embedded Postgres."""
 
     def __init__(self, folder: Path, store: str, table_at: str) -> None:
         self._folder, self._store, self.table_at, self.schema = folder, store, table_at, next(_schemas)
@@ -74,8 +75,9 @@ class Scene:
         """Reads what is there, with what the job selects `more`. Returns the warnings."""
         said: list[str] = []
         dsn = "" if self.table_at == self._store else f', dsn: "{self.table_at}"'
+        store = f'{{postgres: {{dsn: "{self._store}", schema: "{self.schema}"}}}}' if self._store else "{}"
         path = self._folder / "job.yaml"
-        path.write_text(JOB.format(more=more, bounds=bounds, schema=self.schema, dsn=dsn, store=self._store))
+        path.write_text(JOB.format(more=more, bounds=bounds, schema=self.schema, dsn=dsn, store=store))
         hears = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)))
         run_job(load_job(path), hears, Event(), master="local[2,4]", warn=said.append, once=True)
         return said
@@ -156,3 +158,15 @@ def test_a_table_that_was_dropped_is_said_at_the_start(scene: Scene) -> None:
         "again. To write all rows again, stop the job and start it with new state: joinery state delete JOB.yaml --yes"
     )
     assert scene.rows("id") == [("o2",)]
+
+
+def test_a_table_in_the_embedded_postgres_is_asked_with_sql_after_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That server stops with the job."""
+    monkeypatch.setenv("JOINERY_HOME", str(tmp_path / "home"))
+    scene = Scene(tmp_path, "", "")
+    scene.arrive("o1", 5)
+    scene.run(NOTE)
+    asked = runner(capsys)("sql", tmp_path / "job.yaml", "SELECT * FROM output LIMIT 10")
+    assert asked.lines == [{"id": "o1", "note": "note of o1"}]
