@@ -90,6 +90,10 @@ class Simulation(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 10.0, 60.0, 301.0, 900.0]))
     def time_passes(self, seconds: float) -> None:
         self.cluster.pass_time(seconds)
+        for pod in self.cluster.alive(""):
+            deleted = pod["metadata"].get("deletionTimestamp")
+            if deleted and _time(deleted) <= self.cluster.now:
+                self._work(pod["metadata"]["name"])  # the kubelet of a node that lives waits no longer
 
     # A person
 
@@ -177,13 +181,15 @@ class Simulation(RuleBasedStateMachine):
         name = self._pick(data, running=True, role="driver")
         if name and not self._broken(name):
             self.cluster.commit(name)
-            if told:
+            if told and name not in self.cluster.dead:  # a dead node answers nobody
                 self.cluster.tell(name)
 
     @rule(data=st.data(), ending=st.sampled_from([TRANSIENT, FATAL, FINISHED, None]))
     def pod_ends(self, data: Any, ending: Manifest | None) -> None:
         name = self._pick(data, running=True)
-        if name and not (ending is FINISHED and self._broken(name)):
+        if name and ending is FINISHED and name.endswith("delete-state"):
+            self._work(name)  # it does not finish before it has done its work
+        elif name and not (ending is FINISHED and self._broken(name)):
             self.cluster.end(name, ending, code=0 if ending is FINISHED else 1)
 
     @rule(data=st.data())
