@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from joinery_operator.decision import Manifest
@@ -94,6 +95,11 @@ def labels(resource: Manifest, role: Role, attempt: int | None = None, revision:
     if revision is not None:
         found[REVISION_LABEL] = revision
     return found
+
+
+def selector(labels: Mapping[str, str]) -> str:
+    """What selects everything with these labels, as `kubectl get -l` takes it."""
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def owner_reference(resource: Manifest) -> dict[str, Any]:

@@ -105,9 +105,10 @@ def test_paths_of_columns_and_scale_are_fields_of_their_type(kind):
         if not path.startswith(".metadata"):
             assert fields[path] == column["type"], sorted(at for at in fields if "conditions" in at)
     scale = version["subresources"]["scale"]
-    assert {fields[path] for path in scale.values()} == {"integer"}
-    assert scale["specReplicasPath"].startswith(".spec.")
-    assert scale["statusReplicasPath"].startswith(".status.")
+    replicas, running, selector = (scale[f"{name}Path"] for name in ("specReplicas", "statusReplicas", "labelSelector"))
+    assert [fields[replicas], fields[running], fields[selector]] == ["integer", "integer", "string"]
+    assert replicas.startswith(".spec.")
+    assert {running.split(".")[1], selector.split(".")[1]} == {"status"}
 
 
 # --- structural schemas -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import yaml
 
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
-from joinery_operator.names import ChildNames
+from joinery_operator.names import ChildNames, labels
 from joinery_runtime.job.crd import KINDS, ResourceKind
 from joinery_runtime.job.model.resource import API_VERSION
 from simulated_cluster.fake_node import ApiServerClient, FakeDrivers, FakeKubelet, Refused, end_pod
@@ -130,6 +130,12 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
     assert ingress["metadata"]["generation"] == 1, "what the API server fills in is not taken for somebody's edit"
     columns = world.kubectl("get", kind.short, JOB, "-n", world.namespace).splitlines()[1].split()
     assert columns[:6] == [JOB, "Running", "True", "Running", "1200", "42"]
+
+    group = API_VERSION.partition("/")[0]
+    version = world.job["apiVersion"].partition("/")[2]
+    path = f"/apis/{group}/{version}/namespaces/{world.namespace}/{kind.plural}/{JOB}/scale"
+    scale = json.loads(world.kubectl("get", "--raw", path))
+    assert dict(each.split("=") for each in scale["status"]["selector"].split(",")) == labels(world.job, "executor")
 
     world.edit(suspend=True)
     world.wait_for("Suspended")

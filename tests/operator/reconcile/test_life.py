@@ -528,6 +528,7 @@ def test_a_job_that_runs_goes_on_when_its_resource_becomes_invalid(
     running.step()
     assert running.status.phase == "Running"
     assert running.condition("Valid") == ("False", reason)
+    assert running.condition("Ready") == ("True", reason), "what `kubectl get` shows is not that all is well"
     running.pass_time(60)
     running.gone(FIRST)  # and is started again as it was
     running.step()

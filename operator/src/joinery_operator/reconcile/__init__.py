@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 
 from joinery_operator.decision import Action, Decision, Observed, ObservedSavepoint
 from joinery_operator.manifests import page_url
+from joinery_operator.names import labels, selector
 from joinery_operator.reconcile import deletion
 from joinery_operator.reconcile.children import child_actions
 from joinery_operator.reconcile.conditions import events, with_conditions
@@ -49,7 +50,10 @@ def _reconcile_living(ctx: ReconcileContext) -> Decision:
     plan = planned_driver(ctx, status)
     children = child_actions(ctx, status, plan)
     if status.revision:
-        status = status.model_copy(update={"page": page_url(ctx.observed.resource, ctx.settings)})
+        resource = ctx.observed.resource
+        status = status.model_copy(
+            update={"page": page_url(resource, ctx.settings), "selector": selector(labels(resource, "executor"))}
+        )
     status = with_conditions(ctx, status, job_phase(ctx, status, plan, children.blocked, creates=children.creates))
     return _decision(ctx, status, (*deletion.finalizer_actions(ctx), *children.actions))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.driver import OFTEN_INTERRUPTED, DriverPlan
@@ -63,7 +63,11 @@ def job_phase(
     """For a resource that lives; `blocked`: why the pod that should run cannot be created; `creates`: whether a child
     is missing."""
     found = _driver_phase(ctx, status, plan, blocked)
-    degraded = found.degraded or _lasting_fault(ctx, status)
+    lasting = _lasting_fault(ctx, status)
+    degraded = found.degraded or lasting
+    if lasting is not None and found.ready:
+        # `kubectl get` shows the reason of Ready, and to whoever made an edit that was refused it must not say Running.
+        found = replace(found, reason=lasting.reason, message=f"{found.message}. {lasting.message}")
     if degraded is None and creates and (refused := ctx.observed.create_refused):
         # A driver may run although its Service, or the check of another revision, cannot be made.
         degraded = Fault(CREATE_REFUSED, cut(refused))

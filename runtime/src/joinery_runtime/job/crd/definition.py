@@ -107,6 +107,7 @@ def _version(kind: ResourceKind) -> dict[str, Any]:
     scale = {
         "specReplicasPath": ".spec.spark.executor.instances",
         "statusReplicasPath": ".status.executors",
+        "labelSelectorPath": ".status.selector",
     }
     return {
         "name": _VERSION,

@@ -269,6 +269,8 @@ class Status(Model):
     """The trouble that the driver waits out, or how it ended."""
     executors: Count | None = None
     """Executors that run."""
+    selector: Words | None = None
+    """The label selector of the executors' pods, for a HorizontalPodAutoscaler."""
     scaling: ScalingStatus | None = None
     """How the running driver became wider or narrower last."""
     page: Words | None = None
