@@ -114,6 +114,7 @@ def test_sparks_settings(job):
     assert found["spark.executor.memoryOverhead"] == f"{384 + 2 * 512}m"
     assert found["spark.kubernetes.executor.request.cores"] == "200m"
     assert found["spark.kubernetes.executor.podTemplateFile"] == "/etc/joinery/executor.yaml"
+    assert found["spark.executor.failuresValidityInterval"], "else a job of months ends by the executors that it lost"
 
 
 def test_executors_overhead_follows_the_jobs_own_heap(job):

@@ -494,6 +494,17 @@ INVALID: list[tuple[str, dict[str, Any], str, list[str]]] = [
         "Invalid",
         ['spec.spark.conf["spark.master"]: ', "write spec.spark.executor.instances"],
     ),
+    *(
+        (name, {"spark": {"conf": {name: "1"}}}, "Invalid", [f'spec.spark.conf["{name}"]: '])
+        for name in (
+            "spark.kubernetes.namespace",
+            "spark.kubernetes.driver.pod.name",
+            "spark.kubernetes.executor.podNamePrefix",
+            "spark.kubernetes.executor.label.joinery.dev/role",
+            "spark.dynamicAllocation.enabled",
+            "spark.dynamicAllocation.maxExecutors",
+        )
+    ),
     (
         "fewer than there are",
         {"spark": {"executor": {"instances": 3, "maxInstances": 2}}},

@@ -148,7 +148,7 @@ def _said(
     *,
     again_after: float | None = None,
 ) -> Decision:
-    """The decision with phase and conditions, those of kstatus among them (decisions/0031)."""
+    """The decision with phase and conditions, those of kstatus among them."""
     old = _read(observed)
     generation = observed.resource["metadata"].get("generation")
     going, failed = phase in {"Pending", "Deleting"} and reason != "Failed", reason == "Failed"
