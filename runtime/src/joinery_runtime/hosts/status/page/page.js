@@ -187,13 +187,25 @@ function shown() {
   return samples.filter((sample) => sample.at >= from);
 }
 
-function rates(total) {
-  return shown().map((sample, i, all) => {
-    if (i === 0) return null;
-    const [before, after] = [total(all[i - 1]), total(sample)];
-    return before == null || after == null || after < before ? null : (after - before) * 1000 / (sample.at - all[i - 1].at);
-  });
+// Totals move once an epoch, which may be longer than the time between two samples: a rate is that of the whole time since
+// the total last moved. After the newest move nothing is known for as long as the last one took, and then that nothing comes.
+function ratesOf(all, total) {
+  const found = all.map(() => null);
+  let moved = 0;
+  let took = 0;
+  for (let i = 1; i < all.length; i++) {
+    const [before, after] = [total(all[moved]), total(all[i])];
+    if (before == null || after == null || after < before) moved = i;
+    else if (after > before) {
+      took = all[i].at - all[moved].at;
+      found.fill((after - before) * 1000 / took, moved + 1, i + 1);
+      moved = i;
+    } else if (all[i].at - all[moved].at > took) found[i] = 0;
+  }
+  return found;
 }
+
+const rates = (total) => ratesOf(shown(), total);
 
 const names = () => history.sources.map((source) => source.name);
 const values = (of) => shown().map((sample) => of(sample) ?? null);
