@@ -18,7 +18,7 @@ from joinery_runtime.job.crd.shapes import FIELDS
 from joinery_runtime.job.crd.structural import description
 from joinery_runtime.job.model.base import Model, PositiveDuration
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.outputs import Output
+from joinery_runtime.job.model.outputs import DeadLetter, Output, StoreSpec
 
 FOLDER = Path(__file__).parents[3] / "crds"
 Node = tuple[str, dict[str, Any]]
@@ -354,6 +354,13 @@ def test_every_field_says_what_it_is(kind):
     }
     assert len(fields) > 200
     assert [at for at, schema in fields.items() if not schema.get("description")] == []
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_choice_names_all_that_there_is_to_choose(kind):
+    described = {at: schema.get("description", "") for at, schema in walk(root(kind))}
+    for field, choice in {".output": Output, ".deadLetter": DeadLetter, ".stateStore": StoreSpec}.items():
+        assert [each for each in choice.KINDS if f"`{each}`" not in described[f".spec{field}"]] == []
 
 
 def test_a_default_is_said_as_people_write_it():

@@ -78,7 +78,7 @@ class JobSpec(Model):
     """Where rows and state go, and how a job runs."""
 
     output: Output
-    """Where rows go: exactly one of `kafka`, `postgres` and `file`."""
+    """Where rows go: exactly one of `kafka`, `postgres`, `file`, `iceberg`, `delta` and `console`."""
     dead_letter: DeadLetter | None = None
     """Where records go that cannot be used: exactly one of `kafka` and `file`. If absent, they are only counted."""
     state_store: StoreSpec = StoreSpec()
