@@ -65,6 +65,23 @@ def test_state_commands_run_in_the_driver_with_the_job_after_the_command(kubectl
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [("why", ["--key", "order_id=7"]), ("verify", ["--epochs", "3..5"]), ("sql", ["SELECT 1", "--rows", "5"])],
+)
+def test_questions_are_asked_in_the_driver(kubectl: FakeKubectl, plugin: Run, command: str, more: list[str]) -> None:
+    kubectl.knows(_job(driver=_attempt(1)))
+    kubectl.has_pod("orders-payments-driver-1")
+    kubectl.answer("exec")
+    assert plugin(command, "orders-payments", *more).code == 0
+    assert kubectl.asked[-1][kubectl.asked[-1].index("joinery") :] == [
+        "joinery",
+        command,
+        "/etc/joinery/job.yaml",
+        *more,
+    ]
+
+
 def test_savepoint(kubectl: FakeKubectl, plugin: Run) -> None:
     kubectl.knows(_job(driver=_attempt(1)))
     kubectl.has_pod("orders-payments-driver-1")

@@ -89,11 +89,49 @@ def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(al
     arguments
         What comes after the job's file.
     """
-    found = find_job(target, job)
-    pod = running_driver(target, found)
-    # Only the driver reports how the pod ended, not a command that runs beside it.
-    inner = ["env", f"--unset={ENDING_FILE}", "joinery", "state", command, _JOB_FILE, *arguments]
-    return target.run("exec", pod, f"--namespace={found.namespace}", f"--container={MAIN_CONTAINER}", "--", *inner)
+    return _in_the_driver(target, job, "state", command, _JOB_FILE, *arguments)
+
+
+@app.command
+def why(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+        target: KubectlTarget = _HERE) -> int:  # fmt: skip
+    """Runs `joinery why` in a job's driver pod, as in `kubectl joinery why orders --key id=1`.
+
+    Parameters
+    ----------
+    arguments
+        What comes after the job's file: --key, --record, --until, --as-json.
+    """
+    return _in_the_driver(target, job, "why", _JOB_FILE, *arguments)
+
+
+@app.command
+def verify(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+           target: KubectlTarget = _HERE) -> int:  # fmt: skip
+    """Runs `joinery verify` in a job's driver pod, beside the driver: it takes CPU and memory of that pod, for the
+    state of the epochs that it computes again.
+
+    Parameters
+    ----------
+    arguments
+        What comes after the job's file: --epochs, --as-json.
+    """
+    return _in_the_driver(target, job, "verify", _JOB_FILE, *arguments)
+
+
+@app.command
+def sql(job: JobName, query: str, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+        target: KubectlTarget = _HERE) -> int:  # fmt: skip
+    """Runs `joinery sql` in a job's driver pod, beside the driver: each table that the query names is read into memory.
+
+    Parameters
+    ----------
+    query
+        A SELECT over output, epochs and the state's parts.
+    arguments
+        What comes after the query: --rows, --as-json.
+    """
+    return _in_the_driver(target, job, "sql", _JOB_FILE, query, *arguments)
 
 
 @app.command
@@ -129,6 +167,15 @@ def suspend(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
 def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
     """Starts a suspended job where it stopped."""
     return _set_suspend(job, False, target)
+
+
+def _in_the_driver(target: KubectlTarget, job: str, *command: str) -> int:
+    """Runs `joinery COMMAND` in the job's driver pod. Raises JoineryError where none runs."""
+    found = find_job(target, job)
+    pod = running_driver(target, found)
+    # Only the driver reports how the pod ended, not a command that runs beside it.
+    inner = ["env", f"--unset={ENDING_FILE}", "joinery", *command]
+    return target.run("exec", pod, f"--namespace={found.namespace}", f"--container={MAIN_CONTAINER}", "--", *inner)
 
 
 def _set_suspend(job: str, wanted: bool, target: KubectlTarget) -> int:
