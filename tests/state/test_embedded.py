@@ -22,7 +22,7 @@ pytestmark = pytest.mark.services
 
 USER = """
 import sys, pathlib
-from joinery_runtime.state.embedded import embedded_postgres, started_ahead
+from joinery_runtime.state.embedded import embedded_postgres
 with embedded_postgres(pathlib.Path(sys.argv[1])) as dsn:
     print(dsn, flush=True)
     sys.stdin.read()
@@ -82,6 +82,15 @@ def test_the_user_is_told_why_a_start_ahead_has_failed(tmp_path: Path) -> None:
     refusal = pytest.raises(EnvironmentProblem, match="cannot keep its data")
     with started_ahead(refused), refusal, embedded_postgres(refused):
         raise AssertionError("it started")
+
+
+def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    refused = tmp_path / "file" / "postgres"
+    refusal = pytest.raises(EnvironmentProblem, match=r"cannot keep its data in .*: Not a directory")
+    with started_ahead(refused), refusal, embedded_postgres(refused):
+        raise AssertionError("it started")
+    assert capsys.readouterr().err == "", "the thread that started it has nothing to say"
 
 
 def test_processes_share_the_server(tmp_path: Path, other_user: Callable[[Path], subprocess.Popen[str]]) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,9 +106,18 @@ def _check_path(directory: Path) -> None:
 @contextmanager
 def _exclusive(directory: Path) -> Iterator[None]:
     """One user at a time starts or stops the server of this directory."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with _this_process, (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _this_process, ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((directory / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"The embedded Postgres cannot keep its data in {directory}",
+                facts=error.strerror or str(error),
+                todo="Let JOINERY_HOME name a folder that can be written, or name a Postgres in "
+                "spec.stateStore.postgres",
+            ) from error
         yield
 
 
