@@ -16,6 +16,7 @@ import pytest
 from cli.commands import Joinery
 from job.resources import edited
 from joinery_devkit.processes import free_port
+from joinery_runtime.cli.app import main
 from joinery_runtime.cli.ending import Stopped
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
@@ -166,6 +167,34 @@ def test_an_embedded_server_starts_before_the_engine_is_loaded(
     assert joinery("run", job_file).code == 0
     runs = ["the engine is loaded", "the job runs"]
     assert order == (["starts", *runs, "is left"] if embedded else runs)
+
+
+def test_a_sigterm_before_the_engine_is_loaded_leaves_no_embedded_server(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a handler the process would be gone at once, and the server not."""
+    ran: list[str] = []
+
+    @contextmanager
+    def server(_: Path) -> Iterator[None]:
+        ran.append("started")
+        try:
+            yield
+        finally:
+            ran.append("stopped")
+
+    def told_to_end(*_: object) -> None:
+        assert signal.getsignal(signal.SIGTERM) not in (before, signal.SIG_DFL), "it would end this process"
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("joinery_runtime.cli.app.started_ahead", server)
+    monkeypatch.setattr("joinery_runtime.cli.app.stored_by", told_to_end)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(job_file)])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert ran == ["started", "stopped"]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 # --- the status port --------------------------------------------------------------------------------------------------

@@ -45,14 +45,19 @@ def test_strings_of_every_kind(kind: pa.DataType, longest: int) -> None:
     assert compiled([column]).tolist() == key_hash([column]).tolist()
 
 
+@pytest.mark.parametrize("size", [0, 2, 7, 13, 60, xxh3.LONGEST])
 def test_a_kernel_whose_hashes_differ_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def wrong(_offsets: int, _data: int, hashes: np.ndarray) -> bool:
-        hashes[:] = 7
-        return True
+    """It is as the real one otherwise: what that leaves to the library would not be compared."""
 
-    monkeypatch.setattr("joinery_runtime.sources.compiled_hash.kernels", lambda _: SimpleNamespace(hash_texts=wrong))
+    def wrong(offsets: int, data: int, hashes: np.ndarray) -> bool:
+        short = xxh3.hash_texts(offsets, data, hashes)
+        hashes[size] ^= 1
+        return short
+
+    broken = SimpleNamespace(hash_texts=wrong, LONGEST=xxh3.LONGEST)
+    monkeypatch.setattr("joinery_runtime.sources.compiled_hash.kernels", lambda _: broken)
     assert compiled_key_hash.__wrapped__() is key_hash
     assert "its hashes are not those of xxHash" in caplog.text
 

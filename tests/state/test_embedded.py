@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.services
 
 USER = """
 import sys, pathlib
-from joinery_runtime.state.embedded import embedded_postgres, started_ahead
+from joinery_runtime.state.embedded import embedded_postgres
 with embedded_postgres(pathlib.Path(sys.argv[1])) as dsn:
     print(dsn, flush=True)
     sys.stdin.read()
@@ -82,6 +84,36 @@ def test_the_user_is_told_why_a_start_ahead_has_failed(tmp_path: Path) -> None:
     refusal = pytest.raises(EnvironmentProblem, match="cannot keep its data")
     with started_ahead(refused), refusal, embedded_postgres(refused):
         raise AssertionError("it started")
+
+
+def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    refused = tmp_path / "file" / "postgres"
+    refusal = pytest.raises(EnvironmentProblem, match=r"cannot keep its data in .*: Not a directory")
+    with started_ahead(refused), refusal, embedded_postgres(refused):
+        raise AssertionError("it started")
+    assert capsys.readouterr().err == "", "the thread that started it has nothing to say"
+
+
+def test_who_leaves_does_not_wait_for_a_server_to_recover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal ends a start at once: what is left of it would have to be waited for."""
+    looked = threading.Event()
+
+    def recovers(_: Path) -> bool:
+        looked.set()
+        return not given_up.is_set()
+
+    given_up = threading.Event()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "PG_VERSION").touch()
+    monkeypatch.setattr(embedded, "_is_busy", recovers)
+    monkeypatch.setattr(embedded, "_package", lambda: SimpleNamespace(get_server=pytest.fail))
+    late = threading.Timer(5.0, given_up.set)
+    late.start()
+    with started_ahead(tmp_path):
+        assert looked.wait(5)
+    late.cancel()
+    assert not given_up.is_set()
 
 
 def test_processes_share_the_server(tmp_path: Path, other_user: Callable[[Path], subprocess.Popen[str]]) -> None:

@@ -6,6 +6,7 @@ Engine modules are imported inside the commands that need them: `joinery validat
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from contextlib import nullcontext
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say, stored_by
-from joinery_runtime.cli.ending import writing_ending
+from joinery_runtime.cli.ending import Stopped, sigterm_stops, writing_ending
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.job import explain as explain_job
@@ -39,6 +40,8 @@ def main(tokens: list[str] | None = None) -> None:
     try:
         with writing_ending() as report:
             report(app(tokens))
+    except Stopped:
+        sys.exit(128 + signal.SIGTERM)
     except JoineryError as error:
         print(f"joinery: {error}", file=sys.stderr)  # noqa: T201 - the command line's own answer
         sys.exit(error.exit_code)
@@ -94,7 +97,7 @@ def run(
     job = load_job(job_file)
     # A new server takes as long as the engine's modules do.
     embedded = job.spec.state_store.kind == "embedded"
-    with started_ahead(embedded_directory()) if embedded else nullcontext():
+    with sigterm_stops(), started_ahead(embedded_directory()) if embedded else nullcontext():
         stored_by(job, job_file)
         from joinery_runtime.cli.run import run_command  # noqa: PLC0415
 

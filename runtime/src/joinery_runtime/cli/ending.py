@@ -59,7 +59,7 @@ def writing_ending() -> Iterator[Callable[[object], None]]:
     path = Path(place)
     _write(path, b"")
     outcomes: list[Outcome] = []
-    with _sigterm_stops():
+    with sigterm_stops():
         try:
             yield lambda result: outcomes.append("stopped" if result == "stopped" else "finished")
         except Stopped:
@@ -111,8 +111,9 @@ def _shorter(text: str, length: int) -> str:
 
 
 @contextmanager
-def _sigterm_stops() -> Iterator[None]:
-    """The first process of a container has no default action for SIGTERM; commands may put a handler of their own."""
+def sigterm_stops() -> Iterator[None]:
+    """Raises Stopped at a SIGTERM: the first process of a container has no default action for it, and elsewhere that
+    leaves behind what the block would end. Commands may put a handler of their own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -108,10 +108,14 @@ class PostgresSink(Unsigned):
         self._schema = schema
         with self._session("The output table cannot be prepared") as connection, connection.transaction():
             made = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
-            self.target.ensure(connection, self.target.columns(schema))
+            missing = self.target.ensure(connection, self.target.columns(schema))
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._staging.schema)))
             for table in self._staging.tables():
                 self._ensure_staging(connection, table, schema)
+            if missing:
+                # Last: a task that still writes may keep a staging table for long, and nobody who reads the target
+                # waits for that. A commit, too, locks first the staging table, then the target.
+                self.target.add(connection, missing)
         return made
 
     def writer(self) -> PostgresWriter:

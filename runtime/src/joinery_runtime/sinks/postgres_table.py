@@ -64,9 +64,9 @@ class TargetTable:
         """What the table holds of the output's columns."""
         return pa.schema([field for field in output if field.name != self.retracted])
 
-    def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema) -> None:
-        """Creates the table if it is missing, else adds the columns that it lacks; its rows have NULL there. Raises
-        SinkError with all that does not fit. Inside a transaction."""
+    def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema) -> list[pa.Field]:
+        """Creates the table if it is missing, else returns the columns that it lacks, for `add`. Raises SinkError with
+        all that does not fit."""
         existing = columns_of(connection, self.identifier)
         if not existing:  # one that is there takes no right to create tables beside it
             connection.execute(self._create(schema))
@@ -87,10 +87,11 @@ class TargetTable:
                 todo="Alter the table, or name one that is not there: it will be created. After a trial begin anew: "
                 "DROP TABLE, then joinery state delete JOB.yaml --yes",
             )
-        if missing:
-            self._add(connection, missing)
+        return missing
 
-    def _add(self, connection: psycopg.Connection[Any], missing: Sequence[pa.Field]) -> None:
+    def add(self, connection: psycopg.Connection[Any], missing: Sequence[pa.Field]) -> None:
+        """Adds columns; rows that are there have NULL in them. Inside a transaction, which holds up all who read the
+        table from then on."""
         # Another driver may add them at the same time.
         added = (sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_defined(field)) for field in missing)
         statement = sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(added))

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,11 +39,15 @@ def embedded_directory() -> Path:
 @contextmanager
 def started_ahead(directory: Path) -> Iterator[None]:
     """Starts the server in a thread, while whoever will use it does something else. If it does not start, that user
-    gets the error."""
+    gets the error. Who leaves does not wait for a server to recover."""
     over = threading.Event()
 
+    def pause(seconds: float) -> None:
+        if over.wait(seconds):
+            raise _Left
+
     def hold() -> None:
-        with suppress(EnvironmentProblem), embedded_postgres(directory):
+        with suppress(EnvironmentProblem, _Left), embedded_postgres(directory, pause):
             over.wait()
 
     thread = threading.Thread(target=hold, name="joinery-postgres-start", daemon=True)
@@ -55,18 +59,23 @@ def started_ahead(directory: Path) -> Iterator[None]:
         thread.join()
 
 
+class _Left(Exception):
+    """Nobody waits for the server any more."""
+
+
 @contextmanager
-def embedded_postgres(directory: Path) -> Iterator[str]:
+def embedded_postgres(directory: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
     """The DSN of a server whose data is in `directory`, which is created if it is not there.
 
     All users of one directory, threads and processes, share one server: the first starts it, the last stops it. A user
-    that was killed does not count. Raises EnvironmentProblem if the package is missing or the server does not start.
+    that was killed does not count. `pause` waits a while for a server that is not ready; what it raises ends the start.
+    Raises EnvironmentProblem if the package is missing or the server does not start.
     """
     package = _package()
     directory = directory.expanduser().resolve()
     _check_path(directory)
     with _exclusive(directory):
-        server = _start(package, directory)
+        server = _start(package, directory, pause)
     try:
         yield server.get_uri()
     finally:
@@ -106,25 +115,34 @@ def _check_path(directory: Path) -> None:
 @contextmanager
 def _exclusive(directory: Path) -> Iterator[None]:
     """One user at a time starts or stops the server of this directory."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with _this_process, (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _this_process, ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((directory / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"The embedded Postgres cannot keep its data in {directory}",
+                facts=error.strerror or str(error),
+                todo="Let JOINERY_HOME name a folder that can be written, or name a Postgres in "
+                "spec.stateStore.postgres",
+            ) from error
         yield
 
 
-def _start(package: ModuleType, directory: Path) -> Any:
+def _start(package: ModuleType, directory: Path, pause: Callable[[float], None]) -> Any:
     data = directory / "data"
     try:
         _drop_stale_pid(data)
         if not (data / "PG_VERSION").exists():
             package.get_server(data, start=False).ensure_pgdata_inited()
             _configure(data)
-        _await_ready(data)
+        _await_ready(data, pause)
         try:
             server = package.get_server(data)
         except subprocess.TimeoutExpired:
             # After 10 s. The server goes on: where it was killed, it first does what its log says again.
-            _await_ready(data)
+            _await_ready(data, pause)
             server = package.get_server(data, start=False)
             server.start()
         return server.__enter__()

@@ -1,0 +1,42 @@
+"""In which order a Postgres sink takes its locks; without a server."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+from joinery_runtime.sinks import postgres, postgres_table
+from joinery_runtime.sinks.postgres import PostgresSink, Staging
+from joinery_runtime.sinks.postgres_table import TableColumn, TargetTable
+
+
+class Connection:
+    """Writes down what it is to execute."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def transaction(self) -> Any:
+        return nullcontext()
+
+    def execute(self, statement: str | sql.Composable) -> None:
+        self.said.append(statement if isinstance(statement, str) else statement.as_string())
+
+
+def test_a_table_is_altered_when_its_staging_tables_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zombie's COPY keeps a staging table from being made anew: who reads the target must not wait for that, and a
+    commit, which locks the staging table first, must not wait for who waits for it."""
+    connection = Connection()
+    for module in (postgres, postgres_table):
+        monkeypatch.setattr(module, "columns_of", lambda *_: {"k": TableColumn("bigint", False)})
+    monkeypatch.setattr(PostgresSink, "_session", lambda *_: nullcontext(connection))
+    sink = PostgresSink("", TargetTable("paid"), Staging.of("joinery", "job", "paid"))
+    sink.prepare(pa.schema([("k", pa.int64()), ("v", pa.string())]))
+    alters = [place for place, said in enumerate(connection.said) if said.startswith("ALTER TABLE")]
+    drops = [place for place, said in enumerate(connection.said) if said.startswith("DROP TABLE")]
+    assert (len(alters), len(drops)) == (1, 2)
+    assert max(drops) < min(alters)
