@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -98,6 +99,20 @@ def test_a_first_plan_is_made_anew_when_the_job_is_edited() -> None:
     assert record.generation > planned
     assert went == [False]
     assert said == ["Job visits was edited before it has committed anything: its first epoch is planned anew"]
+
+
+def test_a_first_plan_with_claims_stays_when_rows_go_without_transactions_by_now() -> None:
+    """Nothing would fence who has claimed a part: its rows, of a plan that is gone, could still come."""
+    into_kafka = re.sub("output: .*", "output: {kafka: {bootstrapServers: 'kafka:9092', topic: visits}}", JOB)
+    store, said = MemoryStore(), list[str]()
+    generation = store.acquire("visits").generation
+    before = definition(parse_job(into_kafka.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
+    store.write_plan("visits", generation, {"epoch": 1, "shards": 2}, before)
+    store.claim("visits", Standing(generation, 0, 1), "visits-0", "an attempt", None)
+    run, went = _edited(store, said)
+    run.start(parse_job(f"{into_kafka.rstrip()}\n  delivery: atLeastOnce\n", "visits.yaml"))
+    assert went == [True, False]
+    assert said == []
 
 
 @pytest.mark.parametrize(
