@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any, ClassVar
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import Fenced, SourceError
@@ -205,6 +205,17 @@ def test_what_nobody_holds_goes_at_once(broker, topic, group, make_member) -> No
     make_member(EAGER, hold_seconds=60.0)
     with closing(PlainMember(broker.bootstrap, group, [topic], **EAGER)) as other:
         other.until(lambda: len(other.partitions) == 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(KafkaError._FATAL, False), (KafkaError.FENCED_INSTANCE_ID, False), (KafkaError.REQUEST_TIMED_OUT, True)],
+)
+def test_a_member_that_was_replaced_says_nothing_of_offsets(broker, topic, caplog, code: int, told: bool) -> None:
+    kafka = kafka_input(broker.bootstrap, topic).kafka
+    assert kafka is not None
+    GroupMember(Cluster.of("in", kafka), "g", STORE)._published(KafkaError(code), [])
+    assert ("offsets were not published" in caplog.text) == told
 
 
 def test_the_time_to_wait_is_well_below_what_the_broker_waits(broker, topic) -> None:

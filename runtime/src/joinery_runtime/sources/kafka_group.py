@@ -273,8 +273,8 @@ class GroupMember:
             self._unacknowledged -= 1
             if error is not None:
                 self._told.clear()  # the next release tells all again
-        # A member that was replaced says so by itself.
-        if error is not None and _FENCED not in error.str():
+        # A member that was replaced says so by itself; its client refuses everything from then on, as a fatal error.
+        if error is not None and _FENCED not in error.str() and error.code() != KafkaError._FATAL:
             logger.warning("kafka group %s: offsets were not published: %s", self._group, error.str())
 
     def _note(self, error: KafkaError) -> None:
