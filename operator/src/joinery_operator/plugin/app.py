@@ -100,7 +100,7 @@ def why(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_hyph
     Parameters
     ----------
     arguments
-        What comes after the job's file: --key, --record, --until, --as-json.
+        What comes after the job's file: --key, --record, --until, --json.
     """
     return _in_the_driver(target, job, "why", _JOB_FILE, *arguments)
 
@@ -114,7 +114,7 @@ def verify(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_h
     Parameters
     ----------
     arguments
-        What comes after the job's file: --epochs, --as-json.
+        What comes after the job's file: --epochs, --json.
     """
     return _in_the_driver(target, job, "verify", _JOB_FILE, *arguments)
 
@@ -129,7 +129,7 @@ def sql(job: JobName, query: str, /, *arguments: Annotated[str, Parameter(allow_
     query
         A SELECT over output, epochs and the state's parts.
     arguments
-        What comes after the query: --rows, --as-json.
+        What comes after the query: --rows, --json.
     """
     return _in_the_driver(target, job, "sql", _JOB_FILE, query, *arguments)
 
