@@ -171,9 +171,7 @@ class Driver:
         """Whether rows of the pending epoch are visible."""
         visible = False
         store = self._parts.store
-        takeover = _takeover(
-            record, self.state.pending, newest, store.claims(record.job), store.identity(), self._identity.warn
-        )
+        takeover = takeover_of(record, newest, store.claims(record.job), store.identity(), self._identity.warn)
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # What an earlier definition of the job wrote has been published under that one (`hosts.run`). Without a
             # signature the job was started anew: what it wrote before is not its own any more.
@@ -441,14 +439,15 @@ class Driver:
             return self._gone  # the broker does not answer any more; this epoch's work is done
 
 
-def _takeover(
+def takeover_of(
     record: JobRecord,
-    pending: EpochPlan | None,
     newest: EpochRecord | None,
     claims: Mapping[str, str],
     store: StoreIdentity,
     warn: Callable[[str], None],
 ) -> Takeover:
+    """What the sinks of a driver that begins with this record are told; `newest` is its newest committed epoch."""
+    pending = record.plan if next_action(record) is Action.REPLAY else None
     return Takeover(
         generation=record.generation,
         committed_epoch=record.epoch,
@@ -456,8 +455,8 @@ def _takeover(
         lineage=record.lineage,
         claims=claims,
         shards=newest.plan["shards"] if newest is not None else 0,
-        pending=pending.epoch if pending is not None else None,
-        pending_shards=pending.shards if pending is not None else 0,
+        pending=pending["epoch"] if pending is not None else None,
+        pending_shards=pending["shards"] if pending is not None else 0,
         pending_for_ms=record.planned_for_ms,
         warn=warn,
     )

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, DriverParts, Host
+from joinery_runtime.engine.driver import Driver, DriverParts, Host, takeover_of
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import compare_with_state
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
@@ -60,7 +60,7 @@ from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
-from joinery_runtime.sinks.base import Sink, Takeover
+from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import planner_for
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.state.decisions import is_new
@@ -202,22 +202,11 @@ class _JobRun:
     def _may_be_visible(self, earlier: Job, record: JobRecord, claims: Mapping[str, str]) -> bool:
         """Whether rows of the planned epoch are in an output. Whoever has claimed a part of it is fenced, as by the
         start of a driver: what is not visible by then never is."""
-        assert record.plan is not None, "the caller has looked"
         if earlier.spec.delivery != "exactlyOnce":
             # No part of the definition, so it may have been edited too: who writes without transactions fences nobody.
             return True
         earlier, visible = with_secrets(earlier), False
-        takeover = Takeover(
-            generation=record.generation,
-            committed_epoch=record.epoch,
-            store=self.store.identity(),
-            lineage=record.lineage,
-            claims=claims,
-            pending=record.plan["epoch"],
-            pending_shards=record.plan["shards"],
-            pending_for_ms=record.planned_for_ms,
-            warn=self._caller.warn,
-        )
+        takeover = takeover_of(record, None, claims, self.store.identity(), self._caller.warn)
         try:
             for sink in (sink_for(earlier, self._address, record.lineage), dead_letter_sink(earlier, record.lineage)):
                 if sink is not None:
