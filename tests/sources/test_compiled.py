@@ -10,8 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from numba import types
 
 from joinery_runtime.sources import compiled
+from joinery_runtime.sources.kernels import kernel, part
 
 SOURCE = """
 from numba import types
@@ -158,3 +160,20 @@ def test_what_cannot_be_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch
         assert compiled.kernels("json") is None
     finally:
         compiled.kernels.cache_clear()
+
+
+def test_kernels_count_no_references() -> None:
+    """Counting takes a third of the time of reading, and threads wait for each other's counts."""
+
+    @part
+    def at(numbers: Any, row: int) -> Any:
+        return numbers[row]
+
+    def total(numbers: Any) -> int:
+        found = 0
+        for row in range(len(numbers)):
+            found += at(numbers, row)
+        return found
+
+    signature = (types.Array(types.int64, 1, "C"),)
+    assert "NRT_incref" not in kernel(*signature)(total).inspect_llvm(signature)  # type: ignore[attr-defined]

@@ -51,11 +51,15 @@ class JsonKernel:
         arena = np.empty(int(offsets[-1] - offsets[0]) + _ROOM, np.uint8)
         address = 0 if data is None else data.address
         size = 0 if data is None else data.size
-        looked_at, rows = self._kernel.decode(
+        kernel = self._kernel
+        predicted, around = np.zeros((kernel.PREDICTED, 4), np.int64), np.zeros(2 * kernel.DEEPEST, np.int64)
+        seen = np.full(len(self._kinds) + len(self._arrays), -1, np.int64)
+        looked_at, rows = kernel.decode(
             address, size, offsets, missing, self._names.ctypes.data, self._table, self._buckets, self._items,
-            self._arrays, self._kinds, self._powers, self._exact, arena.ctypes.data, slots, valid, taken, given_up,
+            self._arrays, self._kinds, self._powers, self._exact, arena.ctypes.data, predicted, around, seen, slots,
+            valid, taken, given_up,
         )  # fmt: skip
-        places = _Places(self._kernel, address, address + size, arena)
+        places = _Places(kernel, address, address + size, arena)
         columns = [
             _column(field.type, places, slots[at, :rows], valid[at, :rows]) for at, field in enumerate(self._schema)
         ]

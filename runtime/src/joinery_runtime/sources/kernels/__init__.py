@@ -35,16 +35,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger("joinery.kernels")
 
+# Kernels allocate nothing, and own none of the arrays that they are given: without numba's runtime (`_nrt`) no
+# references are counted. It counts them at each call of a part, by atomic instructions for which threads wait.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+
 
 def part(function: F) -> F:
     """A function that only kernels call, and that is compiled into them."""
-    compiled: F = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled: F = numba.njit(**_OPTIONS)(function)
     return compiled
 
 
 def inlined(function: F) -> F:
     """A part that is compiled into the place of each call: where it is called once, or a call costs more than it."""
-    compiled: F = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    compiled: F = numba.njit(**_OPTIONS, forceinline=True)(function)
     return compiled
 
 
@@ -52,7 +56,7 @@ def kernel(*arguments: Any) -> Callable[[F], F]:
     """Compiles a function for arguments of these numba types, or takes its machine code from the cache."""
 
     def compiled(function: F) -> F:
-        dispatcher: Any = numba.njit(nogil=True, error_model="numpy")(function)
+        dispatcher: Any = numba.njit(**_OPTIONS)(function)
         dispatcher._cache = _MachineCode(function)
         dispatcher.compile(arguments)
         dispatcher.disable_compile()

@@ -46,8 +46,8 @@ TOLERATED = 64  # records that are given up, besides every eighth one, before th
 
 _UNKNOWN = -1
 _ROOT = 0  # the node of a record itself
-_DEEPEST = 32  # objects and arrays around a value
-_PREDICTED = 256  # fields of a record whose names are predicted from the record before it
+DEEPEST = 32  # objects and arrays around a value
+PREDICTED = 256  # fields of a record whose names are predicted from the record before it
 _OPEN, _CLOSE, _QUOTE, _COMMA, _COLON = 0x7B, 0x7D, 0x22, 0x2C, 0x3A
 _OPEN_ARRAY, _CLOSE_ARRAY, _NEWLINE = 0x5B, 0x5D, 0x0A
 _MINUS, _DOT, _PLUS, _ZERO = 0x2D, 0x2E, 0x2B, 0x30
@@ -400,7 +400,7 @@ def _record(
             if load8(at) != _QUOTE:
                 return GIVEN_UP
             at += 1
-            place = field & (_PREDICTED - 1)
+            place = field & (PREDICTED - 1)
             size = predicted[place, 1]
             if size != 0 and predicted[place, 2] == node and _is_name(at, predicted[place, 0], size, last, limit):
                 wanted = predicted[place, 3]
@@ -435,7 +435,7 @@ def _record(
             else:
                 inner = wanted - columns
                 opening = _OPEN_ARRAY if arrays[inner] else _OPEN
-                if load8(at) != opening or depth == _DEEPEST:
+                if load8(at) != opening or depth == DEEPEST:
                     return GIVEN_UP
                 at = skip_space(at + 1)
                 if load8(at) == opening + 2:
@@ -493,6 +493,9 @@ _TABLE = types.int64[:, ::1]
     types.float64[::1],
     types.int64,
     _TABLE,
+    _WORDS,
+    _WORDS,
+    _TABLE,
     types.uint8[:, ::1],
     _WORDS,
     _WORDS,
@@ -511,6 +514,9 @@ def decode(
     powers: Words,
     exact: npt.NDArray[np.float64],
     arena: int,
+    predicted: Words,
+    around: Words,
+    seen: Words,
     slots: npt.NDArray[np.int64],
     valid: npt.NDArray[np.uint8],
     taken: Words,
@@ -525,16 +531,14 @@ def decode(
     a node. `names` is the address of the names in objects, each with a closing quote and 8 bytes of room; `table` has
     where a name begins there, its length with the quote, the next entry in its bucket (-1: no more), the node it is in,
     and what it is; `buckets` the first entry of each (BUCKETS). `items` has of arrays the node, a position, and what it
-    is. `kinds` has a column's kind, precision and scale. At `arena` there is
-    room for all of the records.
+    is. `kinds` has a column's kind, precision and scale. At `arena` there is room for all of the records. `predicted`
+    (PREDICTED x 4, zeros), `around` (2 * DEEPEST) and `seen` (-1 for each column and node) are what `_record`
+    remembers.
 
     A slot (columns x n) is the value of a column in a row, by its kind: a number, the bits of a double, milliseconds or
     days since 1970, the unscaled value of a decimal; of a text its place, from `data` or, if negative, from `arena` on,
     in bits 32 to 62, and its length in bits 0 to 31. `valid` (columns x n) is 1, or 0 for null.
     """
-    predicted = np.zeros((_PREDICTED, 4), np.int64)
-    around = np.zeros(2 * _DEEPEST, np.int64)
-    seen = np.full(len(kinds) + len(arrays), -1, np.int64)
     count, rows, scratch = len(offsets) - 1, 0, arena
     for record in range(count):
         begin, end = data + offsets[record], data + offsets[record + 1]
