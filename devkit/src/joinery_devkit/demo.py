@@ -48,7 +48,7 @@ Kept until Ctrl-C. In another terminal:
 """
 
 
-class Verdict(Protocol):
+class CheckResult(Protocol):
     """Its text says what was found."""
 
     @property
@@ -72,7 +72,7 @@ class Scenario(Protocol):
         """The job's file."""
         ...
 
-    def judge(self, job_file: Path, bootstrap: str, table: Rows) -> Verdict: ...
+    def judge(self, job_file: Path, bootstrap: str, table: Rows) -> CheckResult: ...
 
 
 SCENARIOS: Mapping[str, Scenario] = {"joins": Joins(), "sessions": SessionsOfClicks()}
@@ -87,7 +87,7 @@ class Size:
     seed: int
 
 
-def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False) -> Verdict:
+def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False) -> CheckResult:
     """Runs it all and returns the verdict; with `keep`, once it is interrupted. Raises JoineryError."""
     began = time.monotonic()
     java_command()

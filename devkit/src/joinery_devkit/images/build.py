@@ -29,7 +29,7 @@ KINDS = ("runtime", "operator")
 
 
 def image_name(kind: str) -> str:
-    """Of "operator", "runtime" or one of RELEASES."""
+    """The name of the image "operator", "runtime" or one of RELEASES."""
     return f"localhost/joinery-runtime:{kind}" if kind in RELEASES else f"localhost/joinery-{kind}:{TAG}"
 
 

@@ -70,7 +70,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """Of a record that was taken. `alone` says, where there is no `nearest` record, why not."""
+    """What became of a record that was taken. `alone` says, where there is no `nearest` record, why not."""
 
     stay: Stay
     nearest: Nearest | None = None
@@ -147,7 +147,7 @@ class Fates:
                 continue
             row = _taken(side, own, near, max(plan.epoch, record.epoch + 1))
             horizons = horizons_of(self._pipeline, plan)
-            if kind.has_left(step, row, horizons[part].now):
+            if kind.has_left(step, row, horizons[part].current):
                 return Stay(plan.epoch, kind.leaves_when(step, row, Outlook(plan.watermarks, horizons)), rule)
         row = _taken(side, own, near, self._plans[-1].epoch + 1)
         words = kind.leaves_when(step, row, self._outlook)

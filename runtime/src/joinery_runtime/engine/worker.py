@@ -103,7 +103,7 @@ class Worker:
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
         self._compaction_pending: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
         self._retain_lock = threading.Lock()
-        self._let_go_in = (0, 0)  # generation and epoch
+        self._evicted_in = (0, 0)  # generation and epoch
 
     @property
     def steps(self) -> int:
@@ -214,7 +214,7 @@ class Worker:
             else:
                 yield shard, block
         arrivals = arrived.rows()
-        self._let_go(work)
+        self._evict_unneeded(work)
         resume = (number, shard) in self._compaction_pending
         task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache, resume_compaction=resume)
         last = step is self._pipeline.last
@@ -255,18 +255,18 @@ class Worker:
         else:
             yield work.plan.shards, replace(summary, rows_handed=handed)
 
-    def _let_go(self, work: EpochWork) -> None:
-        """Of what no epoch needs any more. Once per epoch, before any of its shards has taken a segment: in between,
+    def _evict_unneeded(self, work: EpochWork) -> None:
+        """Drops what no epoch needs any more. Once per epoch, before any of its shards has taken a segment: in between,
         the caches only gain entries, which threads may do at once."""
         with self._retain_lock:
-            if self._let_go_in == (work.generation, work.plan.epoch):
+            if self._evicted_in == (work.generation, work.plan.epoch):
                 return
             live = {s.key for s in work.segments}
             self._cache.retain(live, work.plan.epoch)
             self._mark_cache.retain(live)
             for counter in self._counters:
                 counter.retain(live)
-            self._let_go_in = (work.generation, work.plan.epoch)
+            self._evicted_in = (work.generation, work.plan.epoch)
 
     def _note_put_off(self, place: tuple[int, int], ended: _Ended | None) -> None:
         """The next epochs of the shard go on; a process that knows nothing of it waits for the next checkpoint."""

@@ -98,7 +98,7 @@ class Replay:
     def _after_what_was_left_out(self, plan: EpochPlan) -> EpochPlan:
         floors = self._state.floors
         found = plan.horizons or times.horizons(self._pipeline, plan.times, floors)
-        return replace(plan, horizons={part: Horizon(floors.get(part), at.now) for part, at in found.items()})
+        return replace(plan, horizons={part: Horizon(floors.get(part), at.current) for part, at in found.items()})
 
     def _go_on(self, plan: EpochPlan, outcome: EpochOutcome) -> None:
         dropped = self._state.dropped(plan, outcome)
@@ -161,7 +161,7 @@ def _state_is_empty(plan: EpochPlan) -> bool:
     """Before this epoch no row with an event time had been read, and nothing had been closed: the job, or its life
     after `start_anew`, began with it."""
     unread = all(highest is None for highest in plan.highest.values()) and (bool(plan.highest) or plan.epoch == 1)
-    return unread and all(horizon.before is None for horizon in plan.horizons.values())
+    return unread and all(horizon.previous is None for horizon in plan.horizons.values())
 
 
 def fingerprint_of(job: Job) -> str:
@@ -188,9 +188,9 @@ def _check(job: Job, plans: Sequence[EpochPlan]) -> None:
                 )
             ends[planned.partition] = planned.end_exclusive
         for part, horizon in plan.horizons.items():
-            if horizon.before != floors.get(part):
+            if horizon.previous != floors.get(part):
                 raise _not_again(
-                    job, plan, f"part {part} of the state was closed up to {horizon.before}, the epochs before it "
+                    job, plan, f"part {part} of the state was closed up to {horizon.previous}, the epochs before it "
                     f"closed it up to {floors.get(part)}: the state was restored, or a watermark was reset"
                 )  # fmt: skip
         floors |= times.floors_after(plan.horizons)

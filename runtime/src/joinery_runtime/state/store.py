@@ -42,13 +42,13 @@ __all__ = [
     "JobRecord",
     "Json",
     "Migration",
-    "Savepoint",
     "Savepoints",
     "SegmentMeta",
     "SegmentReader",
     "Standing",
     "StateReader",
     "StateStore",
+    "StoredSavepoint",
     "TaskStore",
 ]
 
@@ -127,7 +127,7 @@ class EpochRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Savepoint:
+class StoredSavepoint:
     """Pinned state. `epoch` is the last number that had been used, `committed` the epoch that the state stands on,
     `lineage` the life of the job; `rolled_back` says that `roll_back` has been here. Times are epoch milliseconds."""
 
@@ -235,11 +235,11 @@ class Epochs(Protocol):
 class Savepoints(Protocol):
     """Pins the state as it is. Pinned segments stay readable; live ones are not touched, and no driver is fenced."""
 
-    def savepoints(self, job: str) -> list[Savepoint]:
+    def savepoints(self, job: str) -> list[StoredSavepoint]:
         """By name."""
         ...
 
-    def create_savepoint(self, job: str, name: str) -> Savepoint:
+    def create_savepoint(self, job: str, name: str) -> StoredSavepoint:
         """Pins the live segments with offsets, signature and definition; copies no blob. Raises StateError if the
         name is taken."""
         ...

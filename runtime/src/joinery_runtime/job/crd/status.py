@@ -150,7 +150,7 @@ class DriverAttempt(Model):
     """Whether it left the old state behind."""
 
 
-class Restorer(Model):
+class RestoringRevision(Model):
     """The revision whose image returns to a savepoint, where that in force cannot."""
 
     revision: Word
@@ -182,7 +182,7 @@ class Rollout(Model):
     """The new driver was ready for the whole deadline, and waits for records: there is no deadline any more."""
     savepoint: Word | None = None
     """What a rollback returns to."""
-    restorer: Restorer | None = None
+    restorer: RestoringRevision | None = None
     """What returns to the savepoint, where the revision in force cannot."""
     reason: Words = ""
     """What keeps the stage from ending well."""
