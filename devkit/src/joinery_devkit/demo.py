@@ -34,6 +34,7 @@ from joinery_devkit.environment import java_command
 from joinery_devkit.kafka import KafkaBroker, kafka_jars
 from joinery_devkit.playground import write_environment
 from joinery_devkit.processes import deadline_after
+from joinery_devkit.verify_plan import CheckResult
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.state.embedded import embedded_postgres
 
@@ -46,13 +47,6 @@ Kept until Ctrl-C. In another terminal:
     joinery state stats {job}
     joinery run {job} --status-port 8998    # goes on where it stopped; its page is http://localhost:8998/
 """
-
-
-class CheckResult(Protocol):
-    """Its text says what was found."""
-
-    @property
-    def ok(self) -> bool: ...
 
 
 class Scenario(Protocol):

@@ -21,6 +21,7 @@ from joinery_devkit.expectation import Log, ReadableRecord, Reading, Values, rea
 from joinery_devkit.oracle.session_rows import Identify, Output
 from joinery_devkit.topics import Record
 from joinery_devkit.verify_plan import (
+    CheckResult,
     dead_letter_problems,
     dead_letters_exactly_once,
     named,
@@ -36,7 +37,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class SessionVerdict:
+class SessionVerdict(CheckResult):
     """`sessions` and `late` are what the rules demand, `rows` what was read; `problems` are sentences with samples,
     none if all is well."""
 
@@ -47,15 +48,9 @@ class SessionVerdict:
     epochs: int
     problems: tuple[str, ...]
 
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-    def __str__(self) -> str:
-        if self.problems:
-            return "NOT VERIFIED:\n" + "\n".join(f"  - {problem}" for problem in self.problems)
+    def good_news(self) -> str:
         return (
-            f"VERIFIED: {self.sessions:,} sessions of {self.rows - self.late:,} rows, each as brute force finds it, "
+            f"{self.sessions:,} sessions of {self.rows - self.late:,} rows, each as brute force finds it, "
             f"{self.late:,} late, {self.dead_letters:,} dead letters accounted for; the watermarks of "
             f"{self.epochs:,} epochs follow from the records"
         )

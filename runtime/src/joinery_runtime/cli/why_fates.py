@@ -15,7 +15,7 @@ from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Outlook, TakenRow
-from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
@@ -223,7 +223,8 @@ class Fates:
                 decoded = decoder.decode_batch(raw)
                 for rows in decoded.rows.combine_chunks().to_batches():
                     offsets = raw.offsets[decoded.index]
-                    prepared = prepare(intake, rows, ref.partition, offsets, deleted=decoded.deleted).rows
+                    records = DecodedRecords(rows, ref.partition, offsets, decoded.deleted)
+                    prepared = prepare(intake, records).rows
                     if JOINABLE in prepared.schema.names:
                         prepared = prepared.filter(prepared.column(JOINABLE))
                     batches.append(prepared)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.future import FutureRows
 from joinery_runtime.core.pipeline.late import LateRows
-from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare_joined
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import StepResult
@@ -129,13 +129,18 @@ class Worker:
         counters = {planned.partition: ReadCounter(planned) for planned in ranges}
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         most = plan.max_future.get(name)
-        future = {} if most is None else {ref: FutureRows(most, plan.watermarks[name]) for ref in counters}
+        checks = {
+            ref: RecordChecks(
+                None if most is None else FutureRows(most, plan.watermarks[name]), late, plan.co_partitions
+            )
+            for ref in counters
+        }
         may_be_late: list[Sent] = []
 
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
                 ref, counter = raw.partition, counters[raw.partition]
-                rows = self._prepare(name, decoder, raw, counter, future.get(ref), late, plan.co_partitions)
+                rows = self._prepare(name, decoder, raw, counter, checks[ref])
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
@@ -149,34 +154,16 @@ class Worker:
         yield from ((plan.shards, counter.report()) for counter in counters.values())
 
     def _prepare(
-        self,
-        name: str,
-        decoder: Decoder,
-        raw: RawBatch,
-        counter: ReadCounter,
-        future: FutureRows | None,
-        late: LateRows | None,
-        co_partitions: int,
+        self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, checks: RecordChecks
     ) -> pa.RecordBatch:
-        intake = self._pipeline.intake(name)
         decoded = decoder.decode_batch(raw)
         offsets = raw.offsets[decoded.index]
         batches = decoded.rows.combine_chunks().to_batches()
         rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=decoded.rows.schema)
         of_all = raw.timestamps
         timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
-        prepared = prepare(
-            intake,
-            rows,
-            raw.partition.partition,
-            offsets,
-            self._parts.hasher,
-            decoded.deleted,
-            future,
-            timestamps,
-            late,
-            co_partitions,
-        )
+        records = DecodedRecords(rows, raw.partition.partition, offsets, decoded.deleted, timestamps)
+        prepared = prepare(self._pipeline.intake(name), records, checks, self._parts.hasher)
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         bad = [*decoded.bad, *unusable]
         counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None)

@@ -208,7 +208,7 @@ class FileSink(HasNoJobMarker):
             return
         _sync_folder(self._directory)
         if any("rolled" in receipt for receipt in receipts):
-            self._drop_held(epoch)
+            self._drop(lambda of: of <= epoch)  # a file with their rows has its name
         if (self._directory / HELD).exists():
             _sync_folder(self._directory / HELD)  # the next recovery does not look at this epoch any more
         # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
@@ -255,10 +255,6 @@ class FileSink(HasNoJobMarker):
         self._held = None  # another driver may have seen to it
         held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
         return held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
-
-    def _drop_held(self, epoch: int) -> None:
-        """Up to this epoch: a file with their rows has its name."""
-        self._drop(lambda of: of <= epoch)
 
     def _drop_merged(self) -> None:
         """What a driver that died had no time for, of a job that was started anew meanwhile (without a `publish`)."""
