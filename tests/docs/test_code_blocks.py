@@ -63,6 +63,16 @@ def try_out(page: str, folder: Path, begin: str) -> int:
     return ran
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_screen_shows_the_first_job_and_what_it_prints(page: str) -> None:
+    job, shown = [block for block in blocks_of(ROOT / page) if block.language in {"yaml", "console"}][:2]
+    assert (ROOT / "examples/first.yaml").read_text().partition("\n")[2] == job.text
+    (command,) = command_lines(shown)
+    printed = on_a_terminal(["bash", "-c", f"cd {ROOT} && PATH={Path(sys.executable).parent}:$PATH {command}"])
+    for line in shown.text.splitlines()[1:]:
+        assert re.search(expected(line), printed), f"{line}\n\nwas not printed:\n\n{printed}"
+
+
 @pytest.mark.services
 def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/quickstart.md").read_text().replace("/tmp/quickstart", str(tmp_path / "quickstart"))
