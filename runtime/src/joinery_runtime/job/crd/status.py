@@ -74,7 +74,7 @@ class InputStatus(Model):
     late: Count | None = Field(default=None, examples=[17])
     """Rows that came too late, since the job's state began."""
     late_by: DurationText | None = Field(default=None, examples=["4s"])
-    """How far behind the watermark the latest of them was: so much more watermark.delay keeps all."""
+    """How far behind the watermark the latest of them was: this much more watermark.delay would have kept all."""
     after_eviction: Count | None = Field(default=None, examples=[2])
     """Rows that came when partners of them may have left the state already."""
     warning: Words | None = Field(default=None, examples=["no record has a value for column amount"])

@@ -147,8 +147,8 @@ class FileInput(Model):
     """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
     path counts from the job file's folder. Files of gzip and zstd are unpacked (not Parquet)."""
     watch: Bool = False
-    """The path is a directory, and each file that is moved into it later is read too, in order of the names: the input
-    never ends. CSV needs `csv: {header: false}` then."""
+    """Reads also each file that is moved into the directory `path` later, in order of the names: the input never ends.
+    CSV then needs `csv: {header: false}`."""
 
 
 def _one_byte(text: str) -> str:
@@ -170,7 +170,7 @@ class CsvDialect(Model):
     quote: Annotated[str, BeforeValidator(_quote)] = Field(default='"', examples=["off"])
     """What is around fields that hold a separator or a line break: one character, doubled inside; `off` for none."""
     skip_initial_space: Bool = False
-    """Blanks after a separator are no part of the field."""
+    """Skips blanks after a separator."""
     header: Bool = True
     """The first line of a file names its columns. Without it, and from Kafka, fields come in the schema's order."""
 
@@ -220,9 +220,9 @@ class Column(Model):
     origin: Annotated[Text, AfterValidator(_origin)] | None = Field(
         default=None, alias="from", examples=["headers.trace-id"]
     )
-    """What else of a Kafka record the column is than a part of its value: `key`, `timestamp`, `partition`, `offset`,
-    `topic` or `headers.<name>` (of several the last). With `path`, a part of a key that is JSON. `envelope`, with
-    `path`, is a part of a change event of Debezium beside the row."""
+    """Which part of a Kafka record the column is, instead of its value: `key`, `timestamp`, `partition`, `offset`,
+    `topic` or `headers.<name>` (the last one of that name). With `path`, a part of a JSON key. `envelope`, with `path`,
+    is a part of a Debezium change event beside the row."""
 
     format: Annotated[Text, AfterValidator(checked_format)] | None = Field(default=None, examples=["%d.%m.%Y %H:%M:%S"])
     """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space
@@ -242,12 +242,12 @@ class Watermark(Model):
     any time."""
 
     delay: PositiveDuration = Field(default=0, examples=["10s"])
-    """How far the watermark stays behind the highest event time, a duration: rows may come out of order by so much."""
+    """How far the watermark stays behind the highest event time, a duration: rows may be this much out of order."""
     idle_timeout: PositiveDuration = Field(default=60_000, examples=["5m"])
     """A partition without new records for this long (a duration) is idle, and holds the watermark back no more. 0
     switches idleness off."""
     on_idle: Literal["hold", "advance"] = "hold"
-    """What an input does of which all partitions are idle: `hold` keeps its watermark, `advance` lets the other inputs
+    """What an input does while all its partitions are idle: `hold` keeps its watermark, `advance` lets the other inputs
     move it."""
     max_future: DurationOrOff = Field(default=24 * 3_600_000, examples=["1h"])
     """A record whose event time is further ahead than this (a duration) goes to the dead letters. `off` takes any."""
@@ -285,8 +285,8 @@ class Input(Model):
     """How records are encoded: `json` (an object each), `csv`, `avro` and `protobuf` (a record, or message, each),
     `debezium-json` and `debezium-avro` (change events, of which the columns are the row's), or `parquet` (files)."""
     schema_registry: SchemaRegistry | None = None
-    """Says that records begin with five bytes that name their schema, and where the schemas are: for Avro and
-    Protobuf, and for JSON, of which only these bytes are taken off."""
+    """Where the schemas are of records that begin with five bytes that name their schema: Avro and Protobuf. Of JSON,
+    only these bytes are stripped."""
     avro_schema: Text | None = Field(
         default=None,
         examples=['{"type": "record", "name": "Order", "fields": [{"name": "order_id", "type": "string"}]}'],
@@ -295,7 +295,7 @@ class Input(Model):
     protobuf_schema: Text | None = Field(
         default=None, examples=['syntax = "proto3"; message Order { string order_id = 1; }']
     )
-    """The text of the .proto file of which records of Protobuf are, where there is no schema registry. It may import
+    """The text of the .proto file that records of Protobuf follow, where there is no schema registry. It may import
     files of google/protobuf/."""
     protobuf_message: Text | None = Field(default=None, examples=["shop.Order"])
     """The message of `protobufSchema` that each record is, with its package or without. Default: the first of the

@@ -33,8 +33,8 @@ class KafkaOutput(Model):
     """Output columns that make the record's key: one text column as it is, else a JSON object. Without them records
     have no key."""
     headers: dict[Text, Text] = Field(default_factory=dict, examples=[{"trace-id": "trace_id"}])
-    """Output columns that are headers of the record too, by the header's name: text and bytes as they are, other values
-    as JSON has them. A null makes no header."""
+    """Output columns that are written as headers too, by the header's name: text and bytes as they are, other values as
+    in JSON. A null writes no header."""
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False, examples=[{"linger.ms": 50}])
     """Settings of librdkafka by their names. Secret ones belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None
@@ -72,10 +72,10 @@ class FileOutput(Model):
     path: FilePath = Field(examples=["out/orders-paid"])
     """The folder to write. A relative path counts from the job file's folder."""
     roll_size: ByteCount | None = Field(default=None, examples=["128Mi"])
-    """Smaller files are held back until they have this size together, as a number of bytes or as 64Mi, and are merged
-    into one. If absent 128Mi where `roll_interval` is given, else nothing is held back."""
+    """Smaller files are held back until they have this size together, and are then merged into one. If absent, 128Mi
+    where `roll_interval` is given; without both, nothing is held back."""
     roll_interval: Length | None = Field(default=None, examples=["5m"])
-    """How long rows are held back at most, a duration. If absent 1m where `roll_size` is given."""
+    """How long rows are held back at most, a duration. If absent, 1m where `roll_size` is given."""
 
     @property
     def rolling(self) -> tuple[int, int] | None:
@@ -89,7 +89,7 @@ class ConsoleOutput(Model):
     """The driver's standard output, to try a job out."""
 
     rows: Annotated[Int, Field(ge=1, le=1000)] = Field(default=20, examples=[50])
-    """How many rows of each epoch are shown; of the others only their number is."""
+    """How many rows of each epoch are shown; the others are only counted."""
 
 
 LAKES = ("iceberg", "delta")
@@ -152,7 +152,7 @@ class Output(Model):
     """Where the schema of the rows is registered, as `<topic>-value`, for `format: avro` and `protobuf`. Records
     begin with its number."""
     timestamps: Timestamps = "epochMillis"
-    """How JSON has timestamps: as whole milliseconds since 1970, or as text in UTC (`rfc3339`:
+    """How JSON writes timestamps: as whole milliseconds since 1970, or as text in UTC (`rfc3339`:
     2026-01-15T10:00:00.000Z)."""
     window_times: Literal["int64", "timestamp"] = "int64"
     """The type of `window_start` and `window_end`: `int64` milliseconds since 1970, or `timestamp`, which is
@@ -238,10 +238,10 @@ class StoreSpec(Model):
     """How often state is compacted, a duration: this bounds the segments that a recovery reads. Every epoch commits
     anyway."""
     savepoints: PeriodicSavepoints | None = None
-    """Savepoints from time to time, to go back to. Savepoints of yours and of rollouts are others."""
+    """Periodic savepoints to go back to, beside your own and those of rollouts."""
     start_from: StartingSavepoint | None = None
-    """Where a job without state begins: with a copy of another job's state and offsets. A job that has state already
-    goes on with that, whatever stands here."""
+    """Where a job without state begins: with a copy of another job's state and offsets. A job that already has state
+    keeps it, and ignores this field."""
 
     @property
     def kind(self) -> str:

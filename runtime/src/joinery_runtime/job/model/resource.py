@@ -41,9 +41,8 @@ class Trigger(Model):
     (docs/operations.md, "Memory")."""
 
     interval: PositiveDuration = Field(default=0, examples=["10s"])
-    """Least time between the beginnings of two epochs, for example 10s: fewer files, commits and transactions, and rows
-    that come later. 0: the next epoch begins at once. Where as much waits as an epoch may read, nothing is waited
-    for."""
+    """Least time between the starts of two epochs, a duration: fewer files, commits and transactions, but rows go out
+    later. With 0, and when as many records wait as one epoch may read, the next epoch starts at once."""
     max_records_per_epoch: Annotated[Int, Field(ge=1)] = Field(default=500_000, examples=[2_000_000])
     """Most records that an epoch reads, of all inputs together."""
     max_bytes_per_epoch: ByteCount = Field(default=64 * 2**20, examples=["256Mi"])
@@ -80,7 +79,8 @@ class JobSpec(Model):
     output: Output
     """Where rows go: exactly one of `kafka`, `postgres`, `file`, `iceberg`, `delta` and `console`."""
     dead_letter: DeadLetter | None = None
-    """Where records go that cannot be used: exactly one of `kafka` and `file`. If absent, they are only counted."""
+    """Where records go that cannot be used: exactly one of `kafka` and `file`. If absent, such a record stops the
+    job."""
     state_store: StoreSpec = StoreSpec()
     """Where state and offsets are kept: at most one of `postgres` and `memory`. With neither, an embedded Postgres,
     which is for a laptop."""
@@ -89,8 +89,8 @@ class JobSpec(Model):
     trigger: Trigger = Trigger()
     """When epochs begin, and how much one reads."""
     shards: Annotated[Int, Field(ge=1, le=MOST_SHARDS)] = Field(default=8, examples=[32])
-    """Into how many parts the keys are divided: how many tasks join at once. It may change while the job runs: the next
-    epoch has another number, and nothing restarts. With `autoscale`, epochs have at least so many."""
+    """Into how many parts the keys are divided: how many tasks join at once. May change while the job runs: the next
+    epoch has the new number, and nothing restarts. With `autoscale`, the least number."""
     autoscale: Autoscale | None = None
     """Between which bounds, and by which targets, the driver decides how many executors run. It starts with
     `spark.executor.instances`."""
