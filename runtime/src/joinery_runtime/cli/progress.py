@@ -342,7 +342,7 @@ def where_rows_are(job: Job) -> str:
     if output.iceberg is not None or output.delta is not None:
         return f"rows are in the {lake_table(job).name}: {_ASK}"
     if output.console is not None:
-        return "rows were shown here, and are kept nowhere"
+        return "the console output keeps no rows"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
     if not output.postgres.apart and job.spec.state_store.kind == "embedded":
