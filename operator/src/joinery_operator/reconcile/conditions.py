@@ -9,6 +9,7 @@ from joinery_operator.decision import Event
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.phase import JobPhase
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut, listed, sentence
+from joinery_operator.reconcile.rollout import way_out
 from joinery_runtime.job.crd import Condition, Status
 
 IN_MEMORY = "StateInMemory"
@@ -71,8 +72,8 @@ def events(old: Status, new: Status) -> Iterator[Event]:
 def _progressing(status: Status, job: JobPhase) -> _Aspect:
     rollout = status.rollout
     if rollout is not None and not rollout.lifted and job.phase not in {"Suspended", "Finished", "Failed"}:
-        message = sentence(f"revision {rollout.revision}", rollout.reason)
-        return _Aspect("Progressing", "True", f"Rollout{rollout.stage}", message)
+        message = sentence(f"revision {rollout.revision}", cut(rollout.reason))
+        return _Aspect("Progressing", "True", f"Rollout{rollout.stage}", f"{message}. {way_out(status)}")
     return _Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
 
 
