@@ -264,6 +264,28 @@ def test_an_autoscaled_job_follows_other_bounds_and_says_why_it_scaled(running: 
     assert running.status.scaling.executors == 4
 
 
+@pytest.mark.parametrize(("executors", "starts"), [(4, 4), (9, 6), (1, 2)], ids=["as it was", "at most", "at least"])
+def test_an_autoscaled_job_goes_on_as_wide_as_it_was(running: SimulatedCluster, executors: int, starts: int) -> None:
+    running.edit(autoscale={"minInstances": 2, "maxInstances": 6})
+    running.step()
+    scaled = {"shards": 8, "executors": executors, "reason": "much waits", "time": START}
+    running.said[running.pods[FIRST]["metadata"]["uid"]] = DriverStatus.model_validate({"scaling": scaled})
+    running.step()
+    for number in (1, 2):
+        running.evict(running.driver(number))
+        for _ in range(3):
+            running.step()
+            running.pass_time(10)
+        again = running.pods[running.driver(number + 1)]
+        arguments = {each["name"]: each.get("value", "") for each in again["spec"]["containers"][0]["env"]}
+        assert f"spark.executor.instances={starts}" in arguments["PYSPARK_SUBMIT_ARGS"]
+        running.run(running.driver(number + 1))
+        running.tell(running.driver(number + 1))  # and has not scaled yet
+        running.pass_time(20)
+        running.step()
+        assert running.status.scaling is not None
+
+
 def test_the_next_driver_starts_as_wide_as_is_asked_for_by_then(running: SimulatedCluster) -> None:
     running.edit(shards=16, spark={"executor": {"instances": 5}})
     running.step()

@@ -164,7 +164,14 @@ def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action
         pod = (
             restore_pod(revision, attempt.number, attempt.restore)
             if attempt.restore
-            else driver_pod(revision, attempt.number, ctx.scale, migrate=attempt.migrate, anew=attempt.anew)
+            else driver_pod(
+                revision,
+                attempt.number,
+                ctx.scale,
+                executors=ctx.status.scaling.executors if ctx.status.scaling else None,
+                migrate=attempt.migrate,
+                anew=attempt.anew,
+            )
         )
         return [*job_config_map(ctx, revision), Create(pod)]
     except ManifestError as error:
