@@ -568,6 +568,28 @@ def test_a_job_that_runs_goes_on_when_its_resource_becomes_invalid(
     assert running.revision_of("orders-driver-2") == running.status.revision == before
 
 
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("SELEC l.id FROM l", ("spec.sql: line 1, column 1, `SELEC`", "SELECT <columns>")),
+        ("SELECT l.id FROM l JOIN r ON l.id = r.id AND", ("spec.sql: line 1, column 42, `AND`", "docs/sql.md")),
+        ("SELECT l.nope FROM l JOIN r ON l.id = r.id AND r.ts BETWEEN l.ts AND l.ts + INTERVAL '1' HOUR",
+         ("spec.sql: line 1, column 8, `l.nope`", "its columns are id and ts")),
+    ],
+)  # fmt: skip
+def test_broken_sql_is_refused_before_any_pod_starts(sql: str, words: tuple[str, ...]) -> None:
+    cluster = SimulatedCluster(resource(sql=sql))
+    assert cluster.resource is not None
+    del cluster.resource["spec"]["joins"]
+    cluster.step()
+    assert cluster.condition("Valid") == ("False", "Invalid")
+    assert (cluster.status.phase, cluster.created, cluster.config_maps) == ("Failed", [], {})
+    for type_ in ("Valid", "Ready"):
+        message = next(each.message for each in cluster.status.conditions if each.type == type_)
+        assert all(word in message for word in words)
+    assert quiescent(cluster)
+
+
 def test_a_job_without_an_image_says_so() -> None:
     cluster = SimulatedCluster(resource())
     cluster.settings = cluster.settings.__class__()
