@@ -160,15 +160,31 @@ def test_savepoints_have_no_names_of_those_that_others_delete(judge: Judge, name
 
 
 @pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
+def test_a_new_resource_has_a_status_that_says_that_nobody_has_seen_it(
+    api_server: ApiServer, kind: ResourceKind
+) -> None:
+    """For kstatus: a resource without any status counts as one that is as it should be."""
+    api_server.kubectl.define(custom_resource_definition(kind))
+    objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
+    place, written = (GROUP, VERSION, "default", kind.plural), example(kind)
+    try:
+        made = objects.create_namespaced_custom_object(*place, written)
+        assert made["status"]["observedGeneration"] == -1
+        found = objects.get_namespaced_custom_object(*place, made["metadata"]["name"])
+        assert found["status"] == made["status"]
+        objects.delete_namespaced_custom_object(*place, made["metadata"]["name"])
+    finally:
+        objects.api_client.close()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
 def test_a_second_version_of_the_same_shape_needs_no_webhook(api_server: ApiServer, kind: ResourceKind) -> None:
     """docs/decisions/0044: written as one version, read and changed as the other."""
     both = json.loads(json.dumps(custom_resource_definition(kind)).replace(GROUP, "versions.test"))
     (alpha,) = both["spec"]["versions"]
     both["spec"]["versions"] = [{**alpha, "storage": False}, {**alpha, "name": "v1beta1"}]
     api_server.kubectl.define(both)
-    examples = {written["kind"]: written for path in EXAMPLES if (written := document(path.read_text()))}
-    savepoint = {"metadata": {"name": "noon"}, "kind": "Savepoint", "spec": {"job": {"name": "orders"}}}
-    written = {**examples, "Savepoint": savepoint}[kind.name] | {"apiVersion": f"versions.test/{VERSION}"}
+    written = {**example(kind), "apiVersion": f"versions.test/{VERSION}"}
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
     place, name = ("default", kind.plural), written["metadata"]["name"]
     try:
@@ -184,6 +200,12 @@ def test_a_second_version_of_the_same_shape_needs_no_webhook(api_server: ApiServ
     finally:
         objects.api_client.close()
     api_server.kubectl("delete", "crd", f"{kind.plural}.versions.test")
+
+
+def example(kind: ResourceKind) -> dict[str, Any]:
+    examples = {written["kind"]: written for path in EXAMPLES if (written := document(path.read_text()))}
+    savepoint = {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": {"name": "noon"}}
+    return dict({**examples, "Savepoint": {**savepoint, "spec": {"job": {"name": "orders"}}}}[kind.name])
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Mapping[str, Any]:

@@ -377,7 +377,7 @@ def test_suspend_and_resume(running: SimulatedCluster) -> None:
     running.stopped(FIRST)
     running.step()
     assert running.status.phase == "Suspended"
-    assert running.condition("Ready") == ("False", "Suspended")
+    assert running.condition("Ready") == ("True", "Suspended")
     assert running.condition("Progressing") == ("False", "Suspended")
     assert running.condition("Degraded")[0] == "False"
     running.pass_time(10_000)

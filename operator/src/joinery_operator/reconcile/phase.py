@@ -42,8 +42,8 @@ class JobPhase:
 
     @property
     def ready(self) -> bool:
-        """Whether the job is where it should be: it runs, or has done all that there was to do."""
-        return self.phase in {"Running", "Finished"} and not self.waits
+        """Whether the job is where it should be: it runs, has done all that there was to do, or is suspended."""
+        return self.phase in {"Running", "Finished", "Suspended"} and not self.waits
 
     @property
     def progressing(self) -> bool:
