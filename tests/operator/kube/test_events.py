@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+from collections import Counter
 from datetime import UTC, datetime
 
 import aiohttp
@@ -13,10 +14,11 @@ import structlog
 
 from joinery_devkit.processes import free_port
 from joinery_operator.decision import Event
+from joinery_operator.kube import process
 from joinery_operator.kube.events import EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import Health, ProbeServer
-from joinery_operator.kube.process import check_environment, log_json
+from joinery_operator.kube.process import PERMISSIONS, check_environment, log_json
 from joinery_operator.kube.resources import JOBS, WATCHED
 from joinery_operator.kube.watches import SELECTOR, kopf_settings, load_connection, registry
 from joinery_runtime.errors import EnvironmentProblem
@@ -160,6 +162,33 @@ def test_a_deleted_namespace_is_left_out_with_a_warning_and_a_metric(log_lines):
     count = metrics.registry.get_sample_value
     assert count("joinery_operator_namespace_left_out", {"namespace": "gone"}) == 1
     assert count("joinery_operator_namespace_left_out", {"namespace": "shop"}) == 0
+
+
+def test_a_namespace_is_regained_with_all_rights_and_not_before(monkeypatch, log_lines):
+    monkeypatch.setattr(process, "REGAIN_SECONDS", 0.001)
+    server, asked = MemoryServer(), Counter()
+    served = server.serve
+
+    def serve(method, address, body):
+        right = body["spec"]["resourceAttributes"]
+        asked[right["namespace"]] += 1
+        if asked.total() <= 4:
+            return 500, {}
+        # Its role is made in two steps.
+        complete = asked["back"] > 20
+        if right["namespace"] == "gone" or (right["resource"] == "pods" and not complete):
+            return 201, {"status": {"allowed": False}}
+        return served(method, address, body)
+
+    server.serve = serve
+
+    async def run():
+        async with MemoryApi(server) as api:
+            api._sleep = lambda seconds: asyncio.sleep(0)
+            return await process.regained(api, ["gone", "back"])
+
+    assert asyncio.run(run()) == ("back",)
+    assert asked["back"] > len(PERMISSIONS)
 
 
 def test_an_operator_without_rights_anywhere_does_not_start():

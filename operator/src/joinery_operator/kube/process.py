@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -64,6 +64,8 @@ def log_json(stream: TextIO = sys.stderr) -> None:
 _log = structlog.get_logger(COMPONENT)
 
 _KOPF_STOP_SECONDS = 10.0
+REGAIN_SECONDS = 30.0
+"""How often the operator asks for its rights in namespaces that it left out."""
 
 MakeApi = Callable[[Configuration, Metrics], Api]
 LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
@@ -86,19 +88,20 @@ async def serve(
     async with make_api(configuration, metrics) as api:
         usable = await check_environment(api, settings.namespaces, metrics)
         while True:
-            settings = replace(settings, namespaces=usable)
-            async with Controller(settings, api, reconcile, metrics, socket.gethostname()) as controller:
-                _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
-                ended = await _watch(settings, controller, log_in)
+            here = replace(settings, namespaces=usable)
+            left_out = [name for name in settings.namespaces if name not in usable]
+            async with Controller(here, api, reconcile, metrics, socket.gethostname()) as controller:
+                _log.info("the operator works", namespaces=list(usable) or "all")
+                ended = await _watch(here, controller, log_in, regained(api, left_out))
             if ended is None:
                 break
-            # kopf gives up when one namespace is forbidden. Without that one, the operator goes on at once.
-            _cancel_at_signals()
-            usable = await check_environment(api, settings.namespaces, metrics)
-            if usable == settings.namespaces:
-                raise EnvironmentProblem(
-                    "The operator can no longer watch the API server", facts=repr(ended), todo="Start it again"
-                ) from ended
+            if isinstance(ended, Exception):
+                usable = await _without_forbidden(api, usable, metrics, ended)
+                continue
+            for name in ended:
+                metrics.left_out.labels(name).set(0)
+                _log.info("a namespace that was left out is worked on again", namespace=name)
+            usable = tuple(name for name in settings.namespaces if name in {*usable, *ended})
     _log.info("the operator has ended")
 
 
@@ -110,9 +113,47 @@ def _cancel_at_signals() -> None:
         loop.add_signal_handler(number, task.cancel)
 
 
-async def _watch(settings: Settings, controller: Controller, log_in: LogIn) -> Exception | None:
-    """Until SIGTERM, or until kopf gives up, and why."""
-    closed = asyncio.Event()
+async def _without_forbidden(
+    api: Api, namespaces: tuple[str, ...], metrics: Metrics, ended: Exception
+) -> tuple[str, ...]:
+    """kopf gives up when one namespace is forbidden. Without that one, the operator goes on at once."""
+    usable = await check_environment(api, namespaces, metrics)
+    if usable == namespaces:
+        raise EnvironmentProblem(
+            "The operator can no longer watch the API server", facts=repr(ended), todo="Start it again"
+        ) from ended
+    return usable
+
+
+async def regained(api: Api, left_out: Sequence[str]) -> tuple[str, ...]:
+    """Waits until the operator has all of its rights in some of these namespaces: they were made again, and its role
+    there after them."""
+    while True:
+        await asyncio.sleep(REGAIN_SECONDS)
+        try:
+            back = [name for name in left_out if await _has_all_rights(api, name)]
+        except ApiError as error:
+            _log.warning("the rights in namespaces that are left out could not be asked for", error=str(error))
+            continue
+        if back:
+            return tuple(back)
+
+
+async def _has_all_rights(api: Api, namespace: str) -> bool:
+    for right in PERMISSIONS:
+        if not await api.may(right.resource, namespace, right.verb, right.subresource):
+            return False
+    return True
+
+
+async def _watch(
+    settings: Settings,
+    controller: Controller,
+    log_in: LogIn,
+    more: Coroutine[None, None, tuple[str, ...]],
+) -> tuple[str, ...] | Exception | None:
+    """Until `more` gives further namespaces, which are returned; until SIGTERM; or until kopf gives up, and why."""
+    closed, stop = asyncio.Event(), asyncio.Event()
 
     async def close() -> None:
         await controller.close()
@@ -125,20 +166,27 @@ async def _watch(settings: Settings, controller: Controller, log_in: LogIn) -> E
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
+            stop_flag=stop,
         )
     )
-    closing = asyncio.create_task(closed.wait())
+    closing, found = asyncio.create_task(closed.wait()), asyncio.create_task(more)
+    ended: tuple[str, ...] | Exception | None = None
     try:
-        await asyncio.wait({watching, closing}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({watching, closing, found}, return_when=asyncio.FIRST_COMPLETED)
+        if found.done():
+            ended = found.result()
+            stop.set()
         # kopf 1.45 may then wait for ever, for a login from its own part that has ended.
         await asyncio.wait_for(watching, _KOPF_STOP_SECONDS)
     except Exception as error:
         _log.exception("the watches have ended")
-        return error
+        ended = error
     finally:
-        closing.cancel()
-        watching.cancel()
-    return None
+        for task in (closing, found, watching):
+            task.cancel()
+    if ended is not None:
+        _cancel_at_signals()
+    return ended
 
 
 # What must be there before the operator starts, each as an error that says what to do
@@ -212,6 +260,6 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
                 "a namespace is left out, because the operator has no rights there; the other ones are worked on",
                 namespace=namespace,
                 todo="take a deleted namespace out of watch.namespaces, or make it and its RoleBinding again (helm "
-                "upgrade) and restart the operator",
+                "upgrade): the operator then works on it by itself",
             )
     return usable
