@@ -452,9 +452,15 @@ def test_the_page_has_a_link_and_an_ingress_as_the_installation_says(running: Si
         running.step()
         assert running.ingresses["orders-page"]["spec"]["rules"][0]["host"] == "joinery.example.com"
         assert quiescent(running)
-    running.settings = replace(running.settings, page_ingress="", page_url="")
+    # Another way to it in the place of this one.
+    running.settings = replace(running.settings, page_ingress="", page_route='{"parentRefs": [{"name": "public"}]}')
     running.step()
     assert not running.ingresses
+    assert running.http_routes["orders-page"]["spec"]["hostnames"] == ["joinery.example.com"]
+    assert quiescent(running)
+    running.settings = replace(running.settings, page_route="", page_url="")
+    running.step()
+    assert not running.http_routes
     assert running.status.page is None
     assert quiescent(running)
 

@@ -21,7 +21,7 @@ from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.reconciler import Reconcile
-from joinery_operator.kube.resources import CHILDREN, EVENT, OWNERS, ApiResource
+from joinery_operator.kube.resources import CHILDREN, EVENT, HTTP_ROUTE, OWNERS, WATCHED, ApiResource
 from joinery_operator.kube.watches import credentials_for_kopf, kopf_settings, load_connection, registry
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
@@ -89,10 +89,11 @@ async def serve(
         usable = await check_environment(api, settings.namespaces, metrics)
         while True:
             here = replace(settings, namespaces=usable)
+            watched = (*WATCHED, HTTP_ROUTE) if await watches_routes(api, here) else WATCHED
             left_out = [name for name in settings.namespaces if name not in usable]
-            async with Controller(here, api, reconcile, metrics, socket.gethostname()) as controller:
+            async with Controller(here, api, reconcile, metrics, socket.gethostname(), watched=watched) as controller:
                 _log.info("the operator works", namespaces=list(usable) or "all")
-                ended = await _watch(here, controller, log_in, regained(api, left_out))
+                ended = await _watch(here, controller, log_in, regained(api, left_out, settings))
             if ended is None:
                 break
             if isinstance(ended, Exception):
@@ -125,13 +126,14 @@ async def _without_forbidden(
     return usable
 
 
-async def regained(api: Api, left_out: Sequence[str]) -> tuple[str, ...]:
+async def regained(api: Api, left_out: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Waits until the operator has all of its rights in some of these namespaces: they were made again, and its role
     there after them."""
+    rights = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
     while True:
         await asyncio.sleep(REGAIN_SECONDS)
         try:
-            back = [name for name in left_out if await _has_all_rights(api, name)]
+            back = [name for name in left_out if await _has_all(api, name, rights)]
         except ApiError as error:
             _log.warning("the rights in namespaces that are left out could not be asked for", error=str(error))
             continue
@@ -139,8 +141,8 @@ async def regained(api: Api, left_out: Sequence[str]) -> tuple[str, ...]:
             return tuple(back)
 
 
-async def _has_all_rights(api: Api, namespace: str) -> bool:
-    for right in PERMISSIONS:
+async def _has_all(api: Api, namespace: str | None, rights: Sequence[Permission]) -> bool:
+    for right in rights:
         if not await api.may(right.resource, namespace, right.verb, right.subresource):
             return False
     return True
@@ -161,7 +163,7 @@ async def _watch(
 
     watching = asyncio.create_task(
         kopf.operator(
-            registry=registry(controller.on_watch_event, log_in, close),
+            registry=registry(controller.on_watch_event, log_in, close, controller.watched),
             settings=kopf_settings(),
             standalone=True,
             clusterwide=not settings.namespaces,
@@ -203,10 +205,13 @@ class Permission:
         return f"{self.verb} {self.resource.plural}{group}{'/' if self.subresource else ''}{self.subresource}"
 
 
+_OF_CHILDREN = ("get", "list", "watch", "create", "patch", "delete")
+ROUTE_PERMISSIONS: Sequence[Permission] = tuple(Permission(HTTP_ROUTE, verb) for verb in _OF_CHILDREN)
+"""Where the jobs' pages have HTTPRoutes."""
 PERMISSIONS: Sequence[Permission] = (
     *(Permission(owner, verb) for owner in OWNERS for verb in ("get", "list", "watch", "patch")),
     *(Permission(owner, "update", "status") for owner in OWNERS),
-    *(Permission(child, verb) for child in CHILDREN for verb in ("get", "list", "watch", "create", "patch", "delete")),
+    *(Permission(child, verb) for child in CHILDREN for verb in _OF_CHILDREN),
     *(Permission(EVENT, verb) for verb in ("create", "patch")),
 )
 """All that the operator does, in each of its namespaces. Where the API server checks owner references, `update` of the
@@ -231,6 +236,31 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
             todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
         )
     return await _check_rights(api, namespaces, metrics)
+
+
+async def watches_routes(api: Api, settings: Settings) -> bool:
+    """Whether HTTPRoutes are watched: where the installation wants some, and elsewhere if that can be, so that those of
+    an earlier setting go. Raises EnvironmentProblem."""
+    served, wanted = await api.served(HTTP_ROUTE), bool(settings.page_route)
+    if wanted and not served:
+        raise EnvironmentProblem(
+            "The Gateway API's definitions are missing",
+            facts=f"{HTTP_ROUTE.plural}.{HTTP_ROUTE.group} ({HTTP_ROUTE.version})",
+            todo="Install the Gateway API, or turn jobPage.httpRoute of the chart off",
+        )
+    refused = [
+        namespace
+        for namespace in (settings.namespaces or (None,) if served else ())
+        if not await _has_all(api, namespace, ROUTE_PERMISSIONS)
+    ]
+    if wanted and refused:
+        places = ", ".join(f"namespace {name}" if name else "all namespaces" for name in refused)
+        raise EnvironmentProblem(
+            "The operator's service account lacks rights",
+            facts=f"{', '.join(_OF_CHILDREN)} {HTTP_ROUTE.plural}.{HTTP_ROUTE.group} in {places}",
+            todo="Bind it to the chart's role there, or turn jobPage.httpRoute of the chart off",
+        )
+    return served and not refused
 
 
 async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
