@@ -13,7 +13,7 @@ from charts.rendering import CHART, ROOT
 from joinery_operator.plugin.app import app
 from joinery_operator.reconcile import reasons
 from joinery_operator.reconcile.desired import DesiredJob
-from joinery_runtime.job.crd import KINDS, Refusal
+from joinery_runtime.job.crd import Refusal
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 GITOPS = (ROOT / "docs" / "gitops.md").read_text()
@@ -38,13 +38,6 @@ def test_every_command_of_the_plugin_is_told_and_no_other() -> None:
     assert told == commands
     for command in re.findall(r"kubectl joinery (\w+)", OPERATIONS + GITOPS):
         assert command in commands | {"state"}, command
-
-
-def test_flux_looks_at_every_kind_in_the_same_way() -> None:
-    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", GITOPS, re.DOTALL)]
-    (checks,) = [block["spec"]["healthCheckExprs"] for block in blocks if "healthCheckExprs" in block.get("spec", {})]
-    assert [each.pop("kind") for each in checks] == [kind.name for kind in KINDS]
-    assert all(each == checks[0] for each in checks)
 
 
 def test_values_that_are_named_exist() -> None:

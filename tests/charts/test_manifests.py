@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import NAMESPACE, ROOT, Chart, Manifest, Rendered
-from joinery_operator.kube.process import PERMISSIONS
+from charts.rendering import NAMESPACE, ROOT, Chart, HelmFailed, Manifest, Rendered
+from joinery_operator.kube.process import PERMISSIONS, ROUTE_PERMISSIONS
 from joinery_operator.kube.resources import JOBS, OWNERS
 from joinery_operator.names import labels as driver_labels
 from joinery_operator.settings import settings_from
@@ -138,7 +138,7 @@ def _rules(role: Manifest) -> dict[str, set[str]]:
 def _operator_rules() -> dict[str, set[str]]:
     """What the operator checks at its start that it may, and what only some clusters check."""
     found = {f"{owner.plural}/finalizers": {"update"} for owner in OWNERS}
-    for right in PERMISSIONS:
+    for right in (*PERMISSIONS, *ROUTE_PERMISSIONS):
         name = f"{right.resource.plural}/{right.subresource}" if right.subresource else right.resource.plural
         found.setdefault(name, set()).add(right.verb)
     return found
@@ -301,6 +301,17 @@ def test_the_job_page_has_an_address_and_an_ingress(chart: Chart) -> None:
     assert settings.page_url == url
     assert json.loads(settings.page_ingress) == {key: value for key, value in ingress.items() if key != "enabled"}
     assert _status_from(rendered)[1:] == [{"namespaceSelector": {}}], "an ingress controller may run anywhere"
+
+
+def test_the_job_page_has_an_http_route(chart: Chart) -> None:
+    route = {"enabled": True, "parentRefs": [{"name": "public", "namespace": "edge"}], "annotations": {"a/b": "c"}}
+    rendered = chart.render({"jobPage": {"url": "https://{name}.example.com/", "httpRoute": route}})
+    settings = settings_from(rendered.environment)
+    assert json.loads(settings.page_route) == {key: value for key, value in route.items() if key != "enabled"}
+    assert settings.page_ingress == ""
+    assert _status_from(rendered)[1:] == [{"namespaceSelector": {}}], "a gateway may run anywhere"
+    with pytest.raises(HelmFailed, match="parentRefs"):
+        chart.render({"jobPage": {"url": "https://{name}.example.com/", "httpRoute": {"enabled": True}}})
 
 
 def test_the_metrics_port_can_be_closed(chart: Chart) -> None:

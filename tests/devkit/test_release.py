@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,57 @@ def test_wheels_say_what_they_are_the_chart_has_its_definitions_and_sums_are_rig
         assert "joinery/files/crds/joinery.dev_savepoints.yaml" in chart.getnames()
     subprocess.run(["sha256sum", "--check", "--strict", release.SUMS], cwd=folder, check=True)
     assert len((folder / release.SUMS).read_text().splitlines()) == len(list(folder.iterdir())) - 1
+
+
+KEY = "throw-away@joinery.test"
+
+
+@pytest.fixture
+def gpg(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """GnuPG with a home of its own, whose path is short enough for its agent's socket."""
+    with tempfile.TemporaryDirectory(prefix="gpg-", dir="/tmp") as home:
+        monkeypatch.setenv("GNUPGHOME", home)
+
+        def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(["gpg", "--batch", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+        gpgconf = shutil.which("gpgconf")
+        assert gpgconf is not None, "it comes with gpg"
+        yield run
+        subprocess.run([gpgconf, "--kill", "gpg-agent"], check=True)
+
+
+def test_sums_are_signed_with_the_key_and_a_changed_one_is_found(
+    tmp_path: Path, gpg: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    made = gpg("--passphrase", "", "--quick-generate-key", KEY, "ed25519", "sign", "never")
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "a.whl").write_text("wheel")
+    release.check_key(KEY)
+    sums = release.write_sums(tmp_path, KEY)
+    signature = tmp_path / "SHA256SUMS.asc"
+    assert signature.read_text().startswith("-----BEGIN PGP SIGNATURE-----")
+    verified = gpg("--status-fd", "1", "--verify", signature, sums)
+    assert (verified.returncode, "GOODSIG" in verified.stdout, KEY in verified.stdout) == (0, True, True)
+    sums.write_text(sums.read_text().replace("a.whl", "b.whl"))
+    assert "BADSIG" in gpg("--status-fd", "1", "--verify", signature, sums).stdout
+    # Made again, neither counts the other one, nor itself.
+    assert [line.split()[1] for line in release.write_sums(tmp_path, KEY).read_text().splitlines()] == ["a.whl"]
+    assert gpg("--verify", signature, sums).returncode == 0
+
+
+@pytest.mark.usefixtures("gpg")
+def test_a_key_that_is_not_there_is_said_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(release, "build", lambda *_: pytest.fail("it builds"))
+    assert release.main(["--folder", str(tmp_path), "--sign", KEY]) == 3
+    said = capsys.readouterr().err
+    assert f"Nothing can be signed with the key {KEY}: " in said
+    assert "gpg --list-secret-keys" in said
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match=r"gpg is missing\. Install gpg"):
+        release.check_key(KEY)
 
 
 @pytest.mark.slow

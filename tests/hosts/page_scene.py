@@ -184,4 +184,4 @@ class DayOfAJob:
             server.server_close()
 
     def scaled(self) -> None:
-        self.listener.scaled(Scaling(8, 4, "lag of 84,000 records is more than 10 s of work"))
+        self.listener.scaled(Scaling(8, 4, "lag of 84,000 records is more than 10 s of work", "load"))

@@ -153,6 +153,9 @@ def test_an_autoscaled_job_follows_its_load_and_shards_its_executors(
         job.poll(a=0)
     assert (cluster.executors, job.planner.shards) == (1, 8)
     assert "records/s arrive" in job.scaled[0].reason
+    assert {each.cause for each in job.scaled} == {"load"}
+    job.poll(AUTO.replace('"shards": 8', '"shards": 16'), a=0)
+    assert (job.scaled[-1].cause, job.scaled[-1].reason) == ("asked", "16 shards instead of 8")
     assert [each.executors for each in job.scaled][-1] == 1
 
 
@@ -164,6 +167,7 @@ def test_the_bounds_of_an_autoscaled_job_change_while_it_runs(tmp_path: Path, mo
     assert cluster.executors == 4
     job.poll('{"shards": 8, "instances": 3}')
     assert cluster.executors == 3
+    assert [each.cause for each in job.scaled] == ["bounds", "asked"]
 
 
 def test_without_an_operator_the_jobs_own_autoscaling_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -473,7 +473,7 @@ def test_metrics(scene: Scene, site: Site) -> None:
     scene.listener.polled(scene.driver)
     scene.listener.retrying(PartitionsLost("taken"), 0.25)
     scene.board.spark(2)
-    scene.listener.scaled(Scaling(8, 4, "4 executors instead of 2"))
+    scene.listener.scaled(Scaling(8, 4, "4 executors instead of 2", "load"))
     expected = {
         'joinery_info{name="job",revision="abc",version="0.1.0"}': 1,
         "joinery_ready": 1,
@@ -484,6 +484,8 @@ def test_metrics(scene: Scene, site: Site) -> None:
         "joinery_troubles_total": 1,
         "joinery_executors": 2,
         "joinery_executors_wanted": 4,
+        'joinery_rescales_total{cause="load"}': 1,
+        'joinery_rescales_total{cause="asked"}': 0,
         "joinery_state_bytes": 2_000,
         "joinery_state_rows": 20,
         "joinery_state_segments": 3,

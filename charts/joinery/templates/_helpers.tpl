@@ -39,13 +39,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{/* The NetworkPolicyPeers, as JSON, that may reach drivers' status ports: this operator, and whom the values name. With a
-     PodMonitor or an Ingress and nobody named, every pod of the cluster: Prometheus and ingress controllers may run anywhere. */}}
+     PodMonitor, Ingress or HTTPRoute and nobody named, every pod of the cluster: Prometheus and ingress controllers may run anywhere. */}}
 {{- define "joinery.jobs.statusFrom" -}}
 {{- $operator := dict
   "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace))
   "podSelector" (dict "matchLabels" (include "joinery.operator.selector" . | fromYaml)) }}
 {{- $named := .Values.networkPolicy.jobs.statusFrom }}
-{{- if and (or .Values.metrics.podMonitor.enabled .Values.jobPage.ingress.enabled) (not $named) }}
+{{- if and (or .Values.metrics.podMonitor.enabled .Values.jobPage.ingress.enabled .Values.jobPage.httpRoute.enabled) (not $named) }}
 {{- $named = list (dict "namespaceSelector" (dict)) }}
 {{- end }}
 {{- prepend $named $operator | toJson }}

@@ -86,6 +86,18 @@ def write_sums(folder: Path, key: str | None) -> Path:
     return sums
 
 
+def check_key(key: str) -> None:
+    """Raises EnvironmentProblem where GnuPG has no such secret key: better now than after all is built."""
+    try:
+        _run("gpg", "--batch", "--list-secret-keys", key)
+    except EnvironmentProblem as error:
+        raise EnvironmentProblem(
+            f"Nothing can be signed with the key {key}",
+            facts=str(error),
+            todo="Name one that `gpg --list-secret-keys` lists, or leave out --sign",
+        ) from error
+
+
 def _run(*command: str | Path) -> None:
     name, ours = str(command[0]), str(Path(sys.executable).parent)
     found = shutil.which(name, path=f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
@@ -104,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         version = one_version(versions(ROOT))
+        if given.sign:
+            check_key(given.sign)
         build(given.folder, version)
         if given.images:
             build_images(given.images, version)

@@ -17,7 +17,7 @@ from joinery_runtime.job.crd import DriverStatus, ResourceKind, SavepointState, 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 
-ChildKind = Literal["Pod", "ConfigMap", "Service", "NetworkPolicy", "Ingress"]
+ChildKind = Literal["Pod", "ConfigMap", "Service", "NetworkPolicy", "Ingress", "HTTPRoute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Children:
     services: Mapping[str, Manifest] = field(default_factory=dict)
     network_policies: Mapping[str, Manifest] = field(default_factory=dict)
     ingresses: Mapping[str, Manifest] = field(default_factory=dict)
+    http_routes: Mapping[str, Manifest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

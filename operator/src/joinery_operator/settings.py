@@ -22,7 +22,8 @@ class Settings:
     by commas (none: all of the cluster). `status_from`: the NetworkPolicyPeers, as a JSON list, that may reach the
     status ports of drivers; "" makes no NetworkPolicies. `page_url`: the address of a job's page for browsers, with
     {namespace} and {name}; `page_ingress`: className, annotations and tlsSecretName, as a JSON object, of the Ingress
-    that each job gets for it; "" makes none. `figures_seconds`: how often mere figures of a job are written
+    that each job gets for it; "" makes none; `page_route`: parentRefs and annotations of an HTTPRoute in the same way.
+    `figures_seconds`: how often mere figures of a job are written
     to its status. `metrics_port` serves /metrics and the probes."""
 
     runtime_image: str = field(default="")
@@ -32,6 +33,7 @@ class Settings:
     status_from: str = ""
     page_url: str = ""
     page_ingress: str = ""
+    page_route: str = ""
     metrics_port: int = 8080
     poll_seconds: float = 5.0
     figures_seconds: float = 15.0
@@ -49,10 +51,11 @@ def settings_from(environment: Mapping[str, str] = os.environ) -> Settings:
         name = _PREFIX + each.name.upper()
         if text := environment.get(name, "").strip():
             given[each.name] = _parsed(name, text, each.default)
-    if given.get("page_ingress") and not given.get("page_url"):
+    way = next((name for name in ("page_ingress", "page_route") if given.get(name)), None)
+    if way and not given.get("page_url"):
         raise EnvironmentProblem(
-            f"{_PREFIX}PAGE_INGRESS is set, and {_PREFIX}PAGE_URL is not",
-            facts="an Ingress needs a host",
+            f"{_PREFIX}{way.upper()} is set, and {_PREFIX}PAGE_URL is not",
+            facts="it needs a host",
             todo="Set jobPage.url of the chart, or the operator's environment",
         )
     return Settings(**given)
@@ -67,6 +70,8 @@ def _parsed(name: str, text: str, default: object) -> object:
         return _page_url(name, text)
     if name == f"{_PREFIX}PAGE_INGRESS":
         return _page_ingress(name, text)
+    if name == f"{_PREFIX}PAGE_ROUTE":
+        return _page_route(name, text)
     if isinstance(default, str):
         return text
     try:
@@ -121,5 +126,22 @@ def _page_ingress(name: str, text: str) -> str:
             f"{name} is {text!r}",
             facts="it must be a JSON object with className, annotations and tlsSecretName at most",
             todo="Correct jobPage.ingress of the chart, or the operator's environment",
+        )
+    return text
+
+
+def _page_route(name: str, text: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    known = isinstance(found, dict) and found.keys() <= {"parentRefs", "annotations"}
+    parents = found.get("parentRefs") if known else None
+    named = isinstance(parents, list) and all(isinstance(each, dict) and each.get("name") for each in parents)
+    if not parents or not named:
+        raise EnvironmentProblem(
+            f"{name} is {text!r}",
+            facts="it must be a JSON object with parentRefs (one or more, each with a name) and annotations at most",
+            todo="Name the Gateway in jobPage.httpRoute.parentRefs of the chart, or correct the operator's environment",
         )
     return text

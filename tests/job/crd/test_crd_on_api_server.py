@@ -24,6 +24,7 @@ from job.kinds.test_session_rules import BAD as BAD_SESSIONS
 from job.resources import edited
 from job.test_load_bad import BAD, NOT_YET
 from joinery_devkit.kubernetes.api_server import ApiServer
+from joinery_devkit.kubernetes.kubectl import KubectlFailed, wait_until
 from joinery_runtime.job.crd import KINDS, SAVEPOINT, ResourceKind, custom_resource_definition
 from joinery_runtime.job.model.resource import API_VERSION
 
@@ -160,15 +161,31 @@ def test_savepoints_have_no_names_of_those_that_others_delete(judge: Judge, name
 
 
 @pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
+def test_a_new_resource_has_a_status_that_says_that_nobody_has_seen_it(
+    api_server: ApiServer, kind: ResourceKind
+) -> None:
+    """For kstatus: a resource without any status counts as one that is as it should be."""
+    api_server.kubectl.define(custom_resource_definition(kind))
+    objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
+    place, written = (GROUP, VERSION, "default", kind.plural), example(kind)
+    try:
+        made = objects.create_namespaced_custom_object(*place, written)
+        assert made["status"]["observedGeneration"] == -1
+        found = objects.get_namespaced_custom_object(*place, made["metadata"]["name"])
+        assert found["status"] == made["status"]
+        objects.delete_namespaced_custom_object(*place, made["metadata"]["name"])
+    finally:
+        objects.api_client.close()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
 def test_a_second_version_of_the_same_shape_needs_no_webhook(api_server: ApiServer, kind: ResourceKind) -> None:
     """docs/decisions/0044: written as one version, read and changed as the other."""
     both = json.loads(json.dumps(custom_resource_definition(kind)).replace(GROUP, "versions.test"))
     (alpha,) = both["spec"]["versions"]
     both["spec"]["versions"] = [{**alpha, "storage": False}, {**alpha, "name": "v1beta1"}]
     api_server.kubectl.define(both)
-    examples = {written["kind"]: written for path in EXAMPLES if (written := document(path.read_text()))}
-    savepoint = {"metadata": {"name": "noon"}, "kind": "Savepoint", "spec": {"job": {"name": "orders"}}}
-    written = {**examples, "Savepoint": savepoint}[kind.name] | {"apiVersion": f"versions.test/{VERSION}"}
+    written = {**example(kind), "apiVersion": f"versions.test/{VERSION}"}
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
     place, name = ("default", kind.plural), written["metadata"]["name"]
     try:
@@ -184,6 +201,103 @@ def test_a_second_version_of_the_same_shape_needs_no_webhook(api_server: ApiServ
     finally:
         objects.api_client.close()
     api_server.kubectl("delete", "crd", f"{kind.plural}.versions.test")
+
+
+# The steps of docs/decisions/0044 one after the other, in a group of their own
+
+
+class Versions:
+    """A kind in `steps.test`, as `v1alpha1` and `v1beta1`."""
+
+    def __init__(self, server: ApiServer, kind: ResourceKind) -> None:
+        self.kubectl, self.kind = server.kubectl, kind
+        self.plural = f"{kind.plural}.steps.test"
+        self.at = f"{kind.plural}.{{version}}.steps.test"
+        self.name = example(kind)["metadata"]["name"]
+
+    def define(self, **versions: Mapping[str, Any]) -> None:
+        """With these versions; each one's further fields."""
+        found = json.loads(json.dumps(custom_resource_definition(self.kind)).replace(GROUP, "steps.test"))
+        (alpha,) = found["spec"]["versions"]
+        found["spec"]["names"] |= {"shortNames": [], "categories": []}
+        found["spec"]["versions"] = [{**alpha, "name": name, **more} for name, more in versions.items()]
+        self.kubectl.define(found)
+
+    def create(self, version: str) -> None:
+        written = {**example(self.kind), "apiVersion": f"steps.test/{version}"}
+        self.kubectl("create", "-n", "default", "-f", "-", stdin=yaml.safe_dump(written))
+
+    def read(self, version: str) -> dict[str, Any]:
+        text = self.kubectl("get", self.at.format(version=version), self.name, "-n", "default", "-o", "json")
+        return dict(json.loads(text))
+
+    def stored(self) -> list[str]:
+        found = json.loads(self.kubectl("get", "crd", self.plural, "-o", "json"))
+        return list(found["status"]["storedVersions"])
+
+    def served(self) -> set[str]:
+        versions = json.loads(self.kubectl("get", "--raw", "/apis/steps.test"))["versions"]
+        return {each["version"] for each in versions}
+
+
+@pytest.fixture(params=[*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
+def versions(api_server: ApiServer, request: pytest.FixtureRequest) -> Iterator[Versions]:
+    made = Versions(api_server, request.param)
+    yield made
+    made.kubectl("delete", "crd", made.plural)
+
+
+ALPHA, BETA = "v1alpha1", "v1beta1"
+STORED, SERVED = {"storage": True}, {"storage": False}
+
+
+def test_step_1_serves_both_versions_stores_the_old_one_and_can_be_rolled_back(versions: Versions) -> None:
+    versions.define(v1alpha1=STORED)
+    versions.define(v1alpha1=STORED, v1beta1=SERVED)
+    wait_until("both are served", lambda: versions.served() == {ALPHA, BETA})
+    versions.create(BETA)
+    old, new = versions.read(ALPHA), versions.read(BETA)
+    assert (old["apiVersion"], new["apiVersion"]) == ("steps.test/v1alpha1", "steps.test/v1beta1")
+    assert (old["spec"], old["status"]) == (new["spec"], new["status"])
+    # The operator goes on reading the old one.
+    resource = {name: old[name] for name in ("kind", "metadata", "spec")}
+    versions.kind.model.model_validate({**resource, "apiVersion": API_VERSION}, by_alias=True, by_name=False)
+    assert versions.stored() == [ALPHA]
+    versions.define(v1alpha1=STORED)
+    assert versions.read(ALPHA) == old
+
+
+def test_step_3_rewrites_every_object_before_the_old_version_goes(versions: Versions) -> None:
+    versions.define(v1alpha1=STORED)
+    versions.create(ALPHA)
+    status = {"status": {"phase": "Pending", "observedGeneration": 1}}
+    at = (versions.at.format(version=ALPHA), versions.name, "-n", "default")
+    versions.kubectl("patch", *at, "--subresource=status", "--type=merge", "-p", json.dumps(status))
+    before = versions.read(ALPHA)
+    versions.define(v1alpha1=SERVED, v1beta1=STORED)  # step 2
+    wait_until("both are stored", lambda: versions.stored() == [ALPHA, BETA])
+    with pytest.raises(KubectlFailed, match=r"v1alpha1.*storedVersions|storedVersions.*v1alpha1"):
+        versions.define(v1beta1=STORED)
+    written = versions.kubectl("get", versions.plural, "-A", "-o", "yaml")
+    versions.kubectl("replace", "-f", "-", stdin=written)
+    forget = {"status": {"storedVersions": [BETA]}}
+    versions.kubectl("patch", "crd", versions.plural, "--subresource=status", "--type=merge", "-p", json.dumps(forget))
+    warned = {**SERVED, "deprecated": True, "deprecationWarning": "steps.test/v1alpha1 is deprecated; use v1beta1"}
+    versions.define(v1alpha1=warned, v1beta1=STORED)
+    assert versions.read(ALPHA)["spec"] == before["spec"]
+    # Step 4. What had not been written anew could not be read any more.
+    versions.define(v1beta1=STORED)
+    wait_until("the old one is gone", lambda: versions.served() == {BETA})
+    after = versions.read(BETA)
+    assert (after["spec"], after["status"]) == (before["spec"], before["status"])
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["metadata"]["generation"] == 1, "the operator takes a rewriting for no edit"
+
+
+def example(kind: ResourceKind) -> dict[str, Any]:
+    examples = {written["kind"]: written for path in EXAMPLES if (written := document(path.read_text()))}
+    savepoint = {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": {"name": "noon"}}
+    return dict({**examples, "Savepoint": {**savepoint, "spec": {"job": {"name": "orders"}}}}[kind.name])
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Mapping[str, Any]:

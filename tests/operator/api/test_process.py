@@ -177,6 +177,55 @@ def test_a_namespace_without_rights_stops_no_other_one(start, cluster, shop, man
         assert operator.stop() == 0
 
 
+HTTP_ROUTES = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "httproutes.gateway.networking.k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api/pull/2245"},
+    },
+    "spec": {
+        "group": "gateway.networking.k8s.io",
+        "names": {"kind": "HTTPRoute", "listKind": "HTTPRouteList", "plural": "httproutes", "singular": "httproute"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+def test_the_page_has_a_route_and_loses_it_when_the_setting_goes(start, with_crds, cluster, shop, manifest):
+    with_crds.kubectl.define(HTTP_ROUTES)
+    try:
+        url = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.{namespace}.example.com/"}
+        manifest["spec"]["stateStore"] = {"postgres": {"dsn": "postgresql://nowhere/state", "schema": "joinery"}}
+        cluster.create(manifest, shop)
+        with start(**url, JOINERY_OPERATOR_PAGE_ROUTE='{"parentRefs": [{"name": "public"}]}') as operator:
+            operator.wait_until_ready()
+            wait_until("its route", lambda: cluster.names("HTTPRoute", shop) == [f"{JOB}-page"])
+            found = cluster.get("HTTPRoute", shop, f"{JOB}-page")
+            assert found["spec"]["hostnames"] == [f"{JOB}.{shop}.example.com"]
+            assert cluster.get("StreamJoin", shop, JOB)["status"]["page"] == f"https://{JOB}.{shop}.example.com/"
+            cluster.delete("HTTPRoute", shop, f"{JOB}-page")
+            wait_until(
+                "another one", lambda: (cluster.get("HTTPRoute", shop, f"{JOB}-page") or found)["metadata"]["uid"]
+                != found["metadata"]["uid"],
+            )  # fmt: skip
+            assert operator.stop() == 0
+        with start(**url) as operator:
+            operator.wait_until_ready()
+            wait_until("none", lambda: cluster.names("HTTPRoute", shop) == [])
+            assert operator.stop() == 0
+    finally:
+        with_crds.kubectl("delete", "crd", HTTP_ROUTES["metadata"]["name"])
+
+
 @pytest.mark.slow
 def test_what_is_missing_is_named(tmp_path):
     kubeconfig = tmp_path / "kubeconfig"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,12 +51,15 @@ def test_jobs_go_on_although_the_watches_deliver_nothing(start, cluster, shop, m
         wait_until("the driver is there", lambda: cluster.ours(shop)["Pod"] == [f"{JOB}-driver-1"], 90)
 
 
-def test_a_namespace_that_is_deleted_stops_no_other(with_crds, cluster, shop, log_in, manifest, tmp_path):
+def test_a_namespace_that_is_deleted_stops_no_other_and_is_worked_on_when_it_is_back(
+    with_crds, cluster, shop, log_in, manifest, tmp_path
+):
     """With a namespace go the operator's rights there; kopf ends all watches when the next connection is refused."""
     kubectl, other = with_crds.kubectl, f"{shop}-other"
     kubectl("create", "namespace", other)
     account = f"--serviceaccount={shop}:joinery-operator"
-    kubectl("create", "rolebinding", "operator", "--clusterrole=cluster-admin", account, "-n", other)
+    bind = ("create", "rolebinding", "operator", "--clusterrole=cluster-admin", account, "-n", other)
+    kubectl(*bind)
     kubeconfig = log_in(shop, "joinery-operator")
     port = urlsplit(with_crds.url).port
     with TcpProxy(port) as proxy, FakeKubelet(cluster.kubeconfig, shop):
@@ -72,9 +76,22 @@ def test_a_namespace_that_is_deleted_stops_no_other(with_crds, cluster, shop, lo
             wait_until("it is left out", lambda: "a namespace is left out" in operator.log)
             cluster.create(manifest, shop)
             wait_until("the driver is there", lambda: cluster.ours(shop)["Pod"] == [f"{JOB}-driver-1"], 30)
+            metric = f'joinery_operator_namespace_left_out{{namespace="{other}"}}'
+            assert f"{metric} 1.0" in fetch(operator.port, "/metrics")
+            cluster.create(manifest, other)
+            kubectl(*bind)
+            wait_until("its driver too", lambda: cluster.ours(other)["Pod"] == [f"{JOB}-driver-1"], 30)
+            assert f"{metric} 0.0" in fetch(operator.port, "/metrics")
+            cluster.patch("StreamJoin", shop, JOB, {"spec": {"suspend": True}})
+            wait_until("the first one is watched", lambda: cluster.ours(shop)["Pod"] == [], 30)
             assert operator.stop() == 0
         finally:
             operator.process.kill()
+
+
+def fetch(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        return str(answer.read().decode())
 
 
 def may_list_pods(kubectl: Kubectl, home: str, namespace: str) -> bool:

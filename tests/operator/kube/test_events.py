@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 import logging
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import aiohttp
@@ -13,12 +15,14 @@ import structlog
 
 from joinery_devkit.processes import free_port
 from joinery_operator.decision import Event
+from joinery_operator.kube import process
 from joinery_operator.kube.events import EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import Health, ProbeServer
-from joinery_operator.kube.process import check_environment, log_json
+from joinery_operator.kube.process import PERMISSIONS, check_environment, log_json
 from joinery_operator.kube.resources import JOBS, WATCHED
 from joinery_operator.kube.watches import SELECTOR, kopf_settings, load_connection, registry
+from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
 from simulated_cluster.memory_server import MemoryApi, MemoryServer
 from simulated_cluster.small_reconcile import job
@@ -162,11 +166,66 @@ def test_a_deleted_namespace_is_left_out_with_a_warning_and_a_metric(log_lines):
     assert count("joinery_operator_namespace_left_out", {"namespace": "shop"}) == 0
 
 
+def test_a_namespace_is_regained_with_all_rights_and_not_before(monkeypatch, log_lines):
+    monkeypatch.setattr(process, "REGAIN_SECONDS", 0.001)
+    server, asked = MemoryServer(), Counter()
+    served = server.serve
+
+    def serve(method, address, body):
+        right = body["spec"]["resourceAttributes"]
+        asked[right["namespace"]] += 1
+        if asked.total() <= 4:
+            return 500, {}
+        # Its role is made in two steps.
+        complete = asked["back"] > 20
+        if right["namespace"] == "gone" or (right["resource"] == "pods" and not complete):
+            return 201, {"status": {"allowed": False}}
+        return served(method, address, body)
+
+    server.serve = serve
+
+    async def run():
+        async with MemoryApi(server) as api:
+            api._sleep = lambda seconds: asyncio.sleep(0)
+            return await process.regained(api, ["gone", "back"], Settings())
+
+    assert asyncio.run(run()) == ("back",)
+    assert asked["back"] > len(PERMISSIONS)
+
+
 def test_an_operator_without_rights_anywhere_does_not_start():
     with pytest.raises(EnvironmentProblem, match=r"list pods in namespace shop;.*list pods in namespace farm"):
         check(without_rights_in("shop", "farm"), "shop", "farm")
     with pytest.raises(EnvironmentProblem, match="list pods in all namespaces"):
         check(without_rights_in(""))
+
+
+ROUTED = Settings(page_url="https://{name}.x/", page_route='{"parentRefs": [{"name": "a"}]}')
+
+
+def routes(server, settings):
+    async def run():
+        async with MemoryApi(server) as api:
+            return await process.watches_routes(api, settings)
+
+    return asyncio.run(run())
+
+
+def without_gateways():
+    server = MemoryServer()
+    server.before = lambda method, path: (404, {"reason": "NotFound"}) if "gateway" in path else None
+    return server
+
+
+def test_routes_are_watched_where_they_can_be_and_missed_where_they_are_wanted():
+    assert routes(MemoryServer(), ROUTED)
+    assert routes(MemoryServer(), Settings()), "those of an earlier setting go"
+    assert not routes(without_gateways(), Settings())
+    with pytest.raises(EnvironmentProblem, match=r"Gateway API.*httproutes\.gateway\.networking\.k8s\.io \(v1\)"):
+        routes(without_gateways(), ROUTED)
+    assert not routes(without_rights_in("shop"), Settings(namespaces=("shop",)))
+    with pytest.raises(EnvironmentProblem, match=r"httproutes\.gateway\.networking\.k8s\.io in namespace shop"):
+        routes(without_rights_in("shop"), replace(ROUTED, namespaces=("shop", "farm")))
 
 
 def test_all_namespaces_are_none_by_name():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from joinery_operator.manifests import drifted, page_ingress, page_url, service
+from joinery_operator.manifests import drifted, page_ingress, page_route, page_url, service
 from joinery_operator.settings import Settings, settings_from
 from joinery_runtime.errors import EnvironmentProblem
 
@@ -75,6 +75,45 @@ def test_what_others_change_of_it_comes_back_and_a_filled_in_class_stays(job):
     assert patch.body["spec"]["tls"] is None
 
 
+ROUTED = replace(
+    SETTINGS, page_route=json.dumps({"parentRefs": [{"name": "public", "namespace": "edge"}], "annotations": LOGIN})
+)
+
+
+def test_a_route_leads_the_same_way_through_a_gateway(job):
+    metadata, found = job.resource["metadata"], page_route(job.resource, ROUTED)
+    assert (found["apiVersion"], found["kind"]) == ("gateway.networking.k8s.io/v1", "HTTPRoute")
+    assert found["metadata"]["name"] == page_ingress(job.resource, SETTINGS)["metadata"]["name"]
+    assert found["metadata"]["annotations"] == LOGIN
+    to = service(job.resource)
+    backend = {"group": "", "kind": "Service", "name": to["metadata"]["name"], "port": 8998, "weight": 1}
+    assert backend["port"] in {each["port"] for each in to["spec"]["ports"]}
+    path = {"type": "PathPrefix", "value": f"/{metadata['namespace']}/{metadata['name']}/"}
+    assert found["spec"] == {
+        "parentRefs": [
+            {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "public", "namespace": "edge"}
+        ],
+        "hostnames": ["joinery.example.com"],
+        "rules": [{"matches": [{"path": path}], "backendRefs": [backend]}],
+    }
+    changed = copy.deepcopy(found)
+    assert drifted(found, changed) is None
+    changed["spec"] |= {"hostnames": ["elsewhere.example.com"], "useDefaultGateways": "All"}
+    patch = drifted(found, changed)
+    assert patch is not None
+    assert (patch.kind, patch.body["spec"]) == ("HTTPRoute", {**found["spec"], "useDefaultGateways": None})
+
+
+@pytest.mark.parametrize(
+    "text", ["public", "{}", '{"parentRefs": []}', '{"parentRefs": [{}]}', '{"parentRefs": [{"name": "a"}], "to": "b"}']
+)
+def test_route_settings_that_are_none_are_refused(text):
+    given = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.x/", "JOINERY_OPERATOR_PAGE_ROUTE": text}
+    with pytest.raises(EnvironmentProblem, match="JOINERY_OPERATOR_PAGE_ROUTE is") as caught:
+        settings_from(given)
+    assert "jobPage.httpRoute.parentRefs" in caught.value.todo
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -97,6 +136,7 @@ def test_ingress_settings_that_are_none_are_refused(text):
     assert "jobPage.ingress" in caught.value.todo
 
 
-def test_an_ingress_needs_an_address():
-    with pytest.raises(EnvironmentProblem, match="PAGE_URL is not"):
-        settings_from({"JOINERY_OPERATOR_PAGE_INGRESS": "{}"})
+@pytest.mark.parametrize("name", ["PAGE_INGRESS", "PAGE_ROUTE"])
+def test_a_way_to_the_page_needs_an_address(name):
+    with pytest.raises(EnvironmentProblem, match=f"{name} is set, and JOINERY_OPERATOR_PAGE_URL is not"):
+        settings_from({f"JOINERY_OPERATOR_{name}": '{"parentRefs": [{"name": "a"}]}' if "ROUTE" in name else "{}"})

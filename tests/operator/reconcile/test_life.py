@@ -264,6 +264,28 @@ def test_an_autoscaled_job_follows_other_bounds_and_says_why_it_scaled(running: 
     assert running.status.scaling.executors == 4
 
 
+@pytest.mark.parametrize(("executors", "starts"), [(4, 4), (9, 6), (1, 2)], ids=["as it was", "at most", "at least"])
+def test_an_autoscaled_job_goes_on_as_wide_as_it_was(running: SimulatedCluster, executors: int, starts: int) -> None:
+    running.edit(autoscale={"minInstances": 2, "maxInstances": 6})
+    running.step()
+    scaled = {"shards": 8, "executors": executors, "reason": "much waits", "time": START}
+    running.said[running.pods[FIRST]["metadata"]["uid"]] = DriverStatus.model_validate({"scaling": scaled})
+    running.step()
+    for number in (1, 2):
+        running.evict(running.driver(number))
+        for _ in range(3):
+            running.step()
+            running.pass_time(10)
+        again = running.pods[running.driver(number + 1)]
+        arguments = {each["name"]: each.get("value", "") for each in again["spec"]["containers"][0]["env"]}
+        assert f"spark.executor.instances={starts}" in arguments["PYSPARK_SUBMIT_ARGS"]
+        running.run(running.driver(number + 1))
+        running.tell(running.driver(number + 1))  # and has not scaled yet
+        running.pass_time(20)
+        running.step()
+        assert running.status.scaling is not None
+
+
 def test_the_next_driver_starts_as_wide_as_is_asked_for_by_then(running: SimulatedCluster) -> None:
     running.edit(shards=16, spark={"executor": {"instances": 5}})
     running.step()
@@ -355,7 +377,7 @@ def test_suspend_and_resume(running: SimulatedCluster) -> None:
     running.stopped(FIRST)
     running.step()
     assert running.status.phase == "Suspended"
-    assert running.condition("Ready") == ("False", "Suspended")
+    assert running.condition("Ready") == ("True", "Suspended")
     assert running.condition("Progressing") == ("False", "Suspended")
     assert running.condition("Degraded")[0] == "False"
     running.pass_time(10_000)
@@ -430,9 +452,15 @@ def test_the_page_has_a_link_and_an_ingress_as_the_installation_says(running: Si
         running.step()
         assert running.ingresses["orders-page"]["spec"]["rules"][0]["host"] == "joinery.example.com"
         assert quiescent(running)
-    running.settings = replace(running.settings, page_ingress="", page_url="")
+    # Another way to it in the place of this one.
+    running.settings = replace(running.settings, page_ingress="", page_route='{"parentRefs": [{"name": "public"}]}')
     running.step()
     assert not running.ingresses
+    assert running.http_routes["orders-page"]["spec"]["hostnames"] == ["joinery.example.com"]
+    assert quiescent(running)
+    running.settings = replace(running.settings, page_route="", page_url="")
+    running.step()
+    assert not running.http_routes
     assert running.status.page is None
     assert quiescent(running)
 
@@ -544,6 +572,28 @@ def test_a_job_that_runs_goes_on_when_its_resource_becomes_invalid(
     running.gone(FIRST)  # and is started again as it was
     running.step()
     assert running.revision_of("orders-driver-2") == running.status.revision == before
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("SELEC l.id FROM l", ("spec.sql: line 1, column 1, `SELEC`", "SELECT <columns>")),
+        ("SELECT l.id FROM l JOIN r ON l.id = r.id AND", ("spec.sql: line 1, column 42, `AND`", "docs/sql.md")),
+        ("SELECT l.nope FROM l JOIN r ON l.id = r.id AND r.ts BETWEEN l.ts AND l.ts + INTERVAL '1' HOUR",
+         ("spec.sql: line 1, column 8, `l.nope`", "its columns are id and ts")),
+    ],
+)  # fmt: skip
+def test_broken_sql_is_refused_before_any_pod_starts(sql: str, words: tuple[str, ...]) -> None:
+    cluster = SimulatedCluster(resource(sql=sql))
+    assert cluster.resource is not None
+    del cluster.resource["spec"]["joins"]
+    cluster.step()
+    assert cluster.condition("Valid") == ("False", "Invalid")
+    assert (cluster.status.phase, cluster.created, cluster.config_maps) == ("Failed", [], {})
+    for type_ in ("Valid", "Ready"):
+        message = next(each.message for each in cluster.status.conditions if each.type == type_)
+        assert all(word in message for word in words)
+    assert quiescent(cluster)
 
 
 def test_a_job_without_an_image_says_so() -> None:

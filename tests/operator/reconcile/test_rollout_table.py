@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from joinery_operator.reconcile.rollout_table import (
     STAGES,
     TABLE,
     Act,
+    Restore,
     RolloutObservation,
     RolloutStage,
     Transition,
@@ -66,6 +68,19 @@ def test_every_row_is_of_use_and_consistent(row: Transition) -> None:
 
 def test_every_act_can_be_carried_out() -> None:
     assert set(rollout._ACTS) == {row.act for row in TABLE} == set(Act)
+
+
+@pytest.mark.parametrize("stage", [stage for stage in RolloutStage if stage is not RolloutStage.STABLE])
+def test_the_way_out_that_a_stage_names_leads_out_of_it_whatever_is_observed(stage: RolloutStage) -> None:
+    names = {kind: name for name, kind in DIMENSIONS.items()}
+    taken = {names[type(value)]: value for value in STAGES[stage].leaves}
+    kept = [each for each in OBSERVATIONS if each.stage is stage and row_for(each).to is stage]
+    if stage is RolloutStage.ROLLING_BACK:  # else it ends by itself
+        kept = [each for each in kept if each.restore is Restore.STUCK]
+    assert any(row_for(each).act is Act.REPORT for each in kept)
+    for each in kept:
+        after = row_for(replace(each, **taken))  # type: ignore[arg-type]
+        assert after.to is not stage or after.act is Act.RESTORE_ANEW, each
 
 
 def test_the_rendering_is_in_the_docs() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from joinery_operator.reconcile.rollout_table import STAGES as STAGE_RULES
+from joinery_operator.reconcile.rollout_table import TABLE, Act, RolloutStage
 from simulated_cluster.simulation import SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
@@ -288,6 +290,84 @@ def test_disabled_never_goes_back(ends: bool) -> None:
     cluster.edit(trigger={"maxRecordsPerEpoch": 9})
     cluster.step()
     assert cluster.status.revision == cluster.status.target_revision != new
+
+
+# Every row that reports what keeps a stage has a condition with the facts and the way out
+
+
+def edit(cluster: SimulatedCluster) -> None:
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
+    cluster.step()
+
+
+def keeps_checking(cluster: SimulatedCluster) -> str:
+    edit(cluster)
+    cluster.wait(cluster.check(), "ImagePullBackOff", "not found")
+    return "ImagePullBackOff"
+
+
+def keeps_checking_with_nothing_running(cluster: SimulatedCluster) -> str:
+    failed_for_good(cluster)
+    return keeps_checking(cluster)
+
+
+def keeps_stopping(cluster: SimulatedCluster) -> str:
+    """Its grace period ends 480 s after the deadline's."""
+    cluster.pods[OLD]["spec"]["terminationGracePeriodSeconds"] = 1080
+    edit(cluster)
+    cluster.run(cluster.check())
+    cluster.check_result(cluster.check(), fits=True)
+    cluster.step()
+    cluster.pass_time(601)
+    return f"pod {OLD} is taken for dead at 10:24:00 UTC"
+
+
+def keeps_starting(cluster: SimulatedCluster) -> str:
+    cluster.edit(upgrade={"rollback": "manual"})
+    edit(cluster)
+    cluster.passes()
+    cluster.wait(NEW, "ImagePullBackOff", "not found")
+    cluster.step()
+    cluster.pass_time(601)
+    return "upgrade.rollback is manual"
+
+
+def keeps_rolling_back(cluster: SimulatedCluster) -> str:
+    edit(cluster)
+    cluster.passes()
+    cluster.run(NEW)
+    cluster.end(NEW, FATAL)
+    cluster.step()
+    cluster.end(BACK, FATAL)
+    return "no topic orders"
+
+
+KEEPS = {
+    "Checking": (keeps_checking, "Progressing"),
+    "Checking, held": (keeps_checking_with_nothing_running, "Ready"),
+    "Stopping": (keeps_stopping, "Degraded"),
+    "Starting": (keeps_starting, "Degraded"),
+    "RollingBack": (keeps_rolling_back, "Degraded"),
+}
+
+
+def test_every_stage_that_reports_what_keeps_it_is_one_of_these() -> None:
+    assert {row.stage.value for row in TABLE if row.act is Act.REPORT} == {name.partition(",")[0] for name in KEEPS}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_a_stage_that_is_kept_names_what_keeps_it_and_the_way_out(cluster: SimulatedCluster, name: str) -> None:
+    keep, type_ = KEEPS[name]
+    facts = keep(cluster)
+    cluster.step()
+    cluster.step()
+    assert stage(cluster) == name.partition(",")[0]
+    found = next(each for each in cluster.status.conditions if each.type == type_)
+    assert found.status == ("False" if type_ == "Ready" else "True")
+    assert facts in found.message
+    assert found.message.endswith(
+        STAGE_RULES[RolloutStage(stage(cluster))].way_out.format(revision=cluster.status.revision)
+    )
 
 
 # A way back that is stuck has a way out

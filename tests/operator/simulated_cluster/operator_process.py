@@ -45,7 +45,7 @@ class OperatorProcess:
             "FIGURES_SECONDS": "0.4",
         }
         environment = {f"JOINERY_OPERATOR_{name}": value for name, value in settings.items()}
-        path = {"PYTHONPATH": str(_IMPORTS_FROM)}
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, [str(_IMPORTS_FROM), os.environ.get("PYTHONPATH")]))}
         command = [sys.executable, "-m", "simulated_cluster.operator_process", str(kubeconfig)]
         self.process = ChildProcess(command, log, {**os.environ, **environment, **path, **more})
 
@@ -104,6 +104,7 @@ if __name__ == "__main__":
         hurried = process.kopf_settings()
         hurried.networking.error_backoffs = (0.1,)
         process.kopf_settings = lambda: hurried
+        process.REGAIN_SECONDS = 0.5
     try:
         with suppress(asyncio.CancelledError):
             asyncio.run(process.serve(settings_from(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))

@@ -102,6 +102,7 @@ class SimulatedCluster:
     services: dict[str, Manifest] = field(default_factory=dict)
     network_policies: dict[str, Manifest] = field(default_factory=dict)
     ingresses: dict[str, Manifest] = field(default_factory=dict)
+    http_routes: dict[str, Manifest] = field(default_factory=dict)
     create_refused: str = ""
     orphaned_drivers: dict[str, Manifest] = field(default_factory=dict)
     name_conflicts: list[Manifest] = field(default_factory=list)
@@ -147,7 +148,9 @@ class SimulatedCluster:
             kind=BY_NAME[self.resource["kind"]],
             resource=deepcopy(self.resource),
             children=deepcopy(
-                Children(self.pods, self.config_maps, self.services, self.network_policies, self.ingresses)
+                Children(
+                    self.pods, self.config_maps, self.services, self.network_policies, self.ingresses, self.http_routes
+                )
             ),
             templates=self.templates,
             driver=self._said(),
@@ -216,6 +219,7 @@ class SimulatedCluster:
             "Service": self.services,
             "NetworkPolicy": self.network_policies,
             "Ingress": self.ingresses,
+            "HTTPRoute": self.http_routes,
         }[kind]
 
     def _create(self, manifest: Manifest) -> None:

@@ -31,16 +31,18 @@ class Auditor:
         cache: ObjectCache,
         due: Callable[[ObjectKey], None],
         metrics: Metrics,
+        watched: Sequence[ApiResource] = WATCHED,
     ) -> None:
         self._api = api
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._cache = cache
         self._due = due
         self._metrics = metrics
+        self._watched = watched
 
     async def fill(self) -> None:
         """Reads everything. Nothing may be decided before: what is not cached yet would be taken for deleted."""
-        for resource in WATCHED:
+        for resource in self._watched:
             for namespace in self._namespaces:
                 listed = await self._api.list(resource, namespace, _selector(resource))
                 for item in listed["items"]:
@@ -55,7 +57,7 @@ class Auditor:
         for namespace in self._namespaces:
             try:
                 with self._metrics.audit_failures.count_exceptions():
-                    for resource in WATCHED:
+                    for resource in self._watched:
                         await self._audit(resource, namespace)
             except ApiError as error:
                 _log.warning("an audit could not be made", namespace=namespace or "all", error=str(error))

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from joinery_operator.decision import Children, Manifest
-from joinery_operator.kube.resources import CHILDREN, JOB_KINDS, JOBS, OWNER_KINDS, POD, ObjectKey
+from joinery_operator.kube.resources import ALL_CHILDREN, JOB_KINDS, JOBS, OWNER_KINDS, POD, ObjectKey
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
 
 _GRAVES = 20_000
@@ -61,10 +61,10 @@ class ObjectCache:
 
     def children(self, uid: str) -> Children:
         """The objects whose controller is the job or savepoint of this uid."""
-        found: dict[str, dict[str, Manifest]] = {child.kind: {} for child in CHILDREN}
+        found: dict[str, dict[str, Manifest]] = {child.kind: {} for child in ALL_CHILDREN}
         for key in sorted(self._children.get(uid, ())):
             found[key.kind][key.name] = self._objects[key]
-        return Children(*(found[child.kind] for child in CHILDREN))
+        return Children(*(found[child.kind] for child in ALL_CHILDREN))
 
     def owner_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
         """The job or savepoint to reconcile when this object changes: itself, or its controller."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from time import monotonic
@@ -53,11 +53,13 @@ class Controller:
         instance: str = COMPONENT,
         clock: Callable[[], float] = monotonic,
         now: Callable[[], datetime] = utc_now,
+        watched: Sequence[ApiResource] = WATCHED,
     ) -> None:
         self._settings = settings
         self._api = api
         self._metrics = metrics
         self._now = now
+        self.watched = watched
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: list[asyncio.Task[None]] = []
@@ -67,7 +69,7 @@ class Controller:
         figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
         self.poller = Poller(self.cache, settings.status_port, metrics, self.feed.add, figures_rounds)
         self.health = Health(self.feed.queue.running, clock)
-        self.auditor = Auditor(api, settings.namespaces, self.cache, self._due, metrics)
+        self.auditor = Auditor(api, settings.namespaces, self.cache, self._due, metrics, watched)
         observer = Observer(settings, self.cache, PodTemplateCache(api, clock), self.poller, now)
         self._reconciler = JobReconciler(
             reconcile, observer, Applier(api, self.cache), EventRecorder(api, instance, now), self.cache, metrics
@@ -168,5 +170,5 @@ class Controller:
     def _collect(self) -> None:
         self._metrics.queue_depth.set(self.feed.queue.waiting())
         self._metrics.set_jobs(self.cache.phases())
-        for kind, number in self.cache.count(resource.kind for resource in WATCHED).items():
+        for kind, number in self.cache.count(resource.kind for resource in self.watched).items():
             self._metrics.objects.labels(kind).set(number)

@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -21,7 +21,7 @@ from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.reconciler import Reconcile
-from joinery_operator.kube.resources import CHILDREN, EVENT, OWNERS, ApiResource
+from joinery_operator.kube.resources import CHILDREN, EVENT, HTTP_ROUTE, OWNERS, WATCHED, ApiResource
 from joinery_operator.kube.watches import credentials_for_kopf, kopf_settings, load_connection, registry
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
@@ -64,6 +64,8 @@ def log_json(stream: TextIO = sys.stderr) -> None:
 _log = structlog.get_logger(COMPONENT)
 
 _KOPF_STOP_SECONDS = 10.0
+REGAIN_SECONDS = 30.0
+"""How often the operator asks for its rights in namespaces that it left out."""
 
 MakeApi = Callable[[Configuration, Metrics], Api]
 LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
@@ -86,19 +88,21 @@ async def serve(
     async with make_api(configuration, metrics) as api:
         usable = await check_environment(api, settings.namespaces, metrics)
         while True:
-            settings = replace(settings, namespaces=usable)
-            async with Controller(settings, api, reconcile, metrics, socket.gethostname()) as controller:
-                _log.info("the operator works", namespaces=list(settings.namespaces) or "all")
-                ended = await _watch(settings, controller, log_in)
+            here = replace(settings, namespaces=usable)
+            watched = (*WATCHED, HTTP_ROUTE) if await watches_routes(api, here) else WATCHED
+            left_out = [name for name in settings.namespaces if name not in usable]
+            async with Controller(here, api, reconcile, metrics, socket.gethostname(), watched=watched) as controller:
+                _log.info("the operator works", namespaces=list(usable) or "all")
+                ended = await _watch(here, controller, log_in, regained(api, left_out, settings))
             if ended is None:
                 break
-            # kopf gives up when one namespace is forbidden. Without that one, the operator goes on at once.
-            _cancel_at_signals()
-            usable = await check_environment(api, settings.namespaces, metrics)
-            if usable == settings.namespaces:
-                raise EnvironmentProblem(
-                    "The operator can no longer watch the API server", facts=repr(ended), todo="Start it again"
-                ) from ended
+            if isinstance(ended, Exception):
+                usable = await _without_forbidden(api, usable, metrics, ended)
+                continue
+            for name in ended:
+                metrics.left_out.labels(name).set(0)
+                _log.info("a namespace that was left out is worked on again", namespace=name)
+            usable = tuple(name for name in settings.namespaces if name in {*usable, *ended})
     _log.info("the operator has ended")
 
 
@@ -110,9 +114,48 @@ def _cancel_at_signals() -> None:
         loop.add_signal_handler(number, task.cancel)
 
 
-async def _watch(settings: Settings, controller: Controller, log_in: LogIn) -> Exception | None:
-    """Until SIGTERM, or until kopf gives up, and why."""
-    closed = asyncio.Event()
+async def _without_forbidden(
+    api: Api, namespaces: tuple[str, ...], metrics: Metrics, ended: Exception
+) -> tuple[str, ...]:
+    """kopf gives up when one namespace is forbidden. Without that one, the operator goes on at once."""
+    usable = await check_environment(api, namespaces, metrics)
+    if usable == namespaces:
+        raise EnvironmentProblem(
+            "The operator can no longer watch the API server", facts=repr(ended), todo="Start it again"
+        ) from ended
+    return usable
+
+
+async def regained(api: Api, left_out: Sequence[str], settings: Settings) -> tuple[str, ...]:
+    """Waits until the operator has all of its rights in some of these namespaces: they were made again, and its role
+    there after them."""
+    rights = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
+    while True:
+        await asyncio.sleep(REGAIN_SECONDS)
+        try:
+            back = [name for name in left_out if await _has_all(api, name, rights)]
+        except ApiError as error:
+            _log.warning("the rights in namespaces that are left out could not be asked for", error=str(error))
+            continue
+        if back:
+            return tuple(back)
+
+
+async def _has_all(api: Api, namespace: str | None, rights: Sequence[Permission]) -> bool:
+    for right in rights:
+        if not await api.may(right.resource, namespace, right.verb, right.subresource):
+            return False
+    return True
+
+
+async def _watch(
+    settings: Settings,
+    controller: Controller,
+    log_in: LogIn,
+    more: Coroutine[None, None, tuple[str, ...]],
+) -> tuple[str, ...] | Exception | None:
+    """Until `more` gives further namespaces, which are returned; until SIGTERM; or until kopf gives up, and why."""
+    closed, stop = asyncio.Event(), asyncio.Event()
 
     async def close() -> None:
         await controller.close()
@@ -120,25 +163,32 @@ async def _watch(settings: Settings, controller: Controller, log_in: LogIn) -> E
 
     watching = asyncio.create_task(
         kopf.operator(
-            registry=registry(controller.on_watch_event, log_in, close),
+            registry=registry(controller.on_watch_event, log_in, close, controller.watched),
             settings=kopf_settings(),
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
+            stop_flag=stop,
         )
     )
-    closing = asyncio.create_task(closed.wait())
+    closing, found = asyncio.create_task(closed.wait()), asyncio.create_task(more)
+    ended: tuple[str, ...] | Exception | None = None
     try:
-        await asyncio.wait({watching, closing}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({watching, closing, found}, return_when=asyncio.FIRST_COMPLETED)
+        if found.done():
+            ended = found.result()
+            stop.set()
         # kopf 1.45 may then wait for ever, for a login from its own part that has ended.
         await asyncio.wait_for(watching, _KOPF_STOP_SECONDS)
     except Exception as error:
         _log.exception("the watches have ended")
-        return error
+        ended = error
     finally:
-        closing.cancel()
-        watching.cancel()
-    return None
+        for task in (closing, found, watching):
+            task.cancel()
+    if ended is not None:
+        _cancel_at_signals()
+    return ended
 
 
 # What must be there before the operator starts, each as an error that says what to do
@@ -155,10 +205,13 @@ class Permission:
         return f"{self.verb} {self.resource.plural}{group}{'/' if self.subresource else ''}{self.subresource}"
 
 
+_OF_CHILDREN = ("get", "list", "watch", "create", "patch", "delete")
+ROUTE_PERMISSIONS: Sequence[Permission] = tuple(Permission(HTTP_ROUTE, verb) for verb in _OF_CHILDREN)
+"""Where the jobs' pages have HTTPRoutes."""
 PERMISSIONS: Sequence[Permission] = (
     *(Permission(owner, verb) for owner in OWNERS for verb in ("get", "list", "watch", "patch")),
     *(Permission(owner, "update", "status") for owner in OWNERS),
-    *(Permission(child, verb) for child in CHILDREN for verb in ("get", "list", "watch", "create", "patch", "delete")),
+    *(Permission(child, verb) for child in CHILDREN for verb in _OF_CHILDREN),
     *(Permission(EVENT, verb) for verb in ("create", "patch")),
 )
 """All that the operator does, in each of its namespaces. Where the API server checks owner references, `update` of the
@@ -183,6 +236,31 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
             todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
         )
     return await _check_rights(api, namespaces, metrics)
+
+
+async def watches_routes(api: Api, settings: Settings) -> bool:
+    """Whether HTTPRoutes are watched: where the installation wants some, and elsewhere if that can be, so that those of
+    an earlier setting go. Raises EnvironmentProblem."""
+    served, wanted = await api.served(HTTP_ROUTE), bool(settings.page_route)
+    if wanted and not served:
+        raise EnvironmentProblem(
+            "The Gateway API's definitions are missing",
+            facts=f"{HTTP_ROUTE.plural}.{HTTP_ROUTE.group} ({HTTP_ROUTE.version})",
+            todo="Install the Gateway API, or turn jobPage.httpRoute of the chart off",
+        )
+    refused = [
+        namespace
+        for namespace in (settings.namespaces or (None,) if served else ())
+        if not await _has_all(api, namespace, ROUTE_PERMISSIONS)
+    ]
+    if wanted and refused:
+        places = ", ".join(f"namespace {name}" if name else "all namespaces" for name in refused)
+        raise EnvironmentProblem(
+            "The operator's service account lacks rights",
+            facts=f"{', '.join(_OF_CHILDREN)} {HTTP_ROUTE.plural}.{HTTP_ROUTE.group} in {places}",
+            todo="Bind it to the chart's role there, or turn jobPage.httpRoute of the chart off",
+        )
+    return served and not refused
 
 
 async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
@@ -212,6 +290,6 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
                 "a namespace is left out, because the operator has no rights there; the other ones are worked on",
                 namespace=namespace,
                 todo="take a deleted namespace out of watch.namespaces, or make it and its RoleBinding again (helm "
-                "upgrade) and restart the operator",
+                "upgrade): the operator then works on it by itself",
             )
     return usable

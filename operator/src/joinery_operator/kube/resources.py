@@ -40,7 +40,10 @@ SERVICE = ApiResource("Service", "services")
 EVENT = ApiResource("Event", "events")
 NETWORK_POLICY = ApiResource("NetworkPolicy", "networkpolicies", "networking.k8s.io")
 INGRESS = ApiResource("Ingress", "ingresses", "networking.k8s.io")
+HTTP_ROUTE = ApiResource("HTTPRoute", "httproutes", "gateway.networking.k8s.io")
 CHILDREN = (POD, CONFIG_MAP, SERVICE, NETWORK_POLICY, INGRESS)
+ALL_CHILDREN = (*CHILDREN, HTTP_ROUTE)
+"""With what only some clusters know."""
 JOBS = tuple(ApiResource(kind.name, kind.plural, _GROUP, _VERSION) for kind in KINDS)
 SAVEPOINT = ApiResource(SAVEPOINT_KIND.name, SAVEPOINT_KIND.plural, _GROUP, _VERSION)
 OWNERS = (*JOBS, SAVEPOINT)
@@ -49,7 +52,7 @@ WATCHED = (*OWNERS, *CHILDREN)
 
 JOB_KINDS = {kind.name: kind for kind in KINDS}
 OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
-BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT)}
+BY_KIND = {resource.kind: resource for resource in (*OWNERS, *ALL_CHILDREN, EVENT)}
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -6,7 +6,7 @@ kopf's handlers are `on.event` only, for which it keeps nothing on the objects: 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from joinery_operator.decision import Manifest
-from joinery_operator.kube.resources import CHILDREN, WATCHED, ApiResource
+from joinery_operator.kube.resources import ALL_CHILDREN, WATCHED, ApiResource
 from joinery_runtime.errors import EnvironmentProblem
 
 
@@ -68,6 +68,7 @@ def registry(
     on_event: OnWatchEvent,
     log_in: Callable[[], Awaitable[kopf.ConnectionInfo]],
     stop: Callable[[], Awaitable[None]],
+    watched: Sequence[ApiResource] = WATCHED,
 ) -> kopf.OperatorRegistry:
     """`on_event` gets each event: the kind, the object, whether it is gone. `stop` is called after the last one."""
     made = kopf.OperatorRegistry()
@@ -80,7 +81,7 @@ def registry(
     async def cleanup(**_: Any) -> None:
         await stop()
 
-    for resource in WATCHED:
+    for resource in watched:
         _watch(made, resource, on_event)
     return made
 
@@ -91,7 +92,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = 5.0
-    for child in CHILDREN:
+    for child in ALL_CHILDREN:
         settings.watching.label_selectors[child.group, child.version, child.plural] = SELECTOR
     return settings
 

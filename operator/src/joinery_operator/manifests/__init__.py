@@ -1,6 +1,14 @@
 """Manifests of a job's children: pure functions of a revision."""
 
-from joinery_operator.manifests.objects import config_map, drifted, network_policy, page_ingress, page_url, service
+from joinery_operator.manifests.objects import (
+    config_map,
+    drifted,
+    network_policy,
+    page_ingress,
+    page_route,
+    page_url,
+    service,
+)
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.pods import (
     MAIN_CONTAINER,
@@ -29,6 +37,7 @@ __all__ = [
     "driver_pod",
     "network_policy",
     "page_ingress",
+    "page_route",
     "page_url",
     "restore_pod",
     "savepoint_pod",

@@ -1,5 +1,5 @@
-"""A revision's ConfigMap, the job's Service, NetworkPolicy and Ingress, and the patches that repair what others changed
-of a child."""
+"""A revision's ConfigMap, the job's Service, NetworkPolicy, Ingress and HTTPRoute, and the patches that repair what
+others changed of a child."""
 
 from __future__ import annotations
 
@@ -135,6 +135,31 @@ def page_ingress(resource: Manifest, settings: Settings) -> Manifest:
     }
 
 
+def page_route(resource: Manifest, settings: Settings) -> Manifest:
+    """The same way through a Gateway, which has the certificate. Spells out what the API server would fill in."""
+    names, given = ChildNames(resource), json.loads(settings.page_route)
+    address = urlsplit(page_url(resource, settings) or "")
+    gateway = {"group": "gateway.networking.k8s.io", "kind": "Gateway"}
+    backend = {"group": "", "kind": "Service", "name": names.service, "port": STATUS_PORT, "weight": 1}
+    path = {"type": "PathPrefix", "value": address.path}
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {
+            "name": names.page,
+            "namespace": resource["metadata"]["namespace"],
+            "labels": labels(resource, "page"),
+            "annotations": given.get("annotations") or {},
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "spec": {
+            "parentRefs": [{**gateway, **parent} for parent in given["parentRefs"]],
+            "hostnames": [address.netloc],
+            "rules": [{"matches": [{"path": path}], "backendRefs": [backend]}],
+        },
+    }
+
+
 def _port(name: str, number: int) -> Manifest:
     # Spells out what the API server would fill in, so that nothing differs afterwards.
     return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
@@ -143,7 +168,8 @@ def _port(name: str, number: int) -> Manifest:
 def drifted(expected: Manifest, found: Manifest) -> Patch | None:
     """The merge patch that makes `found` what `expected` says; None when nothing differs. What others added stays, but
     not in a selector, where it would change who is meant. Only labels, annotations, owner, and the spec of a
-    Service, NetworkPolicy or Ingress can be repaired: nearly all else of a pod is immutable, as is a ConfigMap."""
+    Service, NetworkPolicy, Ingress or HTTPRoute can be repaired: nearly all of a pod is immutable, as is a ConfigMap.
+    """
     metadata: dict[str, Any] = {}
     if changed := _missing(expected["metadata"]["labels"], found["metadata"].get("labels") or {}):
         metadata["labels"] = changed
@@ -163,7 +189,7 @@ def drifted(expected: Manifest, found: Manifest) -> Patch | None:
         body["spec"] = changed
     # A cluster may fill in its own class.
     there = {key: value for key, value in spec.items() if key != "ingressClassName" or key in expected["spec"]}
-    if expected["kind"] == "Ingress" and there != expected["spec"]:
+    if expected["kind"] in {"Ingress", "HTTPRoute"} and there != expected["spec"]:
         body["spec"] = {**{key: None for key in there if key not in expected["spec"]}, **expected["spec"]}
     return Patch(expected["kind"], expected["metadata"]["name"], body) if body else None
 

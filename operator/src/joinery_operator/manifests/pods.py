@@ -56,10 +56,17 @@ _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
 
 
 def driver_pod(
-    revision: JobRevision, attempt: int, scale: Scale | None = None, *, migrate: str | None = None, anew: bool = False
+    revision: JobRevision,
+    attempt: int,
+    scale: Scale | None = None,
+    *,
+    executors: int | None = None,
+    migrate: str | None = None,
+    anew: bool = False,
 ) -> Manifest:
-    """One attempt. `scale` is what is asked for now (None: what the revision says). `migrate` names the savepoint that
-    is pinned before the state is migrated (`anew`: left behind). Raises ManifestError."""
+    """One attempt. `scale` is what is asked for now (None: what the revision says); `executors` is what the driver
+    before it had asked Spark for. `migrate` names the savepoint that is pinned before the state is migrated (`anew`:
+    left behind). Raises ManifestError."""
     settings, scale = revision.settings, scale or scale_of(revision.job)
     container = {
         **_container(revision),
@@ -75,7 +82,7 @@ def driver_pod(
         # No argument: an image of an earlier release does not know it.
         *field_env(JOINERY_STATUS_HOST="status.podIP"),
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
-        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale)},
+        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
         {"name": SCALE_FILE, "value": f"{_SCALE_FOLDER}/{_SCALE}"},
     ]
     container["volumeMounts"] = [

@@ -78,12 +78,13 @@ def defaults_file(revision: JobRevision) -> str:
     return "".join(f"{key}={_escaped(value)}\n" for key, value in _settings(revision).items())
 
 
-def submit_arguments(revision: JobRevision, attempt: int, scale: Scale) -> str:
-    """`PYSPARK_SUBMIT_ARGS` of one attempt: its pod owns the executors, as many as are asked for at its start."""
+def submit_arguments(revision: JobRevision, attempt: int, scale: Scale, executors: int | None = None) -> str:
+    """`PYSPARK_SUBMIT_ARGS` of one attempt: its pod owns the executors, as many as are asked for at its start. An
+    autoscaled job goes on with the `executors` that its last driver asked for."""
     names = ChildNames(revision.resource)
     instances = scale.instances or revision.job.spec.spark.executor.instances
     if scale.autoscale is not None:
-        instances = min(max(instances, scale.autoscale.min_instances), scale.autoscale.max_instances)
+        instances = min(max(executors or instances, scale.autoscale.min_instances), scale.autoscale.max_instances)
     settings = {
         "spark.executor.instances": str(instances),
         "spark.kubernetes.driver.pod.name": names.driver(attempt),

@@ -13,7 +13,7 @@ _BAD = {"Ready": "False", "Valid": "False", "StateCompatible": "False", "Degrade
 def status_lines(job: JobResource) -> Iterator[str]:
     status = job.status
     yield f"{job.resource['kind']} {job.name}: {status.get('phase', 'not seen by the operator yet')}"
-    if status.get("observedGeneration") not in {None, job.resource["metadata"].get("generation")}:
+    if status.get("observedGeneration") not in {None, -1, job.resource["metadata"].get("generation")}:
         yield "  The operator has not seen the last change yet: what follows is about the one before."
     yield from _summary(status)
     yield from _table(status)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_operator.decision import Action, Create, Delete, Manifest
+from joinery_operator.decision import Action, ChildKind, Create, Delete, Manifest
 from joinery_operator.manifests import (
     ManifestError,
     check_pod,
@@ -15,6 +15,7 @@ from joinery_operator.manifests import (
     driver_pod,
     network_policy,
     page_ingress,
+    page_route,
     restore_pod,
     scale_annotation,
     service,
@@ -66,11 +67,7 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     found += [*_check(ctx, status), *_config_maps(ctx, status)]
     found += _delete([ctx.delete_state] if ctx.delete_state else [])
     if status.revision:
-        found += _network_policy(ctx)
-        # Last: a Service of that name that is somebody else's keeps no driver from running.
-        expected = service(ctx.observed.resource)
-        found += _ensure(expected, ctx.observed.children.services.get(ctx.names.service))
-        found += _page_ingress(ctx)
+        found += _ways_in(ctx)
     return ChildActions(tuple(_once(found)), blocked)
 
 
@@ -86,20 +83,25 @@ def _once(actions: Iterable[Action]) -> Iterator[Action]:
         yield action
 
 
-def _network_policy(ctx: ReconcileContext) -> Iterator[Action]:
-    there = ctx.observed.children.network_policies.get(ctx.names.network_policy)
-    if ctx.settings.status_from:
-        yield from _ensure(network_policy(ctx.observed.resource, ctx.settings), there)
-    elif there is not None and not there["metadata"].get("deletionTimestamp"):
-        yield Delete("NetworkPolicy", ctx.names.network_policy, there["metadata"]["uid"])
+def _if_wanted(kind: ChildKind, expected: Manifest | None, found: Manifest | None) -> Iterator[Action]:
+    """A child that the installation may do without: then the one that is there goes."""
+    if expected is not None:
+        yield from _ensure(expected, found)
+    elif found is not None and not found["metadata"].get("deletionTimestamp"):
+        yield Delete(kind, found["metadata"]["name"], found["metadata"]["uid"])
 
 
-def _page_ingress(ctx: ReconcileContext) -> Iterator[Action]:
-    there = ctx.observed.children.ingresses.get(ctx.names.page)
-    if ctx.settings.page_ingress:
-        yield from _ensure(page_ingress(ctx.observed.resource, ctx.settings), there)
-    elif there is not None and not there["metadata"].get("deletionTimestamp"):
-        yield Delete("Ingress", ctx.names.page, there["metadata"]["uid"])
+def _ways_in(ctx: ReconcileContext) -> Iterator[Action]:
+    """What leads to the job's pods, and what keeps others from them."""
+    resource, settings, names, there = ctx.observed.resource, ctx.settings, ctx.names, ctx.observed.children
+    policy = network_policy(resource, settings) if settings.status_from else None
+    yield from _if_wanted("NetworkPolicy", policy, there.network_policies.get(names.network_policy))
+    # After it: a Service of that name that is somebody else's keeps no driver from running.
+    yield from _ensure(service(resource), there.services.get(names.service))
+    ingress = page_ingress(resource, settings) if settings.page_ingress else None
+    yield from _if_wanted("Ingress", ingress, there.ingresses.get(names.page))
+    route = page_route(resource, settings) if settings.page_route else None
+    yield from _if_wanted("HTTPRoute", route, there.http_routes.get(names.page))
 
 
 def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:
@@ -164,7 +166,14 @@ def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action
         pod = (
             restore_pod(revision, attempt.number, attempt.restore)
             if attempt.restore
-            else driver_pod(revision, attempt.number, ctx.scale, migrate=attempt.migrate, anew=attempt.anew)
+            else driver_pod(
+                revision,
+                attempt.number,
+                ctx.scale,
+                executors=ctx.status.scaling.executors if ctx.status.scaling else None,
+                migrate=attempt.migrate,
+                anew=attempt.anew,
+            )
         )
         return [*job_config_map(ctx, revision), Create(pod)]
     except ManifestError as error:

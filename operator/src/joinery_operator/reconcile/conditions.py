@@ -9,6 +9,7 @@ from joinery_operator.decision import Event
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.phase import JobPhase
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut, listed, sentence
+from joinery_operator.reconcile.rollout import way_out
 from joinery_runtime.job.crd import Condition, Status
 
 IN_MEMORY = "StateInMemory"
@@ -32,14 +33,14 @@ class _Aspect:
 
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """The status with phase, conditions and the generation that they are about."""
-    asked = ctx.desired
+    asked, progressing = ctx.desired, _progressing(status, job)
     aspects = (
         _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
-        _progressing(status, job),
+        progressing,
         _degraded(job),
         _state_compatible(ctx, status),
         _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems)),
-        *_kstatus(ctx, status, job),
+        *_kstatus(ctx, status, job, progressing),
     )
     conditions = tuple(_condition(ctx, each) for each in aspects)
     update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
@@ -71,18 +72,19 @@ def events(old: Status, new: Status) -> Iterator[Event]:
 def _progressing(status: Status, job: JobPhase) -> _Aspect:
     rollout = status.rollout
     if rollout is not None and not rollout.lifted and job.phase not in {"Suspended", "Finished", "Failed"}:
-        message = sentence(f"revision {rollout.revision}", rollout.reason)
-        return _Aspect("Progressing", "True", f"Rollout{rollout.stage}", message)
+        message = sentence(f"revision {rollout.revision}", cut(rollout.reason))
+        return _Aspect("Progressing", "True", f"Rollout{rollout.stage}", f"{message}. {way_out(status)}")
     return _Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
 
 
-def _kstatus(ctx: ReconcileContext, status: Status, job: JobPhase) -> tuple[_Aspect, _Aspect]:
-    """What tools that know no Joinery go by (kstatus: Flux, kubectl plugins). Stalled: only a person can help."""
+def _kstatus(ctx: ReconcileContext, status: Status, job: JobPhase, progressing: _Aspect) -> tuple[_Aspect, _Aspect]:
+    """What tools that know no Joinery go by (kstatus: Flux, kubectl plugins). Stalled: only a person can help. A job
+    that runs while another revision of it is checked is not where its resource wants it."""
     stalled = job.phase == "Failed" or ctx.desired.job is None or status.refused is not None
     reason, message = (job.degraded.reason, job.degraded.message) if job.degraded else (job.reason, job.message)
-    going = job.progressing and not stalled
+    going = progressing.status == "True" and not stalled
     return (
-        _Aspect("Reconciling", "True" if going else "False", job.reason, job.message if going else ""),
+        _Aspect("Reconciling", "True" if going else "False", progressing.reason, progressing.message if going else ""),
         _Aspect("Stalled", "True" if stalled else "False", reason, message if stalled else ""),
     )
 

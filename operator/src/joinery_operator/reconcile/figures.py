@@ -77,6 +77,7 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
         "state_bytes": reported.state_bytes,
         "last_savepoint": reported.last_savepoint,
         "last_error": cut(reported.last_error) if reported.last_error else None,
+        "scaling": reported.scaling,
     }
     return {
         # What it does not know yet is not forgotten.
@@ -89,7 +90,6 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
             each.model_copy(update={"key": cut(each.key, _KEY_LENGTH)}) for each in reported.hottest_keys[:_KEYS]
         ),
         "executors": reported.executors or 0,
-        "scaling": reported.scaling,
     }
 
 

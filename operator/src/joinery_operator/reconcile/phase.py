@@ -18,7 +18,7 @@ from joinery_operator.reconcile.reasons import (
     listed,
     sentence,
 )
-from joinery_operator.reconcile.rollout import what_keeps_it
+from joinery_operator.reconcile.rollout import way_out, what_keeps_it
 from joinery_operator.reconcile.rollout_table import STAGES, stage_of
 from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase
@@ -42,8 +42,8 @@ class JobPhase:
 
     @property
     def ready(self) -> bool:
-        """Whether the job is where it should be: it runs, or has done all that there was to do."""
-        return self.phase in {"Running", "Finished"} and not self.waits
+        """Whether the job is where it should be: it runs, has done all that there was to do, or is suspended."""
+        return self.phase in {"Running", "Finished", "Suspended"} and not self.waits
 
     @property
     def progressing(self) -> bool:
@@ -123,12 +123,14 @@ def _held(ctx: ReconcileContext, status: Status) -> JobPhase:
     rollout = status.rollout
     if rollout is not None:
         message = sentence(f"revision {rollout.revision} is being checked", rollout.reason)
-        return JobPhase("Pending", "Checking", f"{message}. No driver runs until the check has passed")
+        return JobPhase(
+            "Pending", "Checking", f"{message}. No driver runs until the check has passed. {way_out(status)}"
+        )
     fault = _lasting_fault(ctx, status)
     if fault is None:
         return JobPhase("Pending", "Starting", "the job that is asked for now is about to be checked")
-    way_out = f"Nothing runs: correct the job, or apply that of revision {status.revision} to have it start again"
-    message = f"{cut(fault.message, 512)}. {way_out}"
+    to_do = f"Nothing runs: correct the job, or apply that of revision {status.revision} to have it start again"
+    message = f"{cut(fault.message, 512)}. {to_do}"
     return JobPhase("Failed", fault.reason, message, Fault(fault.reason, message))
 
 

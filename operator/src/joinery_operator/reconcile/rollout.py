@@ -15,6 +15,7 @@ from joinery_operator.reconcile.driver import restoring_revision, savepoint_name
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import COMMITTED_SINCE, CREATE_REFUSED, INCOMPATIBLE, Fault, cut, sentence
 from joinery_operator.reconcile.rollout_table import (
+    STAGES,
     Act,
     Asked,
     AtStake,
@@ -87,10 +88,17 @@ def _compares_seconds(ctx: ReconcileContext, rollout: Rollout) -> float:
 
 
 def what_keeps_it(ctx: ReconcileContext, status: Status) -> str:
-    """Why a stage that changes the state does not come to its end, and the ways out; empty while it goes on."""
+    """Why a stage that changes the state does not come to its end, and the way out; empty while it goes on."""
     if status.rollout is None or status.rollout.stage == "Checking":
         return ""
-    return status.rollout.reason if row_for(classify(ctx, status)).act is Act.REPORT else ""
+    if row_for(classify(ctx, status)).act is not Act.REPORT:
+        return ""
+    return f"{status.rollout.reason}. {way_out(status)}"
+
+
+def way_out(status: Status) -> str:
+    """What a person can do to have the stage left, whatever keeps it."""
+    return STAGES[stage_of(status)].way_out.format(revision=status.revision)
 
 
 def refuses(status: Status, revision: JobRevision, mode: str) -> bool:
@@ -451,22 +459,32 @@ def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:
 
 
 def _why_it_waits(ctx: ReconcileContext, status: Status) -> str:
-    """What keeps a stage from its end, and what a person can do about it."""
+    """What keeps a stage from its end."""
     assert status.rollout is not None, "only stages of a rollout have such rows"
     match stage_of(status):
         case RolloutStage.CHECKING:
             return _check_message(ctx, status.rollout)
         case RolloutStage.STOPPING:
-            waits = ", ".join(pod.name for pod in ctx.drivers.values() if not ctx.is_inactive(pod))
-            return f"the old driver has not ended within {ctx.deadline_text}: see pod {waits}"
+            waits = (_not_gone(ctx, pod) for pod in (*ctx.drivers.values(), *ctx.orphaned_drivers.values()))
+            return (
+                f"the old driver has not ended within {ctx.deadline_text}: {cut('; '.join(filter(None, waits)), 512)}"
+            )
         case RolloutStage.STARTING:
             return cut(
                 sentence(_not_started(ctx, status), "upgrade.rollback is manual")
-                + f". To return to the savepoint, apply the job of revision {status.revision}, or set upgrade.rollback "
-                "to automatic; any other change tries again"
+                + ". Set it to automatic to return to the savepoint; any other change tries again"
             )
         case _:
             return _why_not_restored(ctx, status, status.rollout)
+
+
+def _not_gone(ctx: ReconcileContext, pod: PodObservation) -> str:
+    if ctx.is_inactive(pod):
+        return ""
+    if pod.deletion_time is None:
+        return f"pod {pod.name} is not being deleted yet"
+    given_up = pod.deletion_time + timedelta(seconds=ctx.settings.stuck_seconds)
+    return f"pod {pod.name} is taken for dead at {given_up:%H:%M:%S} UTC, and then the rollout goes on"
 
 
 def _not_started(ctx: ReconcileContext, status: Status) -> str:
@@ -489,9 +507,7 @@ def _why_not_restored(ctx: ReconcileContext, status: Status, rollout: Rollout) -
         elsewhere = "; the job that is asked for now cannot, because it keeps its state elsewhere"
     return (
         f"the return to savepoint {rollout.savepoint} with revision {revision} and image {cut(image, 256)} is stuck: "
-        f"{cut(why, 512)}{elsewhere}. Mend that, or apply another job with an image that can be pulled and the same "
-        "spec.stateStore (an annotation joinery.dev/restartedAt makes it another one): then that image returns to the "
-        "savepoint"
+        f"{cut(why, 512)}{elsewhere}"
     )
 
 

@@ -203,14 +203,19 @@ class DriverRole(Enum):
 @dataclass(frozen=True, slots=True)
 class StageRules:
     """What holds while a stage lasts. `dimensions`: what its rows depend on; `phase`: the job's, where the stage says
-    more than the driver does; `values`: those of a dimension that the stage can have, where these are not all."""
+    more than the driver does; `values`: those of a dimension that the stage can have, where these are not all.
+    `way_out`: what a person can do to have it left, whatever keeps it, in the words of its conditions; `leaves`: what
+    is observed then."""
 
     driver: DriverRole
     phase: Phase | None
     dimensions: tuple[str, ...]
     values: Mapping[str, tuple[Enum, ...]] = field(default_factory=dict)
+    way_out: str = ""
+    leaves: tuple[Enum, ...] = ()
 
 
+_TAKE_BACK = "To take it back, apply the job of revision {revision}"
 _CLOCK: Mapping[str, tuple[Enum, ...]] = {"deadline": (Deadline.AHEAD, Deadline.PASSED)}
 STAGES: Final[Mapping[RolloutStage, StageRules]] = {
     RolloutStage.STABLE: StageRules(
@@ -220,16 +225,37 @@ STAGES: Final[Mapping[RolloutStage, StageRules]] = {
         {"asked": (Asked.NOTHING, Asked.IN_FORCE, Asked.ANOTHER)},
     ),
     RolloutStage.CHECKING: StageRules(
-        DriverRole.IN_FORCE, None, ("asked", "suspend", "mode", "check", "deadline"), _CLOCK
+        DriverRole.IN_FORCE,
+        None,
+        ("asked", "suspend", "mode", "check", "deadline"),
+        _CLOCK,
+        way_out=_TAKE_BACK,
+        leaves=(Asked.IN_FORCE,),
     ),
     RolloutStage.STOPPING: StageRules(
-        DriverRole.NONE, "Stopping", ("asked", "suspend", "old_driver", "deadline"), _CLOCK
+        DriverRole.NONE,
+        "Stopping",
+        ("asked", "suspend", "old_driver", "deadline"),
+        _CLOCK,
+        way_out=f"{_TAKE_BACK}. To go on without waiting for the old pod, delete it by force "
+        "(kubectl delete pod --grace-period=0 --force)",
+        leaves=(Asked.IN_FORCE,),
     ),
     RolloutStage.STARTING: StageRules(
-        DriverRole.MIGRATES, "Migrating", ("asked", "suspend", "new_driver", "rollback", "deadline")
+        DriverRole.MIGRATES,
+        "Migrating",
+        ("asked", "suspend", "new_driver", "rollback", "deadline"),
+        way_out=_TAKE_BACK,
+        leaves=(Asked.IN_FORCE,),
     ),
     RolloutStage.ROLLING_BACK: StageRules(
-        DriverRole.RESTORES, "RollingBack", ("asked", "suspend", "restore", "restorer", "helper")
+        DriverRole.RESTORES,
+        "RollingBack",
+        ("asked", "suspend", "restore", "restorer", "helper"),
+        way_out="If that cannot be mended, apply another job with an image that can be pulled and the same "
+        "spec.stateStore (an annotation joinery.dev/restartedAt makes it another one): then that image returns to the "
+        "savepoint",
+        leaves=(Asked.ANOTHER, Suspend.NO, Helper.ABLE, Restorer.PAST),
     ),
 }
 
@@ -431,12 +457,12 @@ def rendered() -> str:
         "Generated from `operator/src/joinery_operator/reconcile/rollout_table.py` by `make crds`; edit that.",
         "[operator.md](operator.md) explains it. Each reconcile classifies what it observes; exactly one row applies.",
         "",
-        "| stage | driver that runs | phase | deadline |",
-        "|---|---|---|---|",
+        "| stage | driver that runs | phase | deadline | way out, as its conditions say |",
+        "|---|---|---|---|---|",
     ]
     lines += [
         f"| `{stage.value}` | {rules.driver.value} | {f'`{rules.phase}`' if rules.phase else 'as the driver'} | "
-        f"{'' if stage is RolloutStage.STABLE else '`upgrade.progressDeadline`'} |"
+        f"{'' if stage is RolloutStage.STABLE else '`upgrade.progressDeadline`'} | {rules.way_out} |"
         for stage, rules in STAGES.items()
     ]
     lines += ["", "| in | when | then | next | refused as | why |", "|---|---|---|---|---|---|"]

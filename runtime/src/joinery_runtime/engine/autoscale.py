@@ -56,10 +56,11 @@ class _Second:
 
 
 class Autoscaler:
-    """`executors` are to run, as decided last, because of `why`. Times are seconds of a clock that never goes back."""
+    """`executors` are to run, as decided last, because of `why` (`by_load`, or else by bounds that have changed). Times
+    are seconds of a clock that never goes back."""
 
     def __init__(self, executors: int) -> None:
-        self.executors, self.why = executors, ""
+        self.executors, self.why, self.by_load = executors, "", True
         self._read = 0
         self._cost: float | None = None
         self._least: deque[float] = deque(maxlen=_EPOCHS)
@@ -90,7 +91,7 @@ class Autoscaler:
         within = min(max(self.executors, wish.min_instances), wish.max_instances)
         load = self.load(executors)
         if within != self.executors:
-            self._become(within, load)
+            self._become(within, load, by_load=False)
         elif load.cost is not None and executors:
             self._want(now, self._needed(load, wish))
             self._by_windows(now, load, wish.up_after / 1000, wish.down_after / 1000)
@@ -110,9 +111,9 @@ class Autoscaler:
         least = min(second.least for second in self._wanted if second.until >= now - up)
         most = max(second.most for second in self._wanted if second.until >= now - down)
         if least > self.executors and now - since >= up:
-            self._become(least, load)
+            self._become(least, load, by_load=True)
         elif most < self.executors and now - since >= down:
-            self._become(most, load)
+            self._become(most, load, by_load=True)
 
     def load(self, executors: int) -> Load:
         """Now, with so many executors that run."""
@@ -136,6 +137,6 @@ class Autoscaler:
         needed = math.ceil(max(wanted, load.arriving * load.cost))
         return min(max(needed, wish.min_instances), wish.max_instances)
 
-    def _become(self, executors: int, load: Load) -> None:
-        self.executors, self.why = executors, str(load)
+    def _become(self, executors: int, load: Load, *, by_load: bool) -> None:
+        self.executors, self.why, self.by_load = executors, str(load), by_load
         self._wanted.clear()

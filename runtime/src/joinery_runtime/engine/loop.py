@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.planner import Planner
@@ -47,13 +47,18 @@ class Outage:
     pause: float
 
 
+ScalingCause = Literal["asked", "bounds", "load"]
+
+
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How wide the next epochs are: their shards, and the executors that were asked for (None: Spark decides)."""
+    """How wide the next epochs are: their shards, and the executors that were asked for (None: Spark decides). `reason`
+    is for people; `cause` counts: the resource `asked` for it, the `bounds` of `autoscale` changed, or the `load`."""
 
     shards: int
     executors: int | None
     reason: str
+    cause: ScalingCause
 
 
 @dataclass(frozen=True, slots=True)

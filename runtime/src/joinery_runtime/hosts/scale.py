@@ -23,7 +23,7 @@ from pyspark import SparkContext
 
 from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling, ScalingCause
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.spark import executor_ids
 from joinery_runtime.hosts.spark_security import is_local
@@ -147,10 +147,13 @@ class Rescaler:
             if new != old is not None
         ]
         if changes:
-            why = f": {self._autoscaler.why}" if self._autoscaler is not None and self._autoscaler.why else ""
+            # Shards alone change because the resource asks for others.
+            decided = self._autoscaler if executors != before[1] else None
+            why = f": {decided.why}" if decided is not None and decided.why else ""
+            cause: ScalingCause = "asked" if decided is None else "load" if decided.by_load else "bounds"
             reason = f"{', '.join(changes)}{why}"
             self._listener.warned(f"Rescaled: {reason}")
-            self._listener.scaled(Scaling(shards, executors, reason))
+            self._listener.scaled(Scaling(shards, executors, reason, cause))
 
 
 def request_executors(context: SparkContext, count: int) -> int:

@@ -33,6 +33,7 @@ from joinery_runtime.engine.tasks import (
 )
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
+from joinery_runtime.garbage import collect_rarely
 from joinery_runtime.sources.base import Range
 
 WorkerFactory = Callable[[Path], TaskWorker]
@@ -143,10 +144,6 @@ def _received(carried: Iterable[Carried]) -> Iterator[Sent]:
 
 # --- this process -----------------------------------------------------------------------------------------------------
 
-# A client's call gives thousands of records, an object each. They die together, without the collector, which by its own
-# thresholds would go over them dozens of times per call: that doubled the cost of reading.
-_COLLECT_AFTER = 200_000
-
 
 @dataclass(frozen=True, slots=True)
 class _Process:
@@ -165,7 +162,8 @@ def process_for(setup: WorkerSetup, threads: int) -> _Process:
     if known is None:
         _processes.clear()
         worker = setup.build(_local_directory() / f"joinery-{setup.digest}")
-        gc.set_threshold(_COLLECT_AFTER)
+        # A client's call gives thousands of records, an object each, which die together: that doubled the cost.
+        collect_rarely()
         # PySpark collects after every task, which would take 50 ms to go over all that was imported.
         gc.freeze()
         known = _Process(worker, Threads(threads))

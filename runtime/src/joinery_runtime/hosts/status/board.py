@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from prometheus_client import Histogram
 
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Scaling
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Scaling, ScalingCause
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import Rates, StateSize
 from joinery_runtime.errors import JoineryError
@@ -75,6 +76,7 @@ class Board:
         self.history = MetricSamples()
         self.liveness = liveness
         self.wall, self._running = wall, running
+        self.rescales: Counter[ScalingCause] = Counter()
         self.epoch_seconds = Histogram(
             "joinery_epoch_seconds", "Epochs from plan to commit.", buckets=EPOCH_BUCKETS_S, registry=None
         )
@@ -130,6 +132,7 @@ class Board:
         def scaled(scaling: Scaling) -> None:
             at = self.wall()
             self.history.scaled(scaling, at)
+            self.rescales[scaling.cause] += 1
             self._change(scaling=(scaling, at))
             listener.scaled(scaling)
 

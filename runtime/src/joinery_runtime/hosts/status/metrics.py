@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -11,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
+from joinery_runtime.engine.loop import ScalingCause
 from joinery_runtime.engine.report import Totals
 from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.status.document import place_of
@@ -37,6 +39,7 @@ class _Families(Collector):
         yield _gauge("ready", "1 once the driver has recovered.", int(snapshot.ready))
         yield _counter("epochs_committed", "Epochs that this driver has committed.", snapshot.committed)
         yield _counter("troubles", "Troubles that this driver waited out.", snapshot.troubles)
+        yield _rescales(board)
         yield _waiting(snapshot, board.wall())
         yield from _position(snapshot)
         yield from _inputs(board, snapshot)
@@ -48,6 +51,14 @@ class _Families(Collector):
         info = GaugeMetricFamily("joinery_info", "What runs here; always 1.", labels=["name", "revision", "version"])
         info.add_metric([self._board.job, self._revision, version("joinery-runtime")], 1)
         return info
+
+
+def _rescales(board: Board) -> Metric:
+    text = "How often this driver changed its shards or executors."
+    family = CounterMetricFamily("joinery_rescales", text, labels=["cause"])
+    for cause in get_args(ScalingCause):
+        family.add_metric([cause], board.rescales[cause])
+    return family
 
 
 def _waiting(snapshot: JobSnapshot, now: float) -> Metric:

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from joinery_runtime.job.crd.rules import with_rules
 from joinery_runtime.job.crd.savepoint import Savepoint, SavepointState
 from joinery_runtime.job.crd.shapes import Schema
-from joinery_runtime.job.crd.status import Status
+from joinery_runtime.job.crd.status import UNSEEN, Status
 from joinery_runtime.job.crd.structural import description, object_schema
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
@@ -132,7 +132,7 @@ def _resource(kind: ResourceKind) -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": object_schema(spec),
-            "status": object_schema(kind.status),
+            "status": {**object_schema(kind.status), "default": UNSEEN},
         },
     }
     return with_rules(schema, kind.model)

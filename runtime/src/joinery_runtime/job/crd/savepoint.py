@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from joinery_runtime.job.crd.shapes import list_map
-from joinery_runtime.job.crd.status import Condition, Count, Words
+from joinery_runtime.job.crd.status import Condition, Count, Generation, Words
 from joinery_runtime.job.model.base import Model
 from joinery_runtime.job.model.resource import API_VERSION, Metadata, Name
 
@@ -56,8 +56,8 @@ class SavepointState(Model):
 
     phase: SavepointPhase | None = None
     """Pending, Completed, Failed (it is tried again) or Deleting."""
-    observed_generation: Count | None = Field(default=None, examples=[1])
-    """The metadata.generation that the rest of the status is about."""
+    observed_generation: Generation | None = Field(default=None, examples=[1])
+    """The metadata.generation that the rest of the status is about; -1 until the operator has seen the resource."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     """Ready, and for tools Reconciling and Stalled."""
     epoch: Count | None = Field(default=None, examples=[8120])

@@ -27,6 +27,10 @@ Stage = Literal["Checking", "Stopping", "Starting", "RollingBack"]
 Outcome = Literal["Finished", "Failed", "Fatal", "Interrupted", "Stopped"]
 Mode = Literal["stateful", "shadow", "stateless"]
 Count = Annotated[int, Field(ge=0)]
+Generation = Annotated[int, Field(ge=-1)]
+UNSEEN = {"observedGeneration": -1}
+"""What the API server fills in for a status that was never written: without it, kstatus takes a new resource for one
+that is as it should be."""
 Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Words = Annotated[str, StringConstraints(max_length=4096)]
 # A Go duration as `format_duration` writes it: rounded for people, so text.
@@ -103,7 +107,7 @@ class SavepointStatus(Model):
 
 
 class ScalingStatus(Model):
-    """How the running driver became wider or narrower last."""
+    """How a driver became wider or narrower last."""
 
     shards: Count = Field(examples=[16])
     """Shards of an epoch from then on."""
@@ -221,8 +225,8 @@ class Status(Model):
 
     phase: Phase | None = None
     """Where the job is in its life."""
-    observed_generation: Count | None = Field(default=None, examples=[3])
-    """The metadata.generation that the rest of the status is about."""
+    observed_generation: Generation | None = Field(default=None, examples=[3])
+    """The metadata.generation that the rest of the status is about; -1 until the operator has seen the resource."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     """Valid, Ready and more, as other Kubernetes resources have them."""
     revision: Word | None = Field(default=None, examples=["5f2c9a1e"])
