@@ -81,21 +81,21 @@ def show(job: Job, store: StateReader, texts: Sequence[str], step: int | None = 
     keys = keys_of(job, pipeline, texts, step, stored_co_partitions(record))
     wanted = [(pipeline.steps[key.step], key) for key in keys]
     record, runs = read_runs(
-        store, record, lambda meta: any(_may_have(step, key, meta) for step, key in wanted), lambda _, run: run
+        store, record, lambda meta: any(may_have(step, key, meta) for step, key in wanted), lambda _, run: run
     )
     after = NextEpoch.of(pipeline, record)
     shown = [_shown(after, record, runs, step, key) for step, key in wanted]
     return ShownKey(job.name, record.committed, after.watermarks, shown)
 
 
-def _may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
+def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
     """Whether a segment may hold rows of the key, or marks of such rows."""
     parts = {part for side in step.sides for part in (side.part, side.marks_part)}
     return meta.part in parts and meta.hash_min <= key.hash <= meta.hash_max
 
 
 def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> ShownStep:
-    metas = [meta for meta in record.segments if _may_have(step, key, meta)]
+    metas = [meta for meta in record.segments if may_have(step, key, meta)]
     marks = [runs[meta.key].batch for meta in metas if meta.part.endswith(MARKS)]
     stored = []
     for side, spec in enumerate(step.sides):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from joinery_runtime.cli.state import NextEpoch, record_of
-from joinery_runtime.cli.state_key import keys_of
-from joinery_runtime.cli.state_show import ShownKey, show
+from joinery_runtime.cli.state_key import StepKey, keys_of
+from joinery_runtime.cli.state_show import ShownKey, may_have, show
 from joinery_runtime.cli.why_fates import Fate, Fates, horizons_of, rule_of
 from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
 from joinery_runtime.core.compile import compile_job
@@ -26,10 +26,12 @@ from joinery_runtime.core.pipeline.describe import Outlook
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, PARTNER, PHASE
 from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable
+from joinery_runtime.hosts.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
 from joinery_runtime.hosts.trace_environment import in_order
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.sinks.encode import rows_to_json
@@ -138,11 +140,13 @@ class Answer:
     records: Sequence[Explained]
     kept: ShownKey | None  # what the state still has of the key; None: the record has no key
     left_out: int = 0  # records of the key that are not explained
+    savepoint: str = ""  # what the first of the epochs began with; empty: with an empty state
 
     def document(self) -> dict[str, Any]:
         return {
             "job": self.job,
             "epochs": list(self.epochs),
+            "savepoint": self.savepoint or None,
             "records": [each.document() for each in self.records],
             "left_out": self.left_out,
             "kept": None if self.kept is None else self.kept.document(),
@@ -150,7 +154,8 @@ class Answer:
 
     def lines(self) -> Iterator[str]:
         first, last = self.epochs
-        yield f"job {self.job}, epochs {first} to {last}: {len(self.records)} records"
+        begins = f", from savepoint {self.savepoint} on" if self.savepoint else ""
+        yield f"job {self.job}, epochs {first} to {last}{begins}: {len(self.records)} records"
         for each in self.records:
             yield from each.lines()
         if self.left_out:
@@ -169,7 +174,8 @@ def why(
 ) -> Answer:
     """`key` are COLUMN=VALUE texts, or else `at` is the place of one record (topic, partition, offset); epochs after
     `last` do not count. Raises JoineryError where the epochs cannot be run again, or no record is found."""
-    pipeline, entries = compile_job(job), replayable(job, store, last=last)
+    pipeline, course = compile_job(job), replayable(job, store, last=last)
+    entries = course.entries
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
     texts, alone = list(key), False
     if at is not None:
@@ -178,7 +184,7 @@ def why(
         texts = _texts(job, record)
         # Where the record's input joins on time only, all others may meet it.
         alone = not texts and (record.columns is None or bool(record.key))
-    steps = keys_of(job, pipeline, texts, None) if texts else []
+    steps = keys_of(job, pipeline, texts, None, stored_co_partitions(course.record)) if texts else []
     names = [side.name for side in job.inputs]
     gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, alone=alone)
     for entry, plan in zip(entries, plans, strict=True):
@@ -190,14 +196,29 @@ def why(
             todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
         )
     records, chosen = wanted[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
-    comparison = _Comparison(job, plans, chosen)
+    comparison = _Comparison(job, plans, chosen, _begins_with(course, store, pipeline, steps))
     explained = [comparison.of(each) for each in records]
     outlook = _after(job, pipeline, store, plans[-1] if last is not None else None)
     dropped = {each.record.place: each.reason for each in explained if each.reason is not None}
     fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, dropped)
     explained = [each if each.reason else replace(each, fate=fates.of(each.record)) for each in explained]
     kept = show(job, store, texts) if steps and last is None else None
-    return Answer(job.name, (plans[0].epoch, plans[-1].epoch), explained, kept, len(wanted) - len(records))
+    epochs = (plans[0].epoch, plans[-1].epoch)
+    return Answer(job.name, epochs, explained, kept, len(wanted) - len(records), course.savepoint)
+
+
+def _begins_with(
+    course: Replayable, store: StateReader, pipeline: Pipeline, keys: Sequence[StepKey]
+) -> StoredState | None:
+    """Of the state that the epochs begin with, what rows of the key may meet. In a step whose key was not asked for,
+    and where nothing has one, that is everything."""
+    asked = {key.step for key in keys}
+
+    def wanted(meta: SegmentMeta) -> bool:
+        step, _ = pipeline.side(meta.part)
+        return step.number not in asked or any(may_have(pipeline.steps[key.step], key, meta) for key in keys)
+
+    return course.stored(store, wanted)
 
 
 def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> Outlook:
@@ -253,8 +274,8 @@ def _texts(job: Job, record: FoundRecord) -> list[str]:
 class _Comparison:
     """Compares what the epochs give with all of the records, and without one of them."""
 
-    def __init__(self, job: Job, plans: Sequence[EpochPlan], chosen: ChosenRecords) -> None:
-        self._job, self._plans, self._chosen = job, plans, chosen
+    def __init__(self, job: Job, plans: Sequence[EpochPlan], chosen: ChosenRecords, stored: StoredState | None) -> None:
+        self._job, self._plans, self._chosen, self._stored = job, plans, chosen, stored
         self._last = compile_job(job).last
         self._with = self._run(chosen)
 
@@ -274,7 +295,7 @@ class _Comparison:
 
     def _run(self, chosen: ChosenRecords) -> dict[int, ReplayedEpoch]:
         with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
-            replay = Replay(self._job, chosen, Path(cache))
+            replay = Replay(self._job, chosen, Path(cache), self._stored)
             return {plan.epoch: replay.run(plan) for plan in self._plans if chosen.holds(plan) or replay.closes(plan)}
 
     def _dropped(self, record: FoundRecord, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
