@@ -122,6 +122,12 @@ def test_a_record_meets_what_the_savepoint_keeps(ran: Ran) -> None:
     ]
 
 
+def test_what_the_savepoint_keeps_is_named_as_the_nearest(tmp_path: Path) -> None:
+    steps = [*STEPS[:2], {"input": "r", "rows": [{"k": "b", "v": "far", "ts": 115}]}]
+    nearest = Ran.of(tmp_path, steps=steps).trimmed.why("k=b").document()["records"][0]["nearest"]
+    assert (nearest["topic"], nearest["partition"], nearest["offset"], nearest["misses"]) == ("l", 0, 1, 5)
+
+
 def test_a_record_of_before_the_savepoint_is_not_there(ran: Ran) -> None:
     with pytest.raises(JoineryError, match=r"No epoch of job orders-payments has read l:0=0: of epochs 3 to 5"):
         ran.trimmed.why(at=("l", 0, 0))

@@ -177,8 +177,8 @@ def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> Epo
     """The plan of which some rows may be visible already; None too where the job was edited since it was made."""
     if record.plan is None:
         return None
-    plan = EpochPlan.from_json(record.plan)
-    return plan if plan.epoch > entries[-1].epoch and plan.fingerprint in ("", fingerprint_of(job)) else None
+    plan, today = EpochPlan.from_json(record.plan), fingerprint_of(job, compile_job(job))
+    return plan if plan.epoch > entries[-1].epoch and plan.fingerprint in ("", today) else None
 
 
 def _expect(wholes: Sequence[WholeOutput], replayed: ReplayedEpoch) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.cli.state_show import ShownKey, may_have, show
-from joinery_runtime.cli.why_fates import Fate, Fates, horizons_of, rule_of
+from joinery_runtime.cli.why_fates import LATER_RULES, RULES, Fate, Fates, KeptBefore, horizons_of, rule_of
 from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.base import Join
@@ -40,18 +40,8 @@ from joinery_runtime.state.store import StateReader
 MAX_EXPLAINED = 100
 """Records of one question: for each, the epochs that it may touch are run again."""
 
-_RULES = {
-    "null_key": "j4",
-    "filtered": "j4",
-    "expired": "a2",
-    "closed": "s2",
-    "failed": "j1",
-    "future": "t11",
-    "history": "t12",
-    "late": "t10",
-    "dead letter": "t8",
-}
-"""Where docs/semantics.md says what a reason means; T10 says for each kind of step which rows are late."""
+MAX_JUDGED = 100
+"""Likewise, of records that were not asked for and may have been dropped."""
 
 Rows = Mapping[int, Counter[str]]
 """JSON of output rows by epoch."""
@@ -84,7 +74,7 @@ class Explained:
 
     @property
     def rule(self) -> str | None:
-        return None if self.reason is None else rule_of(_RULES[self.reason])
+        return None if self.reason is None else rule_of(RULES[self.reason])
 
     def document(self) -> dict[str, Any]:
         place, record = self.record.place, self.record
@@ -174,7 +164,8 @@ def why(
 ) -> Answer:
     """`key` are COLUMN=VALUE texts, or else `at` is the place of one record (topic, partition, offset); epochs after
     `last` do not count. Raises JoineryError where the epochs cannot be run again, or no record is found."""
-    pipeline, course = compile_job(job), replayable(job, store, last=last)
+    pipeline = compile_job(job)
+    course = replayable(job, store, last=last, pipeline=pipeline)
     entries = course.entries
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
     texts, alone = list(key), False
@@ -196,13 +187,14 @@ def why(
             todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
         )
     records, chosen = wanted[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
-    comparison = _Comparison(job, plans, chosen, _begins_with(course, store, pipeline, steps))
+    stored = _begins_with(course, store, pipeline, steps)
+    comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future)
     explained = [comparison.of(each) for each in records]
     outlook = _after(job, pipeline, store, plans[-1] if last is not None else None)
-    dropped = {each.record.place: each.reason for each in explained if each.reason is not None}
-    fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, dropped)
+    before = KeptBefore(pipeline, stored)
+    fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, comparison.reason, before)
     explained = [each if each.reason else replace(each, fate=fates.of(each.record)) for each in explained]
-    kept = show(job, store, texts) if steps and last is None else None
+    kept = show(job, store, texts, pipeline=pipeline) if steps and last is None else None
     epochs = (plans[0].epoch, plans[-1].epoch)
     return Answer(job.name, epochs, explained, kept, len(wanted) - len(records), course.savepoint)
 
@@ -272,40 +264,76 @@ def _texts(job: Job, record: FoundRecord) -> list[str]:
 
 
 class _Comparison:
-    """Compares what the epochs give with all of the records, and without one of them."""
+    """Compares what the epochs give with all of the records, and without one of them. `future` are those that are too
+    far ahead, and why."""
 
-    def __init__(self, job: Job, plans: Sequence[EpochPlan], chosen: ChosenRecords, stored: StoredState | None) -> None:
-        self._job, self._plans, self._chosen, self._stored = job, plans, chosen, stored
-        self._last = compile_job(job).last
-        self._with = self._run(chosen)
+    def __init__(
+        self,
+        job: Job,
+        pipeline: Pipeline,
+        plans: Sequence[EpochPlan],
+        chosen: ChosenRecords,
+        stored: StoredState | None,
+        future: Mapping[Place, str],
+    ) -> None:
+        self._job, self._pipeline, self._stored, self._future = job, pipeline, stored, future
+        # What is too far ahead was found among all records of the ranges.
+        self._plans = {plan.epoch: replace(plan, max_future={}) for plan in plans}
+        self._chosen = replace(chosen, without=frozenset(future))
+        self._reasons: dict[Place, str | None] = {}
+        self._judged = 0
+        self._with = self._run(self._chosen)
 
     def of(self, record: FoundRecord) -> Explained:
-        plan = next(plan for plan in self._plans if plan.epoch == record.epoch)
-        without = self._run(replace(self._chosen, without=record.place))
-        reason, detail = self._dropped(record, without)
+        place, watermarks = record.place, self._plans[record.epoch].watermarks
+        if place in self._future:
+            return Explained(record, watermarks, "future", self._future[place], {}, {})
+        without = self._without(place)
+        reason, detail = self._dropped(place, record.epoch, without)
+        self._reasons[place] = reason
         ours, theirs = _rows(self._with), _rows(without)
         made, prevented = _more(ours, theirs), _more(theirs, ours)
-        return Explained(record, plan.watermarks, reason, detail, made, prevented, self._padded(made))
+        return Explained(record, watermarks, reason, detail, made, prevented, self._padded(made))
+
+    def reason(self, place: Place, epoch: int) -> str | None:
+        """Why a record of an epoch was dropped, where other records or the state decided that. Of very many, the rest
+        counts as taken."""
+        if place in self._future:
+            return "future"
+        if place not in self._reasons:
+            name, judged = place.partition.input, None
+            dropped = epoch in self._with and _counts(self._with[epoch]).keys() & {(name, each) for each in LATER_RULES}
+            if dropped and self._judged < MAX_JUDGED:
+                self._judged += 1
+                judged, _ = self._dropped(place, epoch, self._without(place))
+            self._reasons[place] = judged
+        return self._reasons[place]
 
     def _padded(self, made: Rows) -> Padded:
-        kind = self._last.kind
+        kind = self._pipeline.last.kind
         if not isinstance(kind, Join):
             return {}
         return {epoch: _without_partner(self._with[epoch], kind.padded_by) for epoch in made}
 
+    def _without(self, place: Place) -> dict[int, ReplayedEpoch]:
+        return self._run(replace(self._chosen, without=self._chosen.without | {place}))
+
     def _run(self, chosen: ChosenRecords) -> dict[int, ReplayedEpoch]:
         with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
-            replay = Replay(self._job, chosen, Path(cache), self._stored)
-            return {plan.epoch: replay.run(plan) for plan in self._plans if chosen.holds(plan) or replay.closes(plan)}
+            replay = Replay(self._job, chosen, Path(cache), self._stored, self._pipeline)
+            return {
+                epoch: replay.run(plan)
+                for epoch, plan in self._plans.items()
+                if chosen.holds(plan) or replay.closes(plan)
+            }
 
-    def _dropped(self, record: FoundRecord, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
+    def _dropped(self, place: Place, epoch: int, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
         """Which counter of rule T10 the record has moved, and what its dead letter says."""
-        epoch, place = record.epoch, record.place
         letters = [row for table in self._with[epoch].dead for row in table.to_pylist()]
         detail = [row["reason"] for row in letters if _is_at(row, place)]
         moved = _counts(self._with[epoch]) - (_counts(without[epoch]) if epoch in without else Counter())
-        reasons = sorted(reason for name, reason in moved if name == place.partition.input)
         name = place.partition.input
+        reasons = sorted(reason for of, reason in moved if of == name)
         if not reasons and _failed(self._with, name) > _failed(without, name):
             reasons = ["failed"]  # with a partner that came later
         if reasons:

@@ -18,12 +18,14 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.core.pipeline.times import Floors
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.assembly import fingerprint, identity, input_clocks
 from joinery_runtime.engine.job_state import JobState, compare_with_state
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan, input_states, partition_id
 from joinery_runtime.engine.report import result_json
+from joinery_runtime.engine.stored_rows import decoded
 from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
 from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
 from joinery_runtime.hosts.local import LocalHost
@@ -74,10 +76,17 @@ class StoredState:
 
 class Replay:
     """The job's state, in memory, and what runs its next epoch: the state is empty at first, or as it is `stored`.
-    `cache` is an empty directory."""
+    `cache` is an empty directory. `pipeline` is the job, compiled, where that was done before."""
 
-    def __init__(self, job: Job, inputs: InputAccess, cache: Path, stored: StoredState | None = None) -> None:
-        self._pipeline, self._clocks = compile_job(job), input_clocks(job)
+    def __init__(
+        self,
+        job: Job,
+        inputs: InputAccess,
+        cache: Path,
+        stored: StoredState | None = None,
+        pipeline: Pipeline | None = None,
+    ) -> None:
+        self._pipeline, self._clocks = pipeline or compile_job(job), input_clocks(job)
         self._output, self._dead = LocalCapture(), LocalCapture()
         self._segments = _Segments({} if stored is None else stored.blobs)
         parts = WorkerParts(
@@ -110,6 +119,16 @@ class Replay:
             plan, self._output.take(), self._dead.take(), result_json(plan, outcome, self._state.totals)
         )
 
+    @property
+    def kept(self) -> list[tuple[SegmentMeta, Run]]:
+        """The live segments."""
+        return [(meta, decoded(meta, self._segments.blob(key))) for key, meta in self._state.segments.items()]
+
+    @property
+    def floors(self) -> Floors:
+        """Up to where the parts of the state are closed."""
+        return self._state.floors
+
     def _after_what_was_left_out(self, plan: EpochPlan) -> EpochPlan:
         floors = self._state.floors
         found = plan.horizons or times.horizons(self._pipeline, plan.times, floors)
@@ -132,6 +151,9 @@ class _Segments:
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         return {key: self._blobs[key] for key in keys}
+
+    def blob(self, key: str) -> bytes:
+        return self._blobs[key]
 
     def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
         return None
@@ -175,10 +197,17 @@ class Replayable:
         return StoredState.readable(replace(self.record, segments=segments), blobs)
 
 
-def replayable(job: Job, store: StateReader, first: int | None = None, last: int | None = None) -> Replayable:
+def replayable(
+    job: Job,
+    store: StateReader,
+    first: int | None = None,
+    last: int | None = None,
+    pipeline: Pipeline | None = None,
+) -> Replayable:
     """The log's entries up to epoch `last` (None: the newest one), from where the state was empty or, where the log
     does not go back so far, from a savepoint: the oldest one that fits, or the newest one before epoch `first`, which
-    has to be among them. Raises JoineryError that says why an epoch cannot be computed again, and what would help."""
+    has to be among them. `pipeline` is the job, compiled, where that was done before. Raises JoineryError that says why
+    an epoch cannot be computed again, and what would help."""
     log = list(_log(job.name, store))
     own = _own(log)
     entries = [entry for entry in own if last is None or entry.epoch <= last]
@@ -186,7 +215,8 @@ def replayable(job: Job, store: StateReader, first: int | None = None, last: int
         newest = f"the newest one is {entries[-1].epoch}" if entries else "the log is empty"
         raise JoineryError(f"The epoch log of job {job.name} has no such epoch", facts=newest)
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
-    course = _last_course(job, plans)
+    pipeline = pipeline or compile_job(job)
+    course = _last_course(fingerprint_of(job, pipeline), plans)
     asked = [at for at, entry in enumerate(entries) if at >= course.begin and (first is None or entry.epoch <= first)]
     if course.empty and asked:
         return Replayable(entries[course.begin :])
@@ -194,7 +224,6 @@ def replayable(job: Job, store: StateReader, first: int | None = None, last: int
     starts = sorted((start for start in found if start.at >= course.begin), key=lambda start: start.at)
     early = [start for start in starts if start.at in asked]
     late = [start for start in starts if start.at not in asked]
-    pipeline = compile_job(job)
     for start in [*(early if first is None else reversed(early)), *late]:
         record = store.pinned(start.job, start.savepoint)
         if _fits(job, pipeline, record, plans[start.at :]):
@@ -227,8 +256,7 @@ class _Course:
     why: str
 
 
-def _last_course(job: Job, plans: Sequence[EpochPlan]) -> _Course:
-    today = fingerprint_of(job)
+def _last_course(today: str, plans: Sequence[EpochPlan]) -> _Course:
     why = f"the log begins with epoch {plans[0].epoch}, when the job already kept rows of earlier ones"
     course = _Course(0, False, why)
     ends: dict[PartitionRef, int] = {}
@@ -255,9 +283,9 @@ def _state_is_empty(plan: EpochPlan) -> bool:
     return unread and all(horizon.before is None for horizon in plan.horizons.values())
 
 
-def fingerprint_of(job: Job) -> str:
+def fingerprint_of(job: Job, pipeline: Pipeline) -> str:
     """What plans that were made under the job as it is now have."""
-    return fingerprint(identity(job, compile_job(job), lambda _: None).signature)
+    return fingerprint(identity(job, pipeline, lambda _: None).signature)
 
 
 def _goes_back(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mapping[str, int]) -> str:

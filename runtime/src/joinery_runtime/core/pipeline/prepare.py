@@ -85,8 +85,7 @@ def prepare(
     certain: the step itself drops them). `co_partitions` is how many partitions a co-partitioned input has in common
     with the other one; 0: its partitions mean nothing."""
     times = rows.column(intake.event_time).cast(pa.int64())
-    values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
-    usable = np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
+    values, usable = _event_times(times)
     ahead = {} if future is None else _ahead(future, intake.event_time, values, usable, timestamps)
     known = usable.copy()
     known[list(ahead)] = False
@@ -99,6 +98,20 @@ def prepare(
     prepared, dropped = _prepared(intake, read, hasher, bad, late, co_partitions if intake.partitioner else 0)
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
     return Prepared(prepared, span["min"], span["max"], counted, bad)
+
+
+def too_far_ahead(
+    intake: Intake, rows: pa.RecordBatch, future: FutureRows, timestamps: Timestamps | None
+) -> dict[int, str]:
+    """By position, why rows are too far ahead, as `prepare` finds them."""
+    values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
+    return _ahead(future, intake.event_time, values, usable, timestamps)
+
+
+def _event_times(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n], and bool[n]: which of them are usable."""
+    values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
+    return values, np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
 
 
 def _ahead(
