@@ -439,6 +439,76 @@ def test_which_version_of_a_table_each_row_met(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+# --- chains, and sessions that reach the cap --------------------------------------------------------------------------
+
+
+def _of_trace(name: str, record: str, tmp_path: Path, upto: int | None = None) -> Explained:
+    (trace,) = [each for each in load_traces() if each.name == name]
+    steps = [step.given for step in trace.steps][:upto]
+    return _of(tmp_path, json.dumps(trace.job), steps, record)
+
+
+def _at(ms: int) -> str:
+    return f"1970-01-01T00:00:00.{ms:03}Z"
+
+
+def _stay(found: Explained) -> tuple[int | None, str, str]:
+    assert found.fate is not None
+    return found.fate.stay.left, found.fate.stay.words, found.fate.stay.rule
+
+
+def test_a_row_of_a_session_that_reached_the_cap_left_with_it(tmp_path: Path) -> None:
+    def stay(offset: int) -> tuple[int | None, str, str]:
+        return _stay(_of_trace("sessions/s2-row-inside-a-mark", f"c:0={offset}", tmp_path, 2))
+
+    forced = f"its session, {_at(100)} to {_at(119)}, reached maxDuration and went out"
+    assert [stay(offset) for offset in (0, 1, 2)] == [(1, forced, "s2")] * 3
+    kept = f"the watermark of c (not known yet) is above {_at(130)}: then its session leaves"
+    assert stay(3) == (None, kept, "s4")  # it has forced the others out
+    assert _of_trace("sessions/s2-row-inside-a-mark", "c:0=4", tmp_path, 2).reason == "closed"
+
+
+def test_rows_in_reach_of_each_other_may_be_of_sessions_that_stay_apart(tmp_path: Path) -> None:
+    def until(offset: int) -> str:
+        left, words, rule = _stay(_of_trace("sessions/s2-left-of-a-full-session", f"c:0={offset}", tmp_path, 3))
+        assert (left, rule) == (None, "s4")
+        return words.partition(" is above ")[2]
+
+    then = ": then its session leaves"
+    # Of `a` 100 and 105 are one session, 110 to 120 another; of `b` all three are one.
+    assert [until(offset) for offset in (0, 1, 4, 6, 7)] == [_at(130) + then] * 2 + [_at(115) + then] * 2 + [
+        _at(130) + then
+    ]
+    assert [until(offset) for offset in (2, 3, 5)] == [_at(129) + then] * 3
+
+
+def test_a_session_that_reached_the_cap_long_after_a_row_came(tmp_path: Path) -> None:
+    """It grew by rows of later epochs until one was too far from its start."""
+    trace = next(each for each in load_traces() if each.name == "sessions/s2-row-inside-a-mark")
+    steps = [{"input": "c", "rows": [{"k": "a", "ts": ts}]} for ts in (100, 108, 116, 124)]
+    left, words, rule = _stay(_of(tmp_path, json.dumps(trace.job), steps, "c:0=0"))
+    assert (left, words, rule) == (4, f"its session, {_at(100)} to {_at(116)}, reached maxDuration and went out", "s2")
+    left, words, rule = _stay(_of(tmp_path, json.dumps(trace.job), steps[:3], "c:0=0"))
+    assert (left, words[-len(_at(126)) - 25 :], rule) == (None, f"{_at(126)}: then its session leaves", "s4")
+
+
+def test_what_a_chain_keeps_of_a_record(tmp_path: Path) -> None:
+    """Step 2 waits for `c`: the row of a and b is neither out nor lost, even when step 1 has let go of the record."""
+    name = "nway/n1-left-left"
+    found = _of_trace(name, "a:0=1", tmp_path, 3)
+    waits = f"the watermark of c ({_at(102)}) is above {_at(105)}"
+    assert found.document()["waiting"] == [{"step": 2, "rows": 1, "when": waits, "rule": "docs/semantics.md#j3"}]
+    assert f"  in step 2, 1 joined row of it is kept until {waits} (docs/semantics.md#j3)" in list(found.lines())
+    assert [each.rows for each in _of_trace(name, "b:0=0", tmp_path, 3).waiting] == [1]
+    assert _of_trace(name, "a:0=0", tmp_path, 3).waiting == []
+    (trace,) = [each for each in load_traces() if each.name == name]
+    steps = [*(step.given for step in trace.steps[:3]), {"watermark": {"a": 150, "b": 150}}]
+    gone = _of(tmp_path, json.dumps(trace.job), steps, "a:0=1")
+    assert (gone.fate is not None and gone.fate.stay.left, [each.rows for each in gone.waiting]) == (4, [1])
+    assert "  taken; nothing went out because of it so far" in list(gone.lines())
+    assert _of_trace(name, "a:0=1", tmp_path).waiting == []  # it went out at the end
+
+
 def test_a_join_on_time_only_is_asked_for_a_record(tmp_path: Path) -> None:
     (said,) = _said(_answer("join/j9-broadcast-predicate", tmp_path, (), "l:0=0")).values()
     assert said == ([("A", "a"), ("A", "b")], [])

@@ -10,22 +10,35 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
-from joinery_runtime.cli.state_show import ShownKey, may_have, show
-from joinery_runtime.cli.why_fates import LATER_RULES, RULES, Fate, Fates, KeptBefore, horizons_of, rule_of
+from joinery_runtime.cli.state_show import ShownKey, kept_of, may_have, show
+from joinery_runtime.cli.why_fates import (
+    LATER_RULES,
+    RULES,
+    Fate,
+    Fates,
+    KeptBefore,
+    Waiting,
+    horizons_of,
+    rule_of,
+)
 from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.base import Join
-from joinery_runtime.core.pipeline.describe import Outlook
+from joinery_runtime.core.pipeline.describe import Outlook, Span
 from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, PARTNER, PHASE
+from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, PARTNER, PHASE, Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.plan import EpochPlan
@@ -62,6 +75,7 @@ class Explained:
     prevented: Rows  # rows that would have gone out without it
     padded: Padded = field(default_factory=dict)
     fate: Fate | None = None  # None: it was dropped, or never to stay
+    waiting: Sequence[Waiting] = ()  # what later steps keep of it
 
     @property
     def unmatched(self) -> bool:
@@ -94,6 +108,7 @@ class Explained:
             "made": [self._made(epoch, row) for epoch, row in _listed(self.made)],
             "prevented": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.prevented)],
             "state": None if self.fate is None else self.fate.stay.document(),
+            "waiting": [each.document() for each in self.waiting],
             "nearest": None if nearest is None else nearest.document(),
         }
 
@@ -117,10 +132,11 @@ class Explained:
         for epoch, row in _listed(self.prevented):
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
         if self.reason is None and not self.made and not self.prevented:
-            kept = self.fate is not None and self.fate.stay.left is None
+            kept = bool(self.waiting) or (self.fate is not None and self.fate.stay.left is None)
             yield f"  taken; nothing went out because of it{' so far' if kept else ''}"
         if self.fate is not None:
             yield from (f"  {line}" for line in self.fate.lines(record.epoch, unmatched=self.unmatched))
+        yield from (f"  {each.line()}" for each in self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +204,17 @@ def why(
         )
     records, chosen = wanted[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
     stored = _begins_with(course, store, pipeline, steps)
-    comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future)
+    comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
     explained = [comparison.of(each) for each in records]
     outlook = _after(job, pipeline, store, plans[-1] if last is not None else None)
     before = KeptBefore(pipeline, stored)
-    fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, comparison.reason, before)
-    explained = [each if each.reason else replace(each, fate=fates.of(each.record)) for each in explained]
+    fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, comparison.reason, before, comparison.spans)
+    explained = [
+        each
+        if each.reason
+        else replace(each, fate=fates.of(each.record), waiting=fates.waiting(comparison.joined[each.record.place]))
+        for each in explained
+    ]
     kept = show(job, store, texts, pipeline=pipeline) if steps and last is None else None
     epochs = (plans[0].epoch, plans[-1].epoch)
     return Answer(job.name, epochs, explained, kept, len(wanted) - len(records), course.savepoint)
@@ -263,9 +284,16 @@ def _texts(job: Job, record: FoundRecord) -> list[str]:
 # --- what each record did ---------------------------------------------------------------------------------------------
 
 
+_JoinedRows = Counter[tuple[str, int, int, int, int]]
+"""By part of the state, event time, hash, and the place of the record that came last."""
+
+
 class _Comparison:
     """Compares what the epochs give with all of the records, and without one of them. `future` are those that are too
-    far ahead, and why."""
+    far ahead, and why; `keys` is the key, by steps.
+
+    `spans` are by epoch what the rows of the key had become after it, of a kind that merges them; `joined`, by record
+    that was asked for, the event times of its rows that later steps keep in the end, by part of the state."""
 
     def __init__(
         self,
@@ -275,22 +303,27 @@ class _Comparison:
         chosen: ChosenRecords,
         stored: StoredState | None,
         future: Mapping[Place, str],
+        keys: Sequence[StepKey],
     ) -> None:
+        self.spans: dict[int, Sequence[Span]] = {}
+        self.joined: dict[Place, Mapping[str, Sequence[int]]] = {}
+        self._keys = keys
         self._job, self._pipeline, self._stored, self._future = job, pipeline, stored, future
         # What is too far ahead was found among all records of the ranges.
         self._plans = {plan.epoch: replace(plan, max_future={}) for plan in plans}
         self._chosen = replace(chosen, without=frozenset(future))
         self._reasons: dict[Place, str | None] = {}
         self._judged = 0
-        self._with = self._run(self._chosen)
+        self._with, self._kept = self._run(self._chosen, self._note_spans)
 
     def of(self, record: FoundRecord) -> Explained:
         place, watermarks = record.place, self._plans[record.epoch].watermarks
         if place in self._future:
             return Explained(record, watermarks, "future", self._future[place], {}, {})
-        without = self._without(place)
+        without, kept = self._without(place)
         reason, detail = self._dropped(place, record.epoch, without)
         self._reasons[place] = reason
+        self.joined[place] = _times_by_part(self._kept - kept)
         ours, theirs = _rows(self._with), _rows(without)
         made, prevented = _more(ours, theirs), _more(theirs, ours)
         return Explained(record, watermarks, reason, detail, made, prevented, self._padded(made))
@@ -305,7 +338,7 @@ class _Comparison:
             dropped = epoch in self._with and _counts(self._with[epoch]).keys() & {(name, each) for each in LATER_RULES}
             if dropped and self._judged < MAX_JUDGED:
                 self._judged += 1
-                judged, _ = self._dropped(place, epoch, self._without(place))
+                judged, _ = self._dropped(place, epoch, self._without(place)[0])
             self._reasons[place] = judged
         return self._reasons[place]
 
@@ -315,17 +348,34 @@ class _Comparison:
             return {}
         return {epoch: _without_partner(self._with[epoch], kind.padded_by) for epoch in made}
 
-    def _without(self, place: Place) -> dict[int, ReplayedEpoch]:
+    def _without(self, place: Place) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
         return self._run(replace(self._chosen, without=self._chosen.without | {place}))
 
-    def _run(self, chosen: ChosenRecords) -> dict[int, ReplayedEpoch]:
+    def _run(
+        self, chosen: ChosenRecords, note: Callable[[EpochPlan, Replay], None] | None = None
+    ) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
+        """What the epochs give, and what later steps keep of it in the end."""
+        found: dict[int, ReplayedEpoch] = {}
         with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
             replay = Replay(self._job, chosen, Path(cache), self._stored, self._pipeline)
-            return {
-                epoch: replay.run(plan)
-                for epoch, plan in self._plans.items()
-                if chosen.holds(plan) or replay.closes(plan)
-            }
+            for epoch, plan in self._plans.items():
+                if chosen.holds(plan) or replay.closes(plan):
+                    found[epoch] = replay.run(plan)
+                    if note is not None:
+                        note(plan, replay)
+            return found, _joined_rows(self._pipeline, replay)
+
+    def _note_spans(self, plan: EpochPlan, replay: Replay) -> None:
+        for key in self._keys:
+            step = self._pipeline.steps[key.step]
+            if step.kind.merges_rows:
+                floors = replay.floors
+                closed = {
+                    part: Horizon(floors.get(part), floors.get(part)) for part in horizons_of(self._pipeline, plan)
+                }
+                segments = replay.kept(partial(may_have, step, key))
+                shown = kept_of(step, key, segments, Outlook(plan.watermarks, closed))
+                self.spans[plan.epoch] = step.kind.spans(shown)
 
     def _dropped(self, place: Place, epoch: int, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
         """Which counter of rule T10 the record has moved, and what its dead letter says."""
@@ -339,6 +389,28 @@ class _Comparison:
         if reasons:
             return reasons[0], "".join(detail[:1])
         return ("dead letter", detail[0]) if detail else (None, "")
+
+
+def _joined_rows(pipeline: Pipeline, replay: Replay) -> _JoinedRows:
+    """Rows of the step before that a step keeps."""
+    chained = {
+        side.part: (step, at) for step in pipeline.steps for at, side in enumerate(step.sides) if side.intake.chained
+    }
+    found: _JoinedRows = Counter()
+    for meta, run in replay.kept(lambda meta: meta.part in chained):
+        (step, side), floor = chained[meta.part], replay.floors.get(meta.part)
+        since = None if floor is None else step.kind.keep_from(side, floor)
+        rows = run.batch if since is None else run.batch.filter(pa.array(run.ts >= since))
+        columns = (rows.column(name).to_pylist() for name in (TS, HASH, PARTITION, OFFSET))
+        found.update((meta.part, *row) for row in zip(*columns, strict=True))
+    return found
+
+
+def _times_by_part(rows: _JoinedRows) -> Mapping[str, Sequence[int]]:
+    found: dict[str, list[int]] = {}
+    for part, ts, *_ in rows.elements():
+        found.setdefault(part, []).append(ts)
+    return found
 
 
 def _failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:

@@ -14,7 +14,7 @@ from joinery_runtime.cli.why_records import FoundRecord, Place
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.describe import Outlook, TakenRow
+from joinery_runtime.core.pipeline.describe import Outlook, Span, TakenRow
 from joinery_runtime.core.pipeline.prepare import prepare
 from joinery_runtime.core.pipeline.sides import LEFT, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
@@ -64,6 +64,23 @@ class Stay:
 
     def document(self) -> dict[str, Any]:
         return {"kept": self.left is None, "left": self.left, "when": self.words, "rule": rule_of(self.rule)}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Joined rows of a record that a later step keeps (2 is the second), and until when."""
+
+    step: int
+    rows: int
+    words: str
+    rule: str
+
+    def document(self) -> dict[str, Any]:
+        return {"step": self.step, "rows": self.rows, "when": self.words, "rule": rule_of(self.rule)}
+
+    def line(self) -> str:
+        rows = "1 joined row of it is" if self.rows == 1 else f"{self.rows:,} joined rows of it are"
+        return f"in step {self.step}, {rows} kept until {self.words} ({rule_of(self.rule)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +184,8 @@ def _partition(name: str, number: int, offset: int, positions: Mapping[Partition
 
 class Fates:
     """`batches` are the records that may have met each other, with their epochs, `outlook` that of the epoch after the
-    last plan. `dropped` says which were not taken, `before` what was there before the first of the plans."""
+    last plan. `dropped` says which were not taken, `before` what was there before the first of the plans, `spans` by
+    epoch what the rows of the key had become after it, of a kind that merges them."""
 
     def __init__(
         self,
@@ -178,9 +196,10 @@ class Fates:
         outlook: Outlook,
         dropped: Reason,
         before: KeptBefore,
+        spans: Mapping[int, Sequence[Span]],
     ) -> None:
         self._pipeline, self._plans, self._outlook, self._dropped = pipeline, plans, outlook, dropped
-        self._before = before
+        self._before, self._spans = before, spans
         self._decoders, self._batches = decoders, batches
         self._read: dict[str, _Rows | None] = {}
 
@@ -192,7 +211,7 @@ class Fates:
         if rows is None or at is None:
             return None
         step, own = self._pipeline.steps[spec.step], Selection(rows.batch, np.array([at]))
-        stay = self._stay(step, spec.side, record.epoch, own)
+        stay = (self._merged_stay if step.kind.merges_rows else self._stay)(step, spec.side, record.epoch, own)
         nearest, alone = None, ""
         if isinstance(step.kind, Join):
             nearest, alone = self._nearest(step, step.kind, spec.side, own, record.epoch, stay)
@@ -212,11 +231,45 @@ class Fates:
             horizons = horizons_of(self._pipeline, plan)
             if kind.has_left(step, row, horizons[part].now):
                 return Stay(plan.epoch, kind.leaves_when(step, row, Outlook(plan.watermarks, horizons)), rule)
-        row = _taken(side, own, near, self._plans[-1].epoch + 1)
-        words = kind.leaves_when(step, row, self._outlook)
-        if kind.has_left(step, row, self._outlook.horizon(part)):
+        return self._stays(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
+
+    def _merged_stay(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Stay:
+        """Of a row that has become part of something: it leaves with that."""
+        (ts,) = own.numbers(TS).tolist()
+        part, kind, last = step.sides[side].part, step.kind, ts
+        for plan in self._plans:
+            if plan.epoch < epoch:
+                continue
+            outlook = Outlook(plan.watermarks, horizons_of(self._pipeline, plan))
+            row = TakenRow(side, last, np.array([last]))
+            left = Stay(plan.epoch, kind.leaves_when(step, row, outlook), kind.leaves_by(side))
+            if plan.epoch > epoch and kind.has_left(step, row, outlook.horizon(part)):
+                return left
+            if plan.epoch in self._spans:
+                having = [span for span in self._spans[plan.epoch] if span.start <= ts <= span.last]
+                span = min(having, key=lambda span: bool(span.ended), default=None)
+                if span is None:
+                    return left
+                if span.ended:
+                    return Stay(plan.epoch, span.ended, span.ended_by)
+                last = span.last
+        return self._stays(step, side, TakenRow(side, last, np.array([last])))
+
+    def waiting(self, rows: Mapping[str, Sequence[int]]) -> list[Waiting]:
+        """`rows` are event times of joined rows, by part of the state."""
+        found = []
+        for part, times_of in sorted(rows.items()):
+            step, side = self._pipeline.side(part)
+            stay = self._stays(step, side, TakenRow(side, max(times_of), np.array([max(times_of)])))
+            found.append(Waiting(step.number + 1, len(times_of), stay.words, stay.rule))
+        return found
+
+    def _stays(self, step: StepSpec, side: int, row: TakenRow) -> Stay:
+        """Of a row that the last plan has left there."""
+        words = step.kind.leaves_when(step, row, self._outlook)
+        if step.kind.has_left(step, row, self._outlook.horizon(step.sides[side].part)):
             words = f"the next epoch: {words}"
-        return Stay(None, words, rule)
+        return Stay(None, words, step.kind.leaves_by(side))
 
     def _of_key(self, step: StepSpec, own: Selection) -> Sequence[tuple[int, _Rows, np.ndarray]]:
         """Per input that the step reads itself: its side, its rows, and which of them have the key of the row and were

@@ -119,10 +119,10 @@ class Replay:
             plan, self._output.take(), self._dead.take(), result_json(plan, outcome, self._state.totals)
         )
 
-    @property
-    def kept(self) -> list[tuple[SegmentMeta, Run]]:
-        """The live segments."""
-        return [(meta, decoded(meta, self._segments.blob(key))) for key, meta in self._state.segments.items()]
+    def kept(self, wanted: Callable[[SegmentMeta], bool]) -> list[tuple[SegmentMeta, Run]]:
+        """The live segments, of which the `wanted` ones."""
+        there = self._state.segments.items()
+        return [(meta, decoded(meta, self._segments.blob(key))) for key, meta in there if wanted(meta)]
 
     @property
     def floors(self) -> Floors:
