@@ -136,6 +136,10 @@ crds: setup ## write crds/ and docs/reference.md from the resource models, deplo
 docs: setup ## the documentation as a site, in build/site; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
+.PHONY: links
+links: setup ## ask the sites that the pages link to whether the links lead somewhere (a site that does not answer fails nothing)
+	@$(BIN)/python -m joinery_devkit.links
+
 .PHONY: release
 release: setup ## wheels, chart, CRDs, SBOMs and sums of one version, in build/release (ARGS="--sign KEY --images REGISTRY")
 	@$(BIN)/python -m joinery_devkit.release $(ARGS)

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from google.protobuf import json_format, message_factory
 
 from bench.topics import TOPICS, Workload
-from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.blob import from_blob, to_blob
 from joinery_runtime.core.table.segment import Run, encode
@@ -149,7 +149,7 @@ def segment(topic: str, schema: pa.Schema, *, written: bool) -> Variants:
     (rows,) = JsonJudge(schema).decode(values).rows.combine_chunks().to_batches()
     stored = tuple(name for name in schema.names if name != "ts")
     intake = Intake(schema, "ts", ("order_id",), stored)
-    run = Run.sort(prepare(intake, rows, 0, np.arange(RECORDS)).rows).batch
+    run = Run.sort(prepare(intake, DecodedRecords(rows, 0, np.arange(RECORDS))).rows).batch
     if written:
         return {"version 1": lambda: void(encode(run)), "packed": lambda: void(to_blob(run, intake.keys))}
     plain, packed = encode(run), to_blob(run, intake.keys)

@@ -35,7 +35,7 @@ _LAST_AFTER_MS = 3_600_000
 def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
     """`wanted` names some of the peers, None all of them."""
     users, per_second = max(1, records // CLICKS_PER_USER), max(1, records // SPAN_S)
-    drawn = scattered(clicks.Load(records, users, PARTITIONS, per_second=per_second))
+    drawn = scattered(clicks.ClickLoad(records, users, PARTITIONS, per_second=per_second))
     parts = clicks.by_partition(drawn, PARTITIONS)
     with KafkaBroker() as broker:
         broker.create_topic("clicks", PARTITIONS)
@@ -63,7 +63,7 @@ class _GoesOn(Background):
             self._producer.flush(10)
 
 
-def scattered(load: clicks.Load) -> clicks.Clicks:
+def scattered(load: clicks.ClickLoad) -> clicks.Clicks:
     chance = np.random.default_rng(load.seed)
     users, pages = (chance.integers(0, most, load.clicks) for most in (load.users, clicks.PAGES))
     sent = clicks.FIRST_CLICK_MS + np.arange(load.clicks) * 1000 // load.per_second

@@ -36,7 +36,7 @@ def test_records_of_one_key_are_in_one_partition_of_both_topics() -> None:
 
 
 def test_sessions() -> None:
-    drawn = scattered(clicks.Load(2_000, 60, 4, per_second=1))
+    drawn = scattered(clicks.ClickLoad(2_000, 60, 4, per_second=1))
     open_sessions: dict[int, tuple[int, int, list[str]]] = {}
     wanted = []
     for user, page, ts in sorted(

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import part_name
 from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
@@ -29,7 +29,7 @@ def segment_of(
     """Rows of one side; a row's place in the list is its offset."""
     intake = compile_join(job).steps[0].sides[side].intake
     batch = pa.RecordBatch.from_pylist(list(rows), schema=intake.schema)
-    run = Run.sort(prepare(intake, batch, 0, pa.array(range(len(rows))).to_numpy()).rows)
+    run = Run.sort(prepare(intake, DecodedRecords(batch, 0, pa.array(range(len(rows))).to_numpy())).rows)
     blob = encode(run.batch)
     meta = describe(run, key=key, part=part_name(0, side), epoch=epoch, blob=blob)
     return replace(meta, state_version=version), blob

@@ -22,7 +22,7 @@ from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.job_state import JobState
-from joinery_runtime.engine.loop import Outage, Progress
+from joinery_runtime.engine.loop import CommittedEpoch, Outage
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import StoreUnavailable
 from joinery_runtime.job import Job
@@ -69,10 +69,10 @@ def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
     progress = JsonProgress(JOB, text)
     progress.warn(WARNING)
     progress.listener.started(FakeDriver())  # type: ignore[arg-type]
-    progress.listener.committed(Progress(report(), 0.25))
-    progress.listener.trouble(TROUBLE, 0.5)
+    progress.listener.committed(CommittedEpoch(report(), 0.25))
+    progress.listener.retrying(TROUBLE, 0.5)
     progress.ended("stopped")
-    progress.listener.noticed("hot")
+    progress.listener.warned("hot")
     *lines, noticed = json_lines(text)
     assert [line["event"] for line in lines] == ["warning", "started", "epoch", "trouble", "ended"]
     assert [line["level"] for line in lines] == ["warning", "info", "info", "error", "info"]
@@ -90,7 +90,7 @@ def test_an_outage_says_what_is_waited_for_and_since_when() -> None:
     text = io.StringIO()
     listener = JsonProgress(JOB, text).listener
     listener.waiting(OUTAGE)
-    listener.back(OUTAGE)
+    listener.recovered(OUTAGE)
     waiting, back = json_lines(text)
     assert (waiting["event"], waiting["level"], waiting["system"]) == ("waiting", "error", "store")
     assert (waiting["error"], waiting["retry_in_seconds"]) == (str(TROUBLE), 2.0)
@@ -108,7 +108,7 @@ LATE_WORDS = (
 def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> None:
     text = io.StringIO()
     progress = JsonProgress(JOB, text)
-    progress.listener.committed(Progress(report(totals=LATE), 0.25))
+    progress.listener.committed(CommittedEpoch(report(totals=LATE), 0.25))
     progress.ended("inputs")
     late, ended = json_lines(text)[1:]
     assert (late["event"], late["level"], late["message"]) == ("late", "warning", LATE_WORDS)
@@ -123,7 +123,7 @@ def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> Non
 
 def test_an_epochs_line_has_all_of_its_numbers() -> None:
     text = io.StringIO()
-    JsonProgress(JOB, text).listener.committed(Progress(report(lost={"orders/0": 5}, held=40), 0.25))
+    JsonProgress(JOB, text).listener.committed(CommittedEpoch(report(lost={"orders/0": 5}, held=40), 0.25))
     (line,) = json_lines(text)
     expected = {
         "epoch": 7,
@@ -154,7 +154,7 @@ def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None
     text = io.StringIO()
     progress = JsonProgress(JOB, text)
     for each in epochs:
-        progress.listener.committed(Progress(each, 0.1))
+        progress.listener.committed(CommittedEpoch(each, 0.1))
     progress.ended("inputs")
     assert json_lines(text)[-1]["reason"] == "all inputs have ended"
     assert "nothing new to read" in json_lines(text)[-1]["note"]
@@ -162,7 +162,9 @@ def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None
 
 def test_json_names_inputs_that_have_ended_instead_of_a_watermark() -> None:
     text = io.StringIO()
-    JsonProgress(JOB, text).listener.committed(Progress(report(watermarks={"orders": END_OF_TIME, "payments": 5}), 0.1))
+    JsonProgress(JOB, text).listener.committed(
+        CommittedEpoch(report(watermarks={"orders": END_OF_TIME, "payments": 5}), 0.1)
+    )
     (line,) = json_lines(text)
     assert (line["watermarks"], line["ended_inputs"]) == ({"orders": None, "payments": 5}, ["orders"])
 
@@ -188,7 +190,7 @@ class Screen:
 
     def commit(self, at: float, seconds: float, **changes: Any) -> None:
         self.now = at
-        self.progress.listener.committed(Progress(report(**changes), seconds))
+        self.progress.listener.committed(CommittedEpoch(report(**changes), seconds))
 
     def table(self) -> dict[str, list[str]]:
         """Cells by row name."""
@@ -280,9 +282,9 @@ def test_messages_are_shown_as_they_are(screen: Screen) -> None:
     """Brackets in them are no markup."""
     screen.progress.warn(WARNING)
     screen.progress.listener.started(FakeDriver())  # type: ignore[arg-type]
-    screen.progress.listener.trouble(TROUBLE, 0.5)
+    screen.progress.listener.retrying(TROUBLE, 0.5)
     screen.progress.listener.waiting(OUTAGE)
-    screen.progress.listener.noticed("key [b]a[/b] is hot")
+    screen.progress.listener.warned("key [b]a[/b] is hot")
     assert f"warning: {WARNING}" in screen.text()
     assert "warning: key [b]a[/b] is hot" in screen.text()
     assert "orders-payments: generation 3, after epoch 6, epoch 7 is replayed" in screen.text()

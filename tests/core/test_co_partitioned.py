@@ -24,7 +24,7 @@ from job import resources
 from joinery_devkit.oracle import Oracle
 from joinery_runtime.cli.state_key import keys_of
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, prepare
 from joinery_runtime.core.table import blob, compaction
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.job import StreamJoin
@@ -146,9 +146,8 @@ def test_the_command_line_looks_for_a_key_where_its_rows_are_stored() -> None:
     intake = pipeline.intake("orders")
     for name in ("a", "order-42", "\u00e9"):
         row = pa.RecordBatch.from_pylist([{"order_id": name, "ts": 5}], schema=intake.schema)
-        stored = [
-            prepare(intake, row, p, np.arange(1), co_partitions=6).rows.column(HASH).to_pylist() for p in range(6)
-        ]
-        (address,) = [each for (each,) in filter(None, stored)]
+        checks = RecordChecks(co_partitions=6)
+        stored = [prepare(intake, DecodedRecords(row, p, np.arange(1)), checks).rows.column(HASH) for p in range(6)]
+        (address,) = [each for column in stored for each in column.to_pylist()]
         (key,) = keys_of(job, pipeline, [f"order_id={name}"], None, 6)
         assert key.hash == address

@@ -14,8 +14,8 @@ from joinery_devkit.clicks import (
     GAP_MS,
     LATENESS_MS,
     PAGES,
+    ClickLoad,
     Clicks,
-    Load,
     by_partition,
     draw,
     make,
@@ -26,7 +26,7 @@ from joinery_devkit.demo_sessions import EXAMPLE, SessionsOfClicks
 from joinery_devkit.topics import readable
 from joinery_runtime.job import SessionWindow, parse_job
 
-LOAD = Load(clicks=60_000, users=2_000, partitions=3, per_second=20)
+LOAD = ClickLoad(clicks=60_000, users=2_000, partitions=3, per_second=20)
 MALFORMED = {"cut_off", "no_object", "null_time", "no_time", "unreadable_time", "no_value"}
 
 

@@ -307,7 +307,7 @@ PROGRAMS = {
     "sed",
 }
 # Files that a page has its reader write.
-READERS = {"savepoint.yaml"}
+READERS = {"savepoint.yaml", "cluster.yaml", "kind.yaml"}
 BUILT_IN = {"serviceaccount", "role", "rolebinding", "namespace", "configmap", "pods", "ns", "secret"}
 
 
@@ -374,6 +374,8 @@ def check_helm(words: list[str]) -> None:
 def check_pip(words: list[str]) -> None:
     for word in words[1:]:
         name, _, extra = word.partition("[")
+        if name.startswith("pyspark=="):
+            continue
         if not name.startswith("build/"):
             projects = [tomllib.loads((ROOT / each / "pyproject.toml").read_text()) for each in ("runtime", "operator")]
             named = {each["project"]["name"]: each["project"] for each in projects}
@@ -381,7 +383,8 @@ def check_pip(words: list[str]) -> None:
             project = named[name]
             assert not extra or extra.rstrip("]") in project["optional-dependencies"], word
         else:  # what `make release` leaves
-            assert name == f"build/release/joinery_runtime-{version('joinery-runtime')}-py3-none-any.whl", word
+            wheels = [f"{each.replace('-', '_')}-{version(each)}" for each in ("joinery-runtime", "joinery-operator")]
+            assert name in [f"build/release/{wheel}-py3-none-any.whl" for wheel in wheels], word
 
 
 def check_python_command(words: list[str]) -> None:

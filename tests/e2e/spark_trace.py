@@ -24,7 +24,7 @@ from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, SinkWriter, Takeover, Unsigned
+from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, SinkWriter, Takeover
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.sources.base import Range, RawBatch
 
@@ -81,7 +81,7 @@ def _file(directory: Path, name: str, partition: int) -> Path:
     return directory / f"{name}-{partition}.jsonl"
 
 
-class Files(Unsigned):
+class Files(HasNoJobMarker):
     """The driver half of the sink: visible rows are those of the receipts that were published."""
 
     def __init__(self, directory: Path, around: Around = unchanged) -> None:
@@ -174,7 +174,7 @@ class FileOfRows:
 
     directory: Path
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         self.directory.mkdir(parents=True, exist_ok=True)
         table = pa.Table.from_batches(rows.to_batches())
         with pa.ipc.new_file(self.directory / str(attempt.id), table.schema) as file:

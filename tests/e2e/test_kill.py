@@ -7,15 +7,11 @@ restarts. In the end the output must equal what an oracle gets from the epoch lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
 from e2e.drill import CLUSTER, LOCAL, MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
 from e2e.driver_process import caught_up
-from e2e.kill_harness import Feeder, Job, create_topics, judge_topics, log_of, repeated
+from e2e.kill_harness import Feeder, Job, create_topics, judge_topics, repeated
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.messages import TRANSACTION_POINTS
 
@@ -33,21 +29,6 @@ def job(kafka_broker: KafkaAdmin, postgres_dsn: str) -> Job:
     job = Job("kill-topic", kafka_broker.bootstrap, postgres_dsn, conf=STURDY)
     create_topics(kafka_broker, job)
     return job
-
-
-@pytest.fixture(scope="module")
-def feeder(job: Job) -> Iterator[Feeder]:
-    with Feeder(job.bootstrap, job.name, seed=11) as feeder:
-        yield feeder
-
-
-@pytest.fixture(scope="module")
-def drill(job: Job, feeder: Feeder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
-    def write(path: Path, shards: int) -> Path:
-        return replace(job, shards=shards).write(path)
-
-    with log_of(job) as log, Drill(write, tmp_path_factory.mktemp("drill"), log) as drill:
-        yield drill
 
 
 @pytest.mark.parametrize("point", DEATHS)

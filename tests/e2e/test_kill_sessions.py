@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from e2e.drill import MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
 from e2e.driver_process import Run
-from e2e.kill_harness import log_of
 from e2e.session_harness import PARTITIONS, ClickFeeder, SessionJob
 from joinery_devkit.kafka_admin import KafkaAdmin
 
@@ -40,15 +38,6 @@ def job(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path_factory: pytest.Te
 def feeder(job: SessionJob) -> Iterator[ClickFeeder]:
     with ClickFeeder(job, seed=11, slow=0.2) as feeder:
         yield feeder
-
-
-@pytest.fixture(scope="module")
-def drill(job: SessionJob, feeder: ClickFeeder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
-    def write(path: Path, shards: int) -> Path:
-        return replace(job, shards=shards).write(path)
-
-    with log_of(job) as log, Drill(write, tmp_path_factory.mktemp("drill"), log) as drill:
-        yield drill
 
 
 @pytest.mark.parametrize("point", DEATHS)

@@ -5,7 +5,6 @@ Iceberg tables. As `test_kill` is for a topic, but where all do the same, only `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from e2e.drill import MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
 from e2e.driver_process import caught_up
 from e2e.jobs import json_rows
-from e2e.kill_harness import Feeder, Job, create_topics, judge, log_of, output_to, written_to
+from e2e.kill_harness import Feeder, Job, create_topics, judge, output_to, written_to
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.job import load_job
 
@@ -61,21 +60,6 @@ def job(
     output = json.dumps(output_to(target, files, database))
     dead = f'{{file: {{path: "{dead_letters}"{", rollSize: 2Ki" if target == "held" else ""}}}}}'
     return replace(job, output=output, dead=dead)
-
-
-@pytest.fixture(scope="module")
-def feeder(job: Job) -> Iterator[Feeder]:
-    with Feeder(job.bootstrap, job.name, seed=11) as feeder:
-        yield feeder
-
-
-@pytest.fixture(scope="module")
-def drill(job: Job, feeder: Feeder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
-    def write(path: Path, shards: int) -> Path:
-        return replace(job, shards=shards).write(path)
-
-    with log_of(job) as log, Drill(write, tmp_path_factory.mktemp("drill"), log) as drill:
-        yield drill
 
 
 @pytest.mark.parametrize("point", DEATHS)

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from budget import LARGE
+from engine import sim_kafka
+from engine.simulation import World
 from joinery_runtime.core.table import blob
 
 
@@ -12,3 +17,18 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> None:
     of traces are (test_traces.py): to pack the few rows of a simulated segment takes a fifth of its time."""
     if LARGE:
         monkeypatch.setattr(blob, "FEW_ROWS", 0)
+
+
+@pytest.fixture
+def simulated_topics() -> Iterator[None]:
+    """Topics in memory, for drivers of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        sim_kafka.install(patch)
+        yield
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()

@@ -12,7 +12,7 @@ import pyarrow as pa
 from engine.sim_kafka import SimTopic
 from engine.sim_process import FAILURES, IN_TASK, call
 from joinery_runtime.errors import OutputUnavailable
-from joinery_runtime.sinks.base import Attempt, AttemptId, Prompt, Receipt, Rows, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptId, AttemptRows, HoldsNoRows, Receipt, Takeover
 from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
 from joinery_runtime.store_identity import StoreIdentity
@@ -27,7 +27,7 @@ class Transaction:
     actions: list[Callable[[], None]] = field(default_factory=list)
 
 
-class SimSink(Prompt):
+class SimSink(HoldsNoRows):
     """`table` is filled in the commit's transaction, as in Postgres, `files` after it, by renaming, `topic` before it,
     by the Kafka sink's own code. `staged` and `partial` hold what no commit has named yet, by attempt."""
 
@@ -103,14 +103,14 @@ class SimWriter:
     def __init__(self, sink: SimSink) -> None:
         self._sink, self._producers = sink, Producers()
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         receipt = call(f"{self._sink.name}.write", IN_TASK, lambda: self._stage(attempt.id, rows), sink_error)
         if self._sink.with_topic:
             topic: Any = self._sink.topic
             PartWrite(topic, self._sink.names, attempt, rows, self._producers).run()
         return receipt
 
-    def _stage(self, attempt: AttemptId, rows: Rows) -> Receipt:
+    def _stage(self, attempt: AttemptId, rows: AttemptRows) -> Receipt:
         sink = self._sink
         assert str(attempt) not in sink.attempts, f"attempt {attempt} is not unique"
         sink.attempts.add(str(attempt))

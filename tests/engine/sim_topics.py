@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from engine.sim_process import CRASHES, IN_TASK, Fault, call
 from joinery_runtime.errors import SourceUnavailable
-from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.records import BadRecord, ByValue, Decoded
 
 
 @dataclass(slots=True)
-class Topic(Exclusive):
+class Topic(UnsharedSource):
     """One input: planner and reader in one. A value of None is an offset without a record (a control record);
     `open_from` is the first offset of a transaction that is open, by partition."""
 

@@ -69,7 +69,7 @@ class PatientProcess(DriverProcess):
         listener = JobListener(
             started=lambda _: call("recovered", CRASHES, lambda: None),
             committed=lambda _: None,
-            trouble=lambda *_: None,
+            retrying=lambda *_: None,
             waiting=stop.expect_an_outage,
         )
         run_until_stopped(self._next_driver, self.planner, stop, listener, Outages(listener, stop, lambda: 0.0))

@@ -59,7 +59,7 @@ class ClosesFromTheStart(Worker):
     """What an earlier epoch has closed is closed again while its segment is there."""
 
     def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
-        again = {part: Horizon(None, horizon.now) for part, horizon in work.plan.horizons.items()}
+        again = {part: Horizon(None, horizon.current) for part, horizon in work.plan.horizons.items()}
         return super().step(replace(work, plan=replace(work.plan, horizons=again)), number, shard, blocks, attempt)
 
 

@@ -15,7 +15,7 @@ from engine.simulation import World
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.engine import chunks
 from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows
+from joinery_runtime.sinks.base import Attempt, AttemptRows, Receipt
 
 HOT = 30  # records of one key on each side
 
@@ -43,12 +43,12 @@ def sizes(batches: Iterator[pa.RecordBatch]) -> list[int]:
 def test_small_batches_become_chunks(
     given: Sequence[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "MAX_ROWS", 10)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 10)
     assert sizes(in_chunks(made(*given))) == expected
 
 
 def test_chunks_are_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "MAX_BYTES", 8 * 10)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 8 * 10)
     assert sizes(in_chunks(made(6, 5, 1))) == [6, 6]
     assert sizes(sliced([batch(0, 25)])) == [10, 10, 5]
 
@@ -80,7 +80,7 @@ def test_what_nobody_reads_is_made_for_its_result() -> None:
 class Recorder(SimWriter):
     """Notes the size of every chunk that is written."""
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         self._sink.chunks += sizes(iter(rows.to_batches()))
         return super().write(attempt, rows)
 
@@ -95,8 +95,8 @@ class RecordingSink(NoTopic):
 
 @pytest.mark.parametrize("job", [INNER, CHAIN])
 def test_a_hot_key_is_written_in_bounded_chunks(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (chunks, core_rows):
-        monkeypatch.setattr(module, "MAX_ROWS", 40)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 40)
+    monkeypatch.setattr(core_rows, "PROJECTED_ROWS", 40)
     text = job.replace('"maxRecordsPerEpoch": 6', '"maxRecordsPerEpoch": 1000')
     world = type("HotWorld", (World,), {"sink_type": RecordingSink, "job_text": text})(tmp_path)
     for name, count in (("orders", HOT), ("payments", HOT), ("refunds", 1)):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine import sim_kafka
 from engine.sim_jobs import INNER
 from engine.sim_sink import SimSink
 from engine.simulation import World
@@ -40,19 +39,7 @@ from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, JobRecord
 from joinery_runtime.store_identity import StoreIdentity
 
-
-@pytest.fixture(autouse=True)
-def _simulated_topics() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        sim_kafka.install(patch)
-        yield
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("simulated_topics")
 
 
 def fill(world: World, count: int, *, first: int = 0) -> None:

@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from engine import sim_kafka
 from engine.audit import Auditor
 from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import ChainWorld, FullWorld, World
 from joinery_runtime.engine.driver import Driver
 
+pytestmark = pytest.mark.usefixtures("simulated_topics")
+
 IDLE = 45  # milliseconds, longer than an input's idleTimeout
-
-
-@pytest.fixture(autouse=True)
-def _simulated_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    sim_kafka.install(monkeypatch)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from job.resources import job
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import KeptRun
@@ -46,7 +46,7 @@ def run_of(keys: Sequence[str], side: int = 0, step: StepSpec = STEP) -> Run:
     }
     columns = {field.name: pa.array(values[field.name], field.type) for field in described.schema}
     rows = pa.record_batch(columns, schema=described.schema)
-    return Run.sort(prepare(described, rows, 0, np.arange(len(keys))).rows)
+    return Run.sort(prepare(described, DecodedRecords(rows, 0, np.arange(len(keys)))).rows)
 
 
 def counted(segments: Sequence[Sequence[str]]) -> dict[str, int]:

@@ -119,9 +119,9 @@ class Heard:
             self.started.append,
             self.committed.append,
             lambda *what: self.trouble.append(what),
-            noticed=self.noticed.append,
+            warned=self.noticed.append,
             waiting=self.waiting.append,
-            back=self.back.append,
+            recovered=self.back.append,
         )
 
 
@@ -244,7 +244,7 @@ def test_a_recovery_ends_the_outage_of_the_store_and_says_nothing_of_others() ->
         heard = Heard()
         drivers = iter([Scripted(iter([away])), pending := Scripted(iter([PLAN, None]), pending=True)])
         stop = Waits()
-        listener = replace(heard.listener, back=lambda o: back.append((o.error.system, pending.committed)))
+        listener = replace(heard.listener, recovered=lambda o: back.append((o.error.system, pending.committed)))
         pending.on_commit = lambda: setattr(pending, "pending", False)
         run_until_stopped(
             cast(Callable[[], Driver], lambda: next(drivers)),  # noqa: B023

@@ -120,7 +120,7 @@ def test_large_records_that_nobody_expected_are_read_in_small_epochs(
     driver, planner = world.new_driver()
     noticed: list[str] = []
     listener = JobListener(
-        lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), noticed=noticed.append
+        lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), warned=noticed.append
     )
     made: list[Driver] = []
 

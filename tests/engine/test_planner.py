@@ -17,7 +17,7 @@ from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.engine.planner import Planner, PlanSettings
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, StoredOffsets
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets, UnsharedSource
 
 IDLE_MS, CHECKPOINT_MS = 1_000, 60_000
 ORDERS = [PartitionRef("orders", "orders", p) for p in range(2)]
@@ -25,7 +25,7 @@ PAYMENTS = [PartitionRef("payments", "payments", 0)]
 
 
 @dataclass
-class Source(Exclusive):
+class Source(UnsharedSource):
     """Partitions by their start and end offsets; a stored position replaces the start."""
 
     ends: dict[PartitionRef, tuple[int, int]]

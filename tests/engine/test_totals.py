@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count
-from pathlib import Path
 
 import pytest
 
-from engine import sim_kafka
 from engine.simulation import World
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 
-
-@pytest.fixture(autouse=True)
-def _simulated_topics() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        sim_kafka.install(patch)
-        yield
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
-
+pytestmark = pytest.mark.usefixtures("simulated_topics")
 
 _identifiers = count(1)
 

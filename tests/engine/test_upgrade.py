@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from engine import sim_kafka
 from engine.simulation import World
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.segment import STATE_VERSION, encode
@@ -18,14 +17,9 @@ from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import JobRecord
 
+pytestmark = pytest.mark.usefixtures("simulated_topics")
+
 PIN = f"before-state-version-{STATE_VERSION + 1}-epoch-1"
-
-
-@pytest.fixture(autouse=True)
-def _simulated_topics() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        sim_kafka.install(patch)
-        yield
 
 
 @pytest.fixture

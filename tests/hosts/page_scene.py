@@ -14,7 +14,7 @@ from typing import Any
 
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import JobListener, Outage, Progress, Scaling
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Scaling
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.hosts.status import Board
@@ -147,7 +147,7 @@ class DayOfAJob:
             parts=self.part_sizes,
         )
         ran = 0.18 + 0.05 * math.sin(self.epoch)
-        self.listener.committed(Progress(report, ran + 0.07, ran, 0.055))
+        self.listener.committed(CommittedEpoch(report, ran + 0.07, ran, 0.055))
 
     def away(self, outage: Outage) -> None:
         self.board.recording_outages(NOBODY).waiting(outage)

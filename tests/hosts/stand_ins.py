@@ -17,7 +17,7 @@ from e2e.spark_trace import first_time
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, SinkWriter
+from joinery_runtime.sinks.base import Attempt, AttemptRows, Receipt, SinkWriter
 from joinery_runtime.sources.base import Range
 
 PATIENCE_S = 300
@@ -68,7 +68,7 @@ class FailsAfterwards:
     writer: SinkWriter
     directory: Path
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         receipt = self.writer.write(attempt, rows)
         if first_time(self.directory / f"{attempt.id.epoch}-{attempt.id.shard}"):
             raise OSError("the machine is on fire")
@@ -82,7 +82,7 @@ class KillsItsExecutor:
     writer: SinkWriter
     directory: Path
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         receipt = self.writer.write(attempt, rows)
         if attempt.id.shard == 0 and first_time(self.directory / f"{attempt.id.epoch}"):
             os.kill(_parent_of(os.getppid()), signal.SIGKILL)  # of the daemon that has forked this process
@@ -100,7 +100,7 @@ class WaitsForTheOther:
     writer: SinkWriter
     directory: Path
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         if attempt.id.shard == 0:
             second = self.directory / f"{attempt.id.epoch}-second"
             if first_time(self.directory / f"{attempt.id.epoch}-first"):

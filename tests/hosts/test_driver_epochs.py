@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from hosts.visits import JOB
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.loop import JobListener
@@ -239,24 +240,6 @@ def test_only_a_spark_on_this_machine_is_started_meanwhile(
     assert may_run_here(master) is here
     monkeypatch.setenv(WAIT_FOR_SPARK, "1")
     assert not may_run_here(master)
-
-
-JOB = """
-apiVersion: joinery.dev/v1alpha1
-kind: SessionWindow
-metadata: {name: visits}
-spec:
-  input:
-    name: clicks
-    file: {path: clicks.jsonl}
-    format: json
-    schema: [{name: user, type: string}, {name: ts, type: timestamp}]
-    eventTime: ts
-  groupBy: [user]
-  gap: 30s
-  maxDuration: 1h
-  output: {file: {path: out}}
-"""
 
 
 class Closing:

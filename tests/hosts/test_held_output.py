@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 
 from cli.commands import Joinery, runner
-from joinery_runtime.engine.loop import JobListener, Progress
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.job import load_job
 
@@ -63,11 +63,11 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def run(
-    path: Path, committed: Callable[[Progress], None] = lambda _: None, stop: Event | None = None
-) -> list[Progress]:
-    seen: list[Progress] = []
+    path: Path, committed: Callable[[CommittedEpoch], None] = lambda _: None, stop: Event | None = None
+) -> list[CommittedEpoch]:
+    seen: list[CommittedEpoch] = []
 
-    def heard(progress: Progress) -> None:
+    def heard(progress: CommittedEpoch) -> None:
         seen.append(progress)
         committed(progress)
 
@@ -111,7 +111,7 @@ def stored(postgres_dsn: str, kind: str) -> str:
 
 
 def run_until_it_dies(path: Path) -> None:
-    def die(progress: Progress) -> None:
+    def die(progress: CommittedEpoch) -> None:
         if progress.report.held > 10:
             raise Crash
 

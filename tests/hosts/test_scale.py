@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.engine.loop import JobListener, Progress, Scaling
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling
 from joinery_runtime.hosts import scale
 from joinery_runtime.hosts.scale import Rescaler, ScaleFile
 from joinery_runtime.job.crd import SCALE_FILE, Scale
@@ -55,7 +55,7 @@ class Follower:
         monkeypatch.setenv(SCALE_FILE, str(self.path))
         self.path.write_text(text)
         nothing: Any = lambda *_: None  # noqa: E731
-        listener = JobListener(nothing, nothing, nothing, noticed=self.said.append, scaled=self.scaled.append)
+        listener = JobListener(nothing, nothing, nothing, warned=self.said.append, scaled=self.scaled.append)
         job: Any = JobSpec.model_construct(spark=SparkSpec.model_validate({"executor": {"cores": 2}}), **(spec or {}))
         context: Any = cluster
         self.listener = Rescaler(job, self.planner, lambda: context, listener, lambda: self.now).listening()
@@ -70,7 +70,7 @@ class Follower:
 
     def epoch(self, records: int) -> None:
         report: Any = SimpleNamespace(rows_in={"a": records})
-        self.listener.committed(Progress(report, 1.0))
+        self.listener.committed(CommittedEpoch(report, 1.0))
 
 
 def test_shards_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from hosts.visits import JOB
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.loop import JobListener, Outages
@@ -31,23 +32,6 @@ from joinery_runtime.sinks.base import Takeover
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, Standing
-
-JOB = """
-apiVersion: joinery.dev/v1alpha1
-kind: SessionWindow
-metadata: {name: visits}
-spec:
-  input:
-    name: clicks
-    file: {path: clicks.jsonl}
-    format: json
-    schema: [{name: user, type: string}, {name: ts, type: timestamp}]
-    eventTime: ts
-  groupBy: [user]
-  gap: 30s
-  maxDuration: 1h
-  output: {file: {path: out}}
-"""
 
 
 @pytest.mark.parametrize("kind", [AggregateError, ExpressionError, RecordError])

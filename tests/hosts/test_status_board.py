@@ -21,7 +21,7 @@ from joinery_runtime.core.compile import compile_job, compile_join
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
-from joinery_runtime.engine.loop import JobListener, Outage, Progress, Scaling
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Scaling
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import OutputUnavailable, PartitionsLost, SourceUnavailable, StoreUnavailable, Unavailable
@@ -30,7 +30,7 @@ from joinery_runtime.hosts.status.board import RATE_WINDOW_S, REFRESH_EVERY_S, S
 from joinery_runtime.hosts.status.document import driver_status
 from joinery_runtime.job.crd import DriverStatus, HotKey, SavepointStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
-from joinery_runtime.state.store import Savepoint
+from joinery_runtime.state.store import StoredSavepoint
 
 SYSTEMS = ("input", "output", "store")
 NOW = 1_700_000_100.0  # seconds, on the wall
@@ -101,7 +101,7 @@ class Scene:
         self.board = Board("job", ["orders", "payments"], self.liveness, lambda: NOW, lambda: self.now)
         self.driver: Any = FakeDriver()
         self.idle: dict[str, tuple[str, ...]] = {}
-        self.savepoints: list[Savepoint] = []
+        self.savepoints: list[StoredSavepoint] = []
         self.asked = 0
         self.heard: list[str] = []
         behind = JobListener(
@@ -116,12 +116,12 @@ class Scene:
         told = self.board.recording_outages(behind)
         self.listener = self.board.recording(told, idle=lambda: self.idle, savepoints=self._savepoints)
 
-    def _savepoints(self) -> list[Savepoint]:
+    def _savepoints(self) -> list[StoredSavepoint]:
         self.asked += 1
         return self.savepoints
 
     def commit(self, **changes: Any) -> None:
-        self.listener.committed(Progress(report(**changes), 0.5))
+        self.listener.committed(CommittedEpoch(report(**changes), 0.5))
 
     @property
     def status(self) -> DriverStatus:
@@ -258,8 +258,8 @@ def test_everything_is_passed_on(scene: Scene) -> None:
     scene.listener.started(scene.driver)
     scene.listener.polled(scene.driver)
     scene.commit()
-    scene.listener.trouble(PartitionsLost("taken"), 0.25)
-    scene.listener.noticed("hot")
+    scene.listener.retrying(PartitionsLost("taken"), 0.25)
+    scene.listener.warned("hot")
     assert scene.heard == ["started", "polled", "committed", "trouble", "hot"]
 
 
@@ -294,14 +294,14 @@ def test_a_system_that_is_away_takes_the_readiness_until_it_is_back(
     assert seconds == {system: 30.0 if system == error.system else 0.0 for system in SYSTEMS}
     scene.listener.started(scene.driver)  # a driver that recovers has not asked the input or the output yet
     assert (scene.status.ready, scene.status.last_error) == (False, "away")
-    scene.listener.back(outage)
+    scene.listener.recovered(outage)
     assert (scene.status.ready, scene.status.last_error, scene.status.waiting) == (True, None, None)
     assert scene.heard == ["started", "waiting", "started", "back"]
 
 
 def test_other_troubles_leave_it_ready_and_an_epoch_ends_them(scene: Scene) -> None:
     scene.listener.started(scene.driver)
-    scene.listener.trouble(PartitionsLost("taken"), 0.25)
+    scene.listener.retrying(PartitionsLost("taken"), 0.25)
     assert (scene.status.ready, scene.status.last_error) == (True, "taken")
     scene.commit()
     assert scene.status.last_error is None
@@ -318,14 +318,14 @@ def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scen
     settling = scene.board.recording(behind, idle=dict, savepoints=list, settle=True)
     settling.started(scene.driver)
     assert (scene.status.ready, scene.board.snapshot.ready) == (False, False)
-    settling.committed(Progress(report(epoch=7), 0.5))
+    settling.committed(CommittedEpoch(report(epoch=7), 0.5))
     status = scene.status
     assert (status.ready, status.epoch, status.committed) == (False, 7, 0)
     assert scene.board.snapshot.committed == 1  # the metric is of all that this process did
     own = scene.board.recording(behind, idle=dict, savepoints=list)
     own.started(scene.driver)
     assert (scene.status.ready, scene.status.committed) == (True, 0)
-    own.committed(Progress(report(epoch=8), 0.5))
+    own.committed(CommittedEpoch(report(epoch=8), 0.5))
     assert (scene.status.epoch, scene.status.committed) == (8, 1)
 
 
@@ -347,7 +347,7 @@ def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> N
 
 
 def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None:
-    old = Savepoint(name="old", epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
+    old = StoredSavepoint(name="old", epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
     scene.savepoints = [replace(old, name="new", epoch=9, committed=7, created_at=MARK + 5), old]
     for _ in range(3):
         scene.listener.polled(scene.driver)
@@ -363,7 +363,9 @@ def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None
 
 
 def test_a_savepoint_with_a_name_that_is_too_long_does_not_break_the_status(scene: Scene) -> None:
-    scene.savepoints = [Savepoint("x" * 300, epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")]
+    scene.savepoints = [
+        StoredSavepoint("x" * 300, epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
+    ]
     scene.listener.polled(scene.driver)
     assert scene.status.last_savepoint is not None
     assert scene.status.last_savepoint.name == "x" * 253
@@ -387,7 +389,7 @@ def test_signs_of_life(scene: Scene, sign: str) -> None:
     elif sign == "epoch":
         scene.commit()
     elif sign == "trouble":
-        scene.listener.trouble(PartitionsLost("away"), 30)
+        scene.listener.retrying(PartitionsLost("away"), 30)
     elif sign == "outage":
         scene.listener.waiting(Outage(StoreUnavailable("away"), NOW, 30))
     else:
@@ -469,7 +471,7 @@ def test_metrics(scene: Scene, site: Site) -> None:
     scene.commit()
     scene.driver.paused = {"orders": "full"}
     scene.listener.polled(scene.driver)
-    scene.listener.trouble(PartitionsLost("taken"), 0.25)
+    scene.listener.retrying(PartitionsLost("taken"), 0.25)
     scene.board.spark(2)
     scene.listener.scaled(Scaling(8, 4, "4 executors instead of 2"))
     expected = {

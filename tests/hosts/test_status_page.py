@@ -31,7 +31,7 @@ PICTURES = ROOT / "docs/images"
 def day() -> DayOfAJob:
     day = DayOfAJob()
     day.run(2 * 3600, every=30)
-    day.run(900)
+    day.run(960)
     day.scaled()
     return day
 

@@ -13,7 +13,6 @@ import pytest
 from numba import types
 
 from joinery_runtime.sources import compiled
-from joinery_runtime.sources.kernels import kernel, part
 
 SOURCE = """
 from numba import types
@@ -26,6 +25,21 @@ def twice(number):
 @kernel(types.int64)
 def twice_and_one(number):
     return twice(number) + 1
+"""
+TOTALS = """
+from numba import types
+from joinery_runtime.sources.kernels import kernel, part
+
+@part
+def at(numbers, row):
+    return numbers[row]
+
+@kernel(types.Array(types.int64, 1, "C"))
+def total(numbers):
+    found = 0
+    for row in range(len(numbers)):
+        found += at(numbers, row)
+    return found
 """
 Load = Callable[[], Any]
 
@@ -47,15 +61,16 @@ def folder(tmp_path: Path) -> Path:
 def load(folder: Path, home: Path) -> Load:
     """What a new process would get: the kernel, from a module that is imported anew."""
 
-    def loaded() -> Any:
-        spec = importlib.util.spec_from_file_location("sums", folder / "sums.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.twice_and_one
+    return lambda: imported(folder / "sums.py").twice_and_one
 
-    return loaded
+
+def imported(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def came_from_cache(kernel: Any) -> bool:
@@ -162,18 +177,8 @@ def test_what_cannot_be_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch
         compiled.kernels.cache_clear()
 
 
-def test_kernels_count_no_references() -> None:
-    """Counting takes a third of the time of reading, and threads wait for each other's counts."""
-
-    @part
-    def at(numbers: Any, row: int) -> Any:
-        return numbers[row]
-
-    def total(numbers: Any) -> int:
-        found = 0
-        for row in range(len(numbers)):
-            found += at(numbers, row)
-        return found
-
+def test_kernels_count_no_references(folder: Path, home: Path) -> None:
+    """Counting took a third of the time of reading, and threads waited for each other's counts."""
+    (folder / "totals.py").write_text(TOTALS)
     signature = (types.Array(types.int64, 1, "C"),)
-    assert "NRT_incref" not in kernel(*signature)(total).inspect_llvm(signature)  # type: ignore[attr-defined]
+    assert "NRT_incref" not in imported(folder / "totals.py").total.inspect_llvm(signature)

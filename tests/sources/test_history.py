@@ -30,7 +30,7 @@ from joinery_runtime.engine.read_report import ReadCounter
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 from joinery_runtime.sources import decoder_for, factory, planner_for, reader_for
-from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.history import of_files
 from stores import STORE
 
@@ -38,7 +38,7 @@ UNTIL, DELAY, IDLE_MS = 100, 5, 1_000
 
 
 @dataclass
-class Topic(Exclusive):
+class Topic(UnsharedSource):
     """The event times of a topic's records by partition, planner and reader in one; `begin` is the earliest offset that
     is still there, `others` are partitions that another member of the group has."""
 

@@ -23,7 +23,7 @@ from joinery_runtime.sources.formats import json as json_format
 from joinery_runtime.sources.json_compiled import JsonKernel, follows
 from joinery_runtime.sources.json_judge import JsonJudge
 from joinery_runtime.sources.json_paths import NestedJudge, is_nested
-from joinery_runtime.sources.json_texts import Node, tree
+from joinery_runtime.sources.json_texts import WantedValue, tree
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
 TYPES = [
@@ -308,7 +308,7 @@ def paths_of(random: Random, schema: pa.Schema) -> dict[str, Path]:
     return found
 
 
-def around(random: Random, node: Node, schema: pa.Schema, *, strange: float) -> str:
+def around(random: Random, node: WantedValue, schema: pa.Schema, *, strange: float) -> str:
     """A value that has what is wanted of it, and by this chance something else."""
     if random.random() < strange:
         return random.choice(OTHER)(random)
@@ -317,12 +317,14 @@ def around(random: Random, node: Node, schema: pa.Schema, *, strange: float) -> 
     space = random.choice(["", "", " ", "\n"])
     if any(isinstance(step, int) for step in node.inner):
         size = random.randint(0, max(step for step in node.inner if isinstance(step, int)) + 2)
-        listed = [around(random, node.inner.get(i, Node()), schema, strange=strange) for i in range(size)]
+        listed = [around(random, node.inner.get(i, WantedValue()), schema, strange=strange) for i in range(size)]
         return f"[{space}{f'{space},{space}'.join(listed)}{space}]"
     names = [step for step in node.inner if isinstance(step, str)]
     if random.random() < strange:
         names = random.choices([*names, "other"], k=random.randint(0, len(names) + 1))
-    fields = [f'"{name}":{around(random, node.inner.get(name, Node()), schema, strange=strange)}' for name in names]
+    fields = [
+        f'"{name}":{around(random, node.inner.get(name, WantedValue()), schema, strange=strange)}' for name in names
+    ]
     return f"{{{space}{f',{space}'.join(fields)}{space}}}"
 
 

@@ -20,7 +20,7 @@ from joinery_devkit.kafka_tls import self_signed
 from joinery_runtime.errors import DataLoss, SourceError, SourceUnavailable
 from joinery_runtime.sources import Bounds, Range, SourceReader, StoredOffsets, planner_for, reader_for
 from joinery_runtime.sources.base import RawBatch
-from joinery_runtime.sources.kafka_clients import Event
+from joinery_runtime.sources.kafka_clients import ConsumerEvent
 from sources.kafka_bench import bounds_of, eventually, joined, kafka_input, plain, planning, ref, unique
 from sources.kafka_bench import send as send_to
 from stores import STORE
@@ -266,13 +266,13 @@ def test_old_news_of_lost_records_loses_nothing(broker, topic, send, way) -> Non
     reader = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
     assert read(reader, topic, 1, 2) == [(1, b"b")]
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-    news = told(reader, Event(error, topic, 0))
+    news = told(reader, ConsumerEvent(error, topic, 0))
     assert read(reader, topic, 2, 3) == [(2, b"c")]
     assert news == []
     reader.close()
 
 
-def told(reader: Any, event: Event) -> list[Event]:
+def told(reader: Any, event: ConsumerEvent) -> list[ConsumerEvent]:
     """Has the reader's client tell this first; the list is empty once it has."""
     client, news = reader._client, [event]
     fetch = client.fetch
@@ -337,7 +337,7 @@ def test_an_error_of_a_partition_that_is_not_read_now_stops_nothing(broker, topi
     send([b"a", b"b", b"c"], partition=1)
     assert records(reader.read(Range(ref(topic, 0), 0, 1), Range(ref(topic, 1), 0, 1))) == {0: [0], 1: [0]}
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-    news = told(reader, Event(error, topic, 1))
+    news = told(reader, ConsumerEvent(error, topic, 1))
     assert records(reader.read(Range(ref(topic, 0), 1, 2))) == {0: [1]}
     assert records(reader.read(Range(ref(topic, 1), 1, 3))) == {1: [1, 2]}
     assert news == []
@@ -360,7 +360,7 @@ class Unsettled(AdminClient):
 
 @pytest.fixture
 def unsettled(monkeypatch) -> type[Unsettled]:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_admin.AdminClient", Unsettled)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata.AdminClient", Unsettled)
     return Unsettled
 
 
@@ -400,13 +400,13 @@ def silent_server() -> Iterator[str]:
 
 
 def test_a_broker_that_never_answers(silent_server, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
     with pytest.raises(SourceUnavailable, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
         bounds_of(kafka_input(silent_server, "any"))
 
 
 def test_a_port_that_speaks_tls_is_recognised(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 0.5)
     key, certificate = self_signed(tmp_path / "store", "127.0.0.1")
     (tmp_path / "both.pem").write_text(key + certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -442,7 +442,7 @@ def test_a_task_without_a_broker_does_not_say_that_the_topic_is_missing(monkeypa
 
 
 def test_no_broker_at_all(monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
     with pytest.raises(SourceUnavailable, match=r"does not answer: waited 1 s; .*Connection refused"):
         bounds_of(kafka_input("127.0.0.1:1", "any"))
 

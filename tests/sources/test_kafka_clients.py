@@ -22,7 +22,7 @@ from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.sources import Range, kafka_clients, librdkafka, reader_for
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
-from joinery_runtime.sources.kafka_clients import BatchClient, Event, MessageClient, RecordClient, open_client
+from joinery_runtime.sources.kafka_clients import BatchClient, ConsumerEvent, MessageClient, RecordClient, open_client
 from sources.kafka_bench import kafka_input, ref, send, unique
 
 services = pytest.mark.services
@@ -64,10 +64,10 @@ def rows_of(batch: RawBatch) -> list[Row]:
 
 
 def fetched(
-    client: RecordClient, until: Callable[[list[RawBatch], list[Event]], bool]
-) -> tuple[list[RawBatch], list[Event]]:
+    client: RecordClient, until: Callable[[list[RawBatch], list[ConsumerEvent]], bool]
+) -> tuple[list[RawBatch], list[ConsumerEvent]]:
     batches: list[RawBatch] = []
-    events: list[Event] = []
+    events: list[ConsumerEvent] = []
     for _ in range(600):
         more, news = client.fetch(1_000, 0.05)
         batches += more
@@ -77,7 +77,7 @@ def fetched(
     raise AssertionError((batches, events))
 
 
-def ends(count: int) -> Callable[[list[RawBatch], list[Event]], bool]:
+def ends(count: int) -> Callable[[list[RawBatch], list[ConsumerEvent]], bool]:
     return lambda _, events: sum(each.error.code() == KafkaError._PARTITION_EOF for each in events) >= count
 
 

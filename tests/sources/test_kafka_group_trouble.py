@@ -60,7 +60,7 @@ def test_a_group_that_may_not_be_joined(guarded) -> None:
 
 
 def test_a_dead_broker_does_not_keep_the_driver_from_ending(guarded, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
     guarded.create_topic("dying")
     planner = planner_for(kafka_input(guarded.bootstrap, "dying"), "job", STORE)
     joined(planner)

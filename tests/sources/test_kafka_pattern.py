@@ -154,7 +154,7 @@ def test_stored_offsets_of_topics_that_no_longer_match_do_not_count(broker, pref
 
 
 def test_errors_say_which_topics(prefix, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_admin._ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 0.5)
     with (
         planning(kafka_input("127.0.0.1:1", topicPattern=f"{prefix}.*")) as planner,
         pytest.raises(SourceError, match=rf"does not answer: .*topics like '{prefix}\.\*', bootstrapServers"),

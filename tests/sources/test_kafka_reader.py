@@ -14,7 +14,7 @@ from joinery_runtime.errors import SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources import kafka_reader
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
-from joinery_runtime.sources.kafka_clients import Event
+from joinery_runtime.sources.kafka_clients import ConsumerEvent
 from joinery_runtime.sources.kafka_reader import KafkaReader
 
 PLACE = PartitionRef("orders", "orders", 0)
@@ -39,7 +39,7 @@ class Client:
     def unassign(self, refs: Iterable[PartitionRef]) -> None:
         pass
 
-    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[Event]]:
+    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
         given, self.batches = self.batches, []
         return given, []
 

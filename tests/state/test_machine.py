@@ -17,7 +17,7 @@ from joinery_runtime.errors import StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import EpochRecord, JobRecord, Savepoint, Standing, StateStore
+from joinery_runtime.state.store import EpochRecord, JobRecord, Standing, StateStore, StoredSavepoint
 from state.values import commit_of, segment
 
 NAMES = ("sp1", "sp2")
@@ -40,7 +40,7 @@ def without_clock(answer: Any) -> Any:
         return [without_clock(item) for item in answer]
     if isinstance(answer, EpochRecord):
         return replace(answer, committed_at=0)
-    if isinstance(answer, Savepoint):
+    if isinstance(answer, StoredSavepoint):
         return replace(answer, created_at=0, lineage="")
     if isinstance(answer, JobRecord):
         return replace(answer, lineage="")  # each store makes its own

@@ -36,7 +36,7 @@ PAGES = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ClickLoad:
     """`clicks` of `users`, `per_second` of event time, each up to `disorder_ms` late on its way to its topic."""
 
     clicks: int = 3_000_000
@@ -67,7 +67,7 @@ class Clicks:
         return Clicks(self.user[chosen], self.page[chosen], self.ts[chosen])
 
 
-def draw(load: Load) -> Clicks:
+def draw(load: ClickLoad) -> Clicks:
     """Visits begin at any time; a visitor's clicks are about BETWEEN_CLICKS_MS apart, so that visits are sessions but
     where they meet or pause."""
     chance = np.random.default_rng(load.seed)
@@ -125,7 +125,7 @@ def make(seed: int, clicks: int, partitions: int) -> list[GeneratedRecord]:
     Those that are `slow` come after the watermark, but in time (S5): into sessions that have gone out already, between
     two of them, or before one. Those that are `late` come too late, of visitors who have no other clicks.
     """
-    load = Load(clicks, max(1, clicks // 40), partitions, seed, max(1, clicks // 3600), disorder_ms=0)
+    load = ClickLoad(clicks, max(1, clicks // 40), partitions, seed, max(1, clicks // 3600), disorder_ms=0)
     drawn, chance = draw(load), random.Random(seed)
     shares = (1 - sum(_SHARES), *_SHARES[1:])
     kinds = chance.choices(_ACCIDENTS, shares, k=len(drawn))

@@ -34,6 +34,7 @@ from joinery_devkit.environment import java_command
 from joinery_devkit.kafka import KafkaBroker, kafka_jars
 from joinery_devkit.playground import write_environment
 from joinery_devkit.processes import deadline_after
+from joinery_devkit.verify_plan import CheckResult
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.state.embedded import embedded_postgres
 
@@ -46,13 +47,6 @@ Kept until Ctrl-C. In another terminal:
     joinery state stats {job}
     joinery run {job} --status-port 8998    # goes on where it stopped; its page is http://localhost:8998/
 """
-
-
-class Verdict(Protocol):
-    """Its text says what was found."""
-
-    @property
-    def ok(self) -> bool: ...
 
 
 class Scenario(Protocol):
@@ -72,7 +66,7 @@ class Scenario(Protocol):
         """The job's file."""
         ...
 
-    def judge(self, job_file: Path, bootstrap: str, table: Rows) -> Verdict: ...
+    def judge(self, job_file: Path, bootstrap: str, table: Rows) -> CheckResult: ...
 
 
 SCENARIOS: Mapping[str, Scenario] = {"joins": Joins(), "sessions": SessionsOfClicks()}
@@ -87,7 +81,7 @@ class Size:
     seed: int
 
 
-def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False) -> Verdict:
+def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False) -> CheckResult:
     """Runs it all and returns the verdict; with `keep`, once it is interrupted. Raises JoineryError."""
     began = time.monotonic()
     java_command()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
@@ -26,11 +29,21 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "joinery"
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """While it is entered, nobody else on this machine is in with the same file: others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
 @functools.cache
 def java_command() -> str:
     """The path of a `java` that is new enough for Spark and Kafka."""
     java = _find_java()
-    version = _java_version(java)
+    done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    version = parse_java_version(java, done.stdout + done.stderr)
     if version < MIN_JAVA:
         raise EnvironmentProblem("Java is too old", facts=f"{java} is version {version}", todo=GET_JAVA)
     return java
@@ -47,11 +60,6 @@ def _find_java() -> str:
     if found is None:
         raise EnvironmentProblem("Java is missing", facts="no `java` on PATH and JAVA_HOME is not set", todo=GET_JAVA)
     return found
-
-
-def _java_version(java: str) -> int:
-    done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    return parse_java_version(java, done.stdout + done.stderr)
 
 
 def parse_java_version(java: str, banner: str) -> int:

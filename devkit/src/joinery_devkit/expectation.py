@@ -36,7 +36,7 @@ _COLUMN_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReadableRecord:
     """A readable record; `ts` is its event time in milliseconds."""
 
     epoch: int
@@ -51,7 +51,7 @@ class Reading:
     """`rows` are the readable records that were read, per input, `dead` the places of the others that were read,
     `unusable` of all others; `unread` counts records that are in no epoch."""
 
-    rows: Mapping[str, Sequence[Row]]
+    rows: Mapping[str, Sequence[ReadableRecord]]
     dead: frozenset[Place]
     unusable: frozenset[Place]
     unread: int
@@ -60,7 +60,7 @@ class Reading:
 def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading:
     """Every record decoded and put into its epoch."""
     epoch_of = _epochs_of_offsets(log)
-    rows: dict[str, list[Row]] = {side.name: [] for side in job.inputs}
+    rows: dict[str, list[ReadableRecord]] = {side.name: [] for side in job.inputs}
     dead: set[Place] = set()
     unusable: set[Place] = set()
     unread = 0
@@ -74,7 +74,9 @@ def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading
                 if epoch is not None:
                     dead.add(place)
             elif epoch is not None:
-                rows[side.name].append(Row(epoch, record.topic, record.partition, columns[side.event_time], columns))
+                rows[side.name].append(
+                    ReadableRecord(epoch, record.topic, record.partition, columns[side.event_time], columns)
+                )
     return Reading(rows, frozenset(dead), frozenset(unusable), unread)
 
 
@@ -162,7 +164,7 @@ def _register(db: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -> None
     db.unregister("arriving")
 
 
-def _table(side: Input, rows: Sequence[Row]) -> pa.Table:
+def _table(side: Input, rows: Sequence[ReadableRecord]) -> pa.Table:
     columns = {
         name: pa.array([row.columns[name] for row in rows], _COLUMN_TYPES[kind.name])
         for name, kind in side.types.items()

@@ -5,16 +5,14 @@ No registry is named here: both tools know their own, or the mirror that the use
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from joinery_devkit.environment import cache_directory, java_command
+from joinery_devkit.environment import cache_directory, java_command, locked
 from joinery_runtime.errors import EnvironmentProblem
 
 _COPY_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
@@ -30,8 +28,7 @@ def fetch_jars(name: str, coordinates: Sequence[str], *, transitive: bool = True
     folder = cache_directory() / name
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{name}.lock")):
+    with locked(folder.with_name(f"{name}.lock")):
         if not folder.is_dir():
             _download(folder, coordinates, transitive)
     return folder
@@ -40,13 +37,6 @@ def fetch_jars(name: str, coordinates: Sequence[str], *, transitive: bool = True
 def class_path(folder: Path) -> str:
     """Java's notation for every jar in `folder`."""
     return f"{folder}/*"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _download(folder: Path, coordinates: Sequence[str], transitive: bool) -> None:

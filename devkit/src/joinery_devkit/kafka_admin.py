@@ -84,12 +84,8 @@ class KafkaAdmin:
     def _brokers(self, timeout_seconds: float = _ADMIN_SECONDS) -> set[int]:
         return set(self._admin.list_topics(timeout=timeout_seconds).brokers)
 
-    def _serving(self) -> list[str]:
-        """The addresses of the brokers that are up."""
-        return self.bootstrap.split(",")
-
     def _topics_everywhere(self) -> list[Mapping[str, Any]]:
-        addresses = self._serving()
+        addresses = self.bootstrap.split(",")
         if len(addresses) == 1:
             return [_topics(self._admin)]
         # A client that is new asks the one broker that it was told of.

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from joinery_runtime.job.crd.definition import KINDS, SAVEPOINT, custom_resource_definition
 from joinery_runtime.job.crd.shapes import Schema
+from joinery_runtime.job.crd.structural import flow
 
 _HEAD = """# Reference of the resources
 
@@ -18,9 +21,9 @@ Generated from the resource models by `make crds`. `kubectl explain streamjoin.s
 
 A *duration* is text such as `250ms`, `10s` or `1h30m`, or whole milliseconds. *Bytes* are a number, or text such as
 `500M` or `10Gi`. A field without a default may be left out unless it is *required*; a field inside a mapping that is
-left out is not.
+left out is not. The *example* of a mapping has the fields that are required in it, or the first one.
 """
-_TABLE = "| field | type | default | is |\n|---|---|---|---|"
+_TABLE = "| field | type | default | example | is |\n|---|---|---|---|---|"
 
 
 def page() -> str:
@@ -66,11 +69,37 @@ def _rows(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _row(path: str, schema: Schema, of: Schema) -> str:
-    said, _, default = schema["description"].partition(" Default: ")
-    default = f"`{default.removesuffix('.')}`" if default else ""
+    said, _, default = schema["description"].partition(" Example: ")[0].partition(" Default: ")
+    default = _code(default.removesuffix(".")) if default else ""
     if path.rpartition(".")[2] in of.get("required", ()):
         default = "*required*"
-    return f"| `{path}` | {_type(schema)} | {default} | {_cell(said)} |"
+    return f"| `{path}` | {_type(schema)} | {default} | {_code(flow(example(schema)))} | {_cell(said)} |"
+
+
+def example(schema: Schema) -> Any:
+    """A value of the field: the one that its description ends with; else another word than the default, or a mapping of
+    the fields that have to be there. None: there is no example."""
+    _, named, text = schema.get("description", "").partition(" Example: ")
+    if named:
+        return YAML(typ="safe", pure=True).load(text.removesuffix("."))
+    words = schema.get("enum", [True, False] if schema.get("type") == "boolean" else [])
+    if words:
+        return next(word for word in words if word != schema.get("default"))
+    if "items" in schema:
+        inner = example(schema["items"])
+        return None if inner is None else [inner]
+    if "properties" in schema:
+        fields = schema["properties"]
+        return {name: example(fields[name]) for name in schema.get("required", list(fields)[:1])}
+    return (
+        {}
+        if schema == {"type": "object"} | {key: schema[key] for key in ("description", "default") if key in schema}
+        else None
+    )
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`"
 
 
 def _cell(text: str) -> str:

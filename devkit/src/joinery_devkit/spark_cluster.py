@@ -94,7 +94,7 @@ class StandaloneCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the cluster's processes, and of a driver that starts as one of its own."""
+        """The environment of the cluster's processes, and of a driver that starts as one of its own."""
         ours = {
             "SPARK_HOME": str(spark_home()),
             # Settings that this user has for another Spark must not leak in.

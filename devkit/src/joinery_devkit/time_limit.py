@@ -1,7 +1,7 @@
-"""A pytest plugin: no test takes longer than LIMIT_S, and the end of a run names the slowest.
+"""A pytest plugin: no test takes longer than LIMIT_S, and the end of a run names the slowest tests and set-ups.
 
 The limit is one of design, not of patience: a test that takes longer proves too much at once, or waits for nothing. It
-counts the test itself and not the set-up that it shares with others. pytest-timeout ends what hangs. A machine that
+counts the test itself; set-ups, which tests share, are listed apart. pytest-timeout ends what hangs. A machine that
 others keep busy may set another limit in JOINERY_TEST_SECONDS.
 """
 
@@ -14,6 +14,7 @@ import pytest
 
 LIMIT_S = float(os.environ.get("JOINERY_TEST_SECONDS", "60"))
 SLOWEST = 20
+SLOWEST_SET_UPS = 10
 
 
 @pytest.hookimpl(wrapper=True)
@@ -22,13 +23,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     unlimited = item.get_closest_marker("soak") is not None
     if report.when == "call" and report.passed and report.duration > LIMIT_S and not unlimited:
         report.outcome = "failed"
-        report.longrepr = f"It passed, but took {report.duration:.0f} s: more than the {LIMIT_S:.0f} s of a test"
+        report.longrepr = (
+            f"It passed, but took {report.duration:.0f} s: more than the {LIMIT_S:.0f} s of a test (the machine's load "
+            f"was {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores). Make it prove less, or wait for less; where "
+            "others keep the machine busy, set JOINERY_TEST_SECONDS"
+        )
     return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     listed = (report for reports in terminalreporter.stats.values() for report in reports)
-    timed = [report for report in listed if isinstance(report, pytest.TestReport)]
-    terminalreporter.write_sep("=", f"slowest {SLOWEST} tests and set-ups")
-    for report in sorted(timed, key=lambda report: report.duration, reverse=True)[:SLOWEST]:
-        terminalreporter.write_line(f"{report.duration:7.2f} s {report.when:8} {report.nodeid}")
+    timed = sorted((each for each in listed if isinstance(each, pytest.TestReport)), key=lambda each: -each.duration)
+    tests = [report for report in timed if report.when == "call"]
+    shared = [report for report in timed if report.when != "call"]
+    for title, slowest in (("tests", tests[:SLOWEST]), ("set-ups and clean-ups", shared[:SLOWEST_SET_UPS])):
+        terminalreporter.write_sep("=", f"slowest {title}")
+        for report in slowest:
+            terminalreporter.write_line(f"{report.duration:7.2f} s {report.when:8} {report.nodeid}")

@@ -18,6 +18,7 @@ from typing import Any
 from joinery_devkit.expectation import Expectation, Log, Values, expect, read
 from joinery_devkit.topics import Record, milliseconds
 from joinery_devkit.verify_plan import (
+    CheckResult,
     dead_letter_problems,
     dead_letters_exactly_once,
     named,
@@ -29,7 +30,7 @@ from joinery_runtime.job import ColumnType, StreamJoin
 
 
 @dataclass(frozen=True, slots=True)
-class JoinVerdict:
+class JoinVerdict(CheckResult):
     """What came out. `pairs` and `dropped` (by reason) are what the rules demand, `dead_letters` counts the unusable
     records that were read, `unread` records in no epoch; `problems` are sentences with samples, none if all is well.
     """
@@ -44,16 +45,10 @@ class JoinVerdict:
     epochs: int
     problems: tuple[str, ...]
 
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-    def __str__(self) -> str:
-        if self.problems:
-            return "NOT VERIFIED:\n" + "\n".join(f"  - {problem}" for problem in self.problems)
+    def good_news(self) -> str:
         drops = "".join(f", {count:,} {reason.replace('_', ' ')}" for reason, count in sorted(self.dropped.items()))
         return (
-            f"VERIFIED: {self.pairs:,} joined rows, each exactly once{drops}, {self.dead_letters:,} dead letters "
+            f"{self.pairs:,} joined rows, each exactly once{drops}, {self.dead_letters:,} dead letters "
             f"accounted for; the watermarks of {self.epochs:,} epochs follow from the records"
         )
 

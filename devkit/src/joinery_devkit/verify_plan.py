@@ -14,6 +14,24 @@ from joinery_runtime.job import Job
 SAMPLES = 5
 
 
+class CheckResult:
+    """What is said of a run that was checked: `problems` are sentences with samples, none if all is well."""
+
+    __slots__ = ()
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def good_news(self) -> str:
+        """What is said if all is well."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return f"VERIFIED: {self.good_news()}" if self.ok else "NOT VERIFIED:\n  - " + "\n  - ".join(self.problems)
+
+
 def range_problems(log: Log) -> Iterator[str]:
     """Each partition is read without a gap and without an overlap, by epochs whose numbers go up (M3)."""
     ends: dict[Values, tuple[int, int]] = {}

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from joinery_devkit import oracle
-from joinery_devkit.expectation import Log, Reading, Row, Values, read
+from joinery_devkit.expectation import Log, ReadableRecord, Reading, Values, read
 from joinery_devkit.oracle.session_rows import Identify, Output
 from joinery_devkit.topics import Record
 from joinery_devkit.verify_plan import (
+    CheckResult,
     dead_letter_problems,
     dead_letters_exactly_once,
     named,
@@ -36,7 +37,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class SessionVerdict:
+class SessionVerdict(CheckResult):
     """`sessions` and `late` are what the rules demand, `rows` what was read; `problems` are sentences with samples,
     none if all is well."""
 
@@ -47,15 +48,9 @@ class SessionVerdict:
     epochs: int
     problems: tuple[str, ...]
 
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-    def __str__(self) -> str:
-        if self.problems:
-            return "NOT VERIFIED:\n" + "\n".join(f"  - {problem}" for problem in self.problems)
+    def good_news(self) -> str:
         return (
-            f"VERIFIED: {self.sessions:,} sessions of {self.rows - self.late:,} rows, each as brute force finds it, "
+            f"{self.sessions:,} sessions of {self.rows - self.late:,} rows, each as brute force finds it, "
             f"{self.late:,} late, {self.dead_letters:,} dead letters accounted for; the watermarks of "
             f"{self.epochs:,} epochs follow from the records"
         )
@@ -111,12 +106,12 @@ def _only_what_is_known(job: SessionWindow) -> None:
 # --- which rows count -------------------------------------------------------------------------------------------------
 
 
-def _judged(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[Row], Counter[int]]:
+def _judged(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[ReadableRecord], Counter[int]]:
     """The rows that belong to sessions, and how many came too late by epoch (S4, S5)."""
     name, lateness, gap = job.spec.input.name, job.spec.allowed_lateness, job.sessions.gap
     watermarks = {entry["epoch"]: entry["plan"]["watermarks"][name] for entry in log}
 
-    def behind(row: Row, by_ms: int) -> bool:
+    def behind(row: ReadableRecord, by_ms: int) -> bool:
         watermark = watermarks[row.epoch]
         return watermark is not None and row.ts < watermark - by_ms
 
@@ -128,7 +123,7 @@ def _judged(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[Row], 
     return [row for row in reading.rows[name] if id(row) not in dropped], Counter(row.epoch for row in late)
 
 
-def _refuse_near_ones(doubtful: Sequence[Row], rows: Sequence[Row], job: SessionWindow) -> None:
+def _refuse_near_ones(doubtful: Sequence[ReadableRecord], rows: Sequence[ReadableRecord], job: SessionWindow) -> None:
     times: dict[Values, list[int]] = defaultdict(list)
     for row in rows:
         times[_group(row, job)].append(row.ts)
@@ -152,11 +147,11 @@ def _late_problems(late: Counter[int], log: Log, job: SessionWindow) -> Iterator
 # --- what they make ---------------------------------------------------------------------------------------------------
 
 
-def _group(row: Row, job: SessionWindow) -> Values:
+def _group(row: ReadableRecord, job: SessionWindow) -> Values:
     return tuple(row.columns[name] for name in job.sessions.group_by)
 
 
-def _sessions(rows: Iterable[Row], job: SessionWindow, identify: Identify | None) -> Mapping[Values, Output]:
+def _sessions(rows: Iterable[ReadableRecord], job: SessionWindow, identify: Identify | None) -> Mapping[Values, Output]:
     """Every session by `_key`. Raises JoineryError where one reaches the cap."""
     arrived = (oracle.Row(row.partition, 0, row.ts, dict(row.columns)) for row in rows)
     shape = oracle.SessionShape(job, identify or (lambda _: 0))

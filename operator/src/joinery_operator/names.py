@@ -72,7 +72,7 @@ class ChildNames:
         return f"{self._stem}-delete-state"
 
     def savepoint(self, action: Literal["create", "delete"]) -> str:
-        """Of a Savepoint resource: its pod."""
+        """The pod of a Savepoint resource."""
         return f"{self._stem}-{action}"
 
     def executor_prefix(self, attempt: int) -> str:

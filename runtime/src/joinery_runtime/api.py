@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from joinery_runtime.cli.run import Signals
     from joinery_runtime.engine.driver import Driver
-    from joinery_runtime.engine.loop import Outage, Progress
+    from joinery_runtime.engine.loop import CommittedEpoch, Outage
 
 JobLike = Job | str | PathLike[str] | Mapping[str, Any]
 """A job, the path of its file, or a dictionary that holds what its file would."""
@@ -139,16 +139,16 @@ class RunResult:
 
 
 class _Counts:
-    """Of the epochs of one run."""
+    """Adds up the epochs of one run."""
 
-    def __init__(self, stop: Event, on_epoch: Callable[[Progress], None] | None) -> None:
+    def __init__(self, stop: Event, on_epoch: Callable[[CommittedEpoch], None] | None) -> None:
         self._stop, self._on_epoch = stop, on_epoch
         self._epochs = self._rows_out = 0
         self._rows_in: Counter[str] = Counter()
         self._dead: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
 
-    def committed(self, progress: Progress) -> None:
+    def committed(self, progress: CommittedEpoch) -> None:
         report = progress.report
         self._epochs += 1
         self._rows_out += report.rows_out
@@ -212,7 +212,7 @@ def run(
     spark: SparkSession | SparkContext | None = None,
     master: str | None = None,
     stop: Event | None = None,
-    on_epoch: Callable[[Progress], None] | None = None,
+    on_epoch: Callable[[CommittedEpoch], None] | None = None,
     once: bool = False,
 ) -> RunResult:
     """Runs a job until all its inputs have ended or `stop` is set (then after the running epoch); with `once`, to where
@@ -247,7 +247,7 @@ def run(
     def waiting(outage: Outage) -> None:
         warn(f"Waiting for the {outage.error.system}: {outage.error}")
 
-    listener = JobListener(started, counts.committed, lambda error, _: warn(str(error)), noticed=warn, waiting=waiting)
+    listener = JobListener(started, counts.committed, lambda error, _: warn(str(error)), warned=warn, waiting=waiting)
     with without_traces() if spark is None else nullcontext(), nullcontext() if signals is None else _caught(signals):
         run_job(job, listener, stop, master=master, warn=warn, once=once, session=spark)
     return counts.result(job, once=once)

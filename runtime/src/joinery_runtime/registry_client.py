@@ -24,7 +24,7 @@ _MISSING, _DENIED, _REFUSED = 404, (401, 403), (409, 422)  # of HTTP
 Answer = TypeVar("Answer")
 
 
-class Refused(Exception):
+class SchemaRejected(Exception):
     """The registry does not take a schema; the text says why."""
 
 
@@ -62,7 +62,7 @@ class Registry:
             if error.http_status_code == _MISSING:
                 return None
             if error.http_status_code in _REFUSED:
-                raise Refused(facts) from error
+                raise SchemaRejected(facts) from error
             if error.http_status_code in _DENIED:
                 raise self.problem(
                     f"{self.whose}: the schema registry refuses access",

@@ -13,7 +13,7 @@ from core.kinds.asof_shard import asof_step
 from core.step_runs import ran
 from joinery_runtime.core.kinds import asof, interval
 from joinery_runtime.core.kinds.interval import IntervalJoin
-from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepWork
@@ -27,7 +27,8 @@ def rows_of(step: StepSpec, side: int, keys: range) -> pa.RecordBatch:
     intake, count = step.sides[side].intake, len(keys)
     values: dict[str, Any] = {"currency": [str(key) for key in keys], "amount": [1] * count, "rate": [1] * count}
     columns = [pa.array(values.get(field.name, [1_000] * count), field.type) for field in intake.schema]
-    return prepare(intake, pa.RecordBatch.from_arrays(columns, schema=intake.schema), 0, np.arange(count)).rows
+    batch = pa.RecordBatch.from_arrays(columns, schema=intake.schema)
+    return prepare(intake, DecodedRecords(batch, 0, np.arange(count))).rows
 
 
 @pytest.mark.parametrize("module", [interval, asof])

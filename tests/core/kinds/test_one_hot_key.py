@@ -14,7 +14,7 @@ from job.resources import job
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.kinds import interval as join
 from joinery_runtime.core.kinds.interval import IntervalJoin
-from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepWork
@@ -37,7 +37,7 @@ def rows_of(step: StepSpec, side: int, first: int) -> pa.RecordBatch:
     values = {"order_id": ["hot"] * ROWS, "country": [49] * ROWS, "ts": first + np.arange(ROWS) * SPACING_MS}
     columns = [pa.array(values.get(field.name, [None] * ROWS), field.type) for field in intake.schema]
     batch = pa.RecordBatch.from_arrays(columns, schema=intake.schema)
-    return prepare(intake, batch, 0, np.arange(ROWS)).rows
+    return prepare(intake, DecodedRecords(batch, 0, np.arange(ROWS))).rows
 
 
 @pytest.fixture

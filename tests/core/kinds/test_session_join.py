@@ -171,7 +171,7 @@ def test_the_order_of_a_trace() -> None:
 
 def test_a_hot_session_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cells, core_rows):
-        monkeypatch.setattr(module, "MAX_ROWS", 1000)
+        monkeypatch.setattr(module, "PROJECTED_ROWS", 1000)
     shard = Shard(window_step(GAP, "left"))
     left, right = ([Row("a", v % 1000, v) for v in range(of, of + 300)] for of in (0, 1000))
     shard.epoch(None, left, right)

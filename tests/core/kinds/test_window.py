@@ -175,7 +175,7 @@ def test_the_order_of_a_trace() -> None:
 
 def test_a_hot_key_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cells, core_rows):
-        monkeypatch.setattr(module, "MAX_ROWS", 1000)
+        monkeypatch.setattr(module, "PROJECTED_ROWS", 1000)
     shard = Shard(window_step(HOUR, "left"))
     left, right = ([Row("a", v % 60, v) for v in range(of, of + 300)] for of in (0, 1000))
     shard.epoch(None, left, right)
@@ -187,7 +187,7 @@ def test_a_hot_key_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) 
 
 def test_very_many_windows_of_a_row_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cells, window, core_rows):
-        monkeypatch.setattr(module, "MAX_ROWS", 100)
+        monkeypatch.setattr(module, "PROJECTED_ROWS", 100)
     shard = Shard(window_step(WindowJoin(1000, 1), "full"))
     out = shard.epoch(None, [Row("a", 5, 1), Row(None, 5, 2)], [Row("a", 6, 11)])
     assert out == once(*((2, None, start, start + 1000) for start in range(-994, 6)))
@@ -212,7 +212,7 @@ def test_an_epoch_without_anything() -> None:
 
 
 def test_wide_rows_of_a_hot_key_go_out_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_rows, "MAX_BYTES", 2_000)
+    monkeypatch.setattr(core_rows, "PROJECTED_BYTES", 2_000)
     shard = Shard(window_step(HOUR, "inner"))
     left, right = ([Row("a" * 10, v % 60, v) for v in range(of, of + 30)] for of in (0, 1000))
     shard.epoch(None, left, right)

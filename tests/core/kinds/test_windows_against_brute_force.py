@@ -59,7 +59,7 @@ def test_every_epoch_puts_out_the_same(
     rule: Any, kind: str, differ: bool, hasher: Any, history: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (cells, window, core_rows):
-        monkeypatch.setattr(module, "MAX_ROWS", most)
+        monkeypatch.setattr(module, "PROJECTED_ROWS", most)
     shard = Shard(window_step(rule, kind, RESIDUAL if differ else None), hasher)
     expected = brute_force(rule, kind, differ)
     now, seen = -15, 0

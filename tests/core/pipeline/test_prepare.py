@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
-from joinery_runtime.core.pipeline.prepare import Prepared, cut_by_shard, prepare, prepare_joined
+from joinery_runtime.core.pipeline.prepare import (
+    DecodedRecords,
+    Prepared,
+    RecordChecks,
+    cut_by_shard,
+    prepare,
+    prepare_joined,
+)
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.keyhash import key_hash, shard_range
 
@@ -27,7 +34,7 @@ def intake(keys: tuple[str, ...] = ("k",), predicate: str | None = None) -> Inta
 def prepared(rows: list[dict[str, Any]], *, keys: tuple[str, ...] = ("k",), predicate: str | None = None) -> Prepared:
     of = intake(keys, predicate)
     batch = pa.RecordBatch.from_pylist([{"k": 1, "x": 0.5, "ts": 100, "v": "a", **row} for row in rows], schema=SCHEMA)
-    return prepare(of, batch, 3, np.arange(40, 40 + len(rows)))
+    return prepare(of, DecodedRecords(batch, 3, np.arange(40, 40 + len(rows))))
 
 
 def test_a_prepared_row_has_hash_time_place_and_the_stored_columns() -> None:
@@ -93,7 +100,7 @@ def test_a_row_on_which_an_expression_of_the_output_fails_is_reported_where_it_g
     batch = pa.RecordBatch.from_pylist(
         [{"k": 1, "x": 0.5, "ts": 100, "v": v} for v in ("1", "skip", "x", "3", "2147483648")], schema=SCHEMA
     )
-    found = prepare(of, batch, 3, np.arange(40, 45))
+    found = prepare(of, DecodedRecords(batch, 3, np.arange(40, 45)))
     assert list(found.bad) == ([1, 2, 4] if preserved else [2, 4])
     assert found.rows.column("$offset").to_pylist() == [40, 43]
 
@@ -104,7 +111,7 @@ def test_a_row_that_cannot_be_compared_is_reported_unless_it_cannot_match_at_all
         [{"k": k, "x": 0.5, "ts": 100, "v": v} for k, v in ((1, "1"), (1, "skip"), (1, "x"), (None, "y"))],
         schema=SCHEMA,
     )
-    found = prepare(of, batch, 3, np.arange(40, 44))
+    found = prepare(of, DecodedRecords(batch, 3, np.arange(40, 44)))
     assert list(found.bad) == [2]
     assert found.rows.column("$offset").to_pylist() == [40, 41, 43]
 
@@ -147,7 +154,7 @@ def test_cut_by_shard_gives_every_row_to_its_owner_in_arrival_order(keys: list[i
 def test_rows_of_a_preserved_side_that_cannot_match_go_on_and_say_so() -> None:
     side = replace(intake(predicate="o.v = 'a'"), preserved=True)
     batch = pa.RecordBatch.from_pylist([{"k": 1, "ts": 1, "v": "a"}, {"ts": 2, "v": "a"}, {"k": 1, "ts": 3}], SCHEMA)
-    found = prepare(side, batch, 0, np.arange(3))
+    found = prepare(side, DecodedRecords(batch, 0, np.arange(3)))
     assert found.dropped == {}
     assert found.rows.column("$joinable").to_pylist() == [True, False, False]
 
@@ -155,7 +162,7 @@ def test_rows_of_a_preserved_side_that_cannot_match_go_on_and_say_so() -> None:
 def test_a_tables_rows_say_which_of_them_delete() -> None:
     side = replace(intake(), table=True)
     batch = pa.RecordBatch.from_pylist([{"k": 1, "ts": 1}, {"ts": 2}, {"k": 1, "ts": 3}], SCHEMA)
-    found = prepare(side, batch, 0, np.arange(3), deleted=np.array([False, True, True]))
+    found = prepare(side, DecodedRecords(batch, 0, np.arange(3), np.array([False, True, True])))
     assert found.dropped == {"null_key": 1}
     assert found.rows.select(["$offset", "$deleted"]).to_pylist() == [
         {"$offset": 0, "$deleted": False},
@@ -170,7 +177,9 @@ def co_partitioned(rows: list[dict[str, Any]], partition: int, count: int, *, pr
     """Of an input whose producers put `k` into a partition by crc32."""
     of = replace(intake(), partitioner="crc32", preserved=preserved)
     batch = pa.RecordBatch.from_pylist([{"k": 1, "x": 0.5, "ts": 100, "v": "a", **row} for row in rows], schema=SCHEMA)
-    return prepare(of, batch, partition, np.arange(40, 40 + len(rows)), co_partitions=count)
+    return prepare(
+        of, DecodedRecords(batch, partition, np.arange(40, 40 + len(rows))), RecordChecks(co_partitions=count)
+    )
 
 
 @given(st.lists(st.integers(-50, 50), max_size=20), st.integers(1, 6), st.integers(0, 11))
@@ -221,7 +230,9 @@ def test_a_long_key_is_cut_short_in_the_reason() -> None:
     reasons = [
         reason
         for partition in range(2)
-        for reason in prepare(of, batch, partition, np.arange(2), co_partitions=2).bad.values()
+        for reason in prepare(
+            of, DecodedRecords(batch, partition, np.arange(2)), RecordChecks(co_partitions=2)
+        ).bad.values()
     ]
     assert len(reasons) == 2
     assert all(len(reason) < 400 for reason in reasons)

@@ -10,7 +10,7 @@ import pytest
 from joinery_devkit.images.archive import oci_archive
 from joinery_devkit.kubernetes import packages
 from joinery_devkit.kubernetes.kubectl import Kubectl, KubectlFailed, log_of, phase, pod, wait_until
-from joinery_devkit.kubernetes.providers import Cluster
+from joinery_devkit.kubernetes.providers import KubernetesCluster
 
 pytestmark = pytest.mark.node
 
@@ -27,7 +27,7 @@ RESTRICTED = {
 
 
 @pytest.fixture(scope="module")
-def busybox(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+def busybox(cluster: KubernetesCluster, tmp_path_factory: pytest.TempPathFactory) -> KubernetesCluster:
     """The cluster, which knows an image with a shell."""
     packages.install(packages.BUSYBOX)
     folder = tmp_path_factory.mktemp("busybox")
@@ -44,7 +44,9 @@ def ready(kubectl: Kubectl, name: str, namespace: str) -> None:
     kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s", "-n", namespace)
 
 
-def test_a_pod_runs_under_the_restricted_profile_and_its_log_is_read(busybox: Cluster, cluster_namespace: str) -> None:
+def test_a_pod_runs_under_the_restricted_profile_and_its_log_is_read(
+    busybox: KubernetesCluster, cluster_namespace: str
+) -> None:
     level = "pod-security.kubernetes.io/enforce=restricted"
     busybox.kubectl("label", "namespace", cluster_namespace, level)
     hello = pod(
@@ -58,7 +60,7 @@ def test_a_pod_runs_under_the_restricted_profile_and_its_log_is_read(busybox: Cl
     assert "Read-only file system" in log
 
 
-def test_names_of_services_resolve(busybox: Cluster, cluster_namespace: str) -> None:
+def test_names_of_services_resolve(busybox: KubernetesCluster, cluster_namespace: str) -> None:
     busybox.kubectl.apply(pod("ask", IMAGE, "nslookup", "kubernetes.default.svc.cluster.local"), cluster_namespace)
     service = busybox.kubectl.get("service", "kubernetes")
     assert service is not None
@@ -66,7 +68,7 @@ def test_names_of_services_resolve(busybox: Cluster, cluster_namespace: str) -> 
     assert service["spec"]["clusterIP"] in log_of(busybox.kubectl, "ask", cluster_namespace)
 
 
-def test_a_command_runs_in_a_pod(busybox: Cluster, cluster_namespace: str) -> None:
+def test_a_command_runs_in_a_pod(busybox: KubernetesCluster, cluster_namespace: str) -> None:
     busybox.kubectl.apply(pod("sleeper", IMAGE, "sleep", "3600"), cluster_namespace)
     ready(busybox.kubectl, "sleeper", cluster_namespace)
 
@@ -75,7 +77,9 @@ def test_a_command_runs_in_a_pod(busybox: Cluster, cluster_namespace: str) -> No
     assert printed.strip() == "sleeper"
 
 
-def test_a_service_is_reached_from_a_pod_and_through_the_api_server(busybox: Cluster, cluster_namespace: str) -> None:
+def test_a_service_is_reached_from_a_pod_and_through_the_api_server(
+    busybox: KubernetesCluster, cluster_namespace: str
+) -> None:
     say = "busybox mkdir /www && echo served >/www/index.html && exec httpd -f -p 8000 -h /www"
     probe = {"httpGet": {"path": "/", "port": 8000}, "periodSeconds": 1}
     busybox.kubectl.apply(
@@ -97,7 +101,7 @@ def test_a_service_is_reached_from_a_pod_and_through_the_api_server(busybox: Clu
     assert busybox.kubectl("get", "--raw", proxy) == "served\n"
 
 
-def test_whom_a_network_policy_does_not_name_is_kept_out(busybox: Cluster, cluster_namespace: str) -> None:
+def test_whom_a_network_policy_does_not_name_is_kept_out(busybox: KubernetesCluster, cluster_namespace: str) -> None:
     kubectl = busybox.kubectl
     kubectl.apply(
         [
@@ -131,7 +135,7 @@ def test_whom_a_network_policy_does_not_name_is_kept_out(busybox: Cluster, clust
     wait_until("nothing is left of the policy", lambda: reached_from("stranger"))
 
 
-def test_a_container_beyond_its_memory_limit_is_killed(busybox: Cluster, cluster_namespace: str) -> None:
+def test_a_container_beyond_its_memory_limit_is_killed(busybox: KubernetesCluster, cluster_namespace: str) -> None:
     fill = "a=0123456789abcdef; while :; do a=$a$a; done"
     limited = pod("glutton", IMAGE, "sh", "-c", fill, resources={"limits": {"memory": "32Mi"}})
     busybox.kubectl.apply(limited, cluster_namespace)
@@ -143,7 +147,7 @@ def test_a_container_beyond_its_memory_limit_is_killed(busybox: Cluster, cluster
     assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
 
 
-def test_a_deployment_replaces_a_pod_that_is_deleted(busybox: Cluster, cluster_namespace: str) -> None:
+def test_a_deployment_replaces_a_pod_that_is_deleted(busybox: KubernetesCluster, cluster_namespace: str) -> None:
     kubectl, labels = busybox.kubectl, {"app": "held"}
     template = {"metadata": {"labels": labels}, "spec": pod("held", IMAGE, "sleep", "3600")["spec"]}
     template["spec"]["restartPolicy"] = "Always"

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.kubernetes.kubectl import log_of, pod
-from joinery_devkit.kubernetes.providers import Cluster
+from joinery_devkit.kubernetes.providers import KubernetesCluster
 from joinery_devkit.topics import read_topic
 
 pytestmark = pytest.mark.node
@@ -41,7 +41,7 @@ with psycopg.connect(sys.argv[1]) as connection:
 
 
 @pytest.fixture
-def run_python(cluster: Cluster, cluster_image: Callable[[str], str], cluster_namespace: str) -> RunPython:
+def run_python(cluster: KubernetesCluster, cluster_image: Callable[[str], str], cluster_namespace: str) -> RunPython:
     """Gives what a program prints in a pod with the runtime's image."""
     image = cluster_image("runtime")
 

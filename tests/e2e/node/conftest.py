@@ -11,7 +11,7 @@ from e2e.node.cluster_job import ClusterJob
 from e2e.node.installation import OPERATOR
 from e2e.node.works import Work
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_devkit.kubernetes.providers import Cluster
+from joinery_devkit.kubernetes.providers import KubernetesCluster
 from joinery_devkit.services import address_of
 
 MakeJob = Callable[[str, type[Work]], ClusterJob]
@@ -19,7 +19,7 @@ MakeJob = Callable[[str, type[Work]], ClusterJob]
 
 @pytest.fixture(scope="session")
 def make_job(
-    cluster: Cluster,
+    cluster: KubernetesCluster,
     cluster_image: Callable[[str], str],
     cluster_kafka: KafkaAdmin,
     cluster_postgres: str,

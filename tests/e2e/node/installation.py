@@ -11,7 +11,7 @@ from pathlib import Path
 
 from joinery_devkit.images.build import TAG
 from joinery_devkit.kubernetes.binaries import program
-from joinery_devkit.kubernetes.providers import Cluster, join_cluster
+from joinery_devkit.kubernetes.providers import KubernetesCluster, join_cluster
 from joinery_devkit.kubernetes.shared import CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES, image_service
 from joinery_devkit.services import address_of
 from joinery_runtime.job.crd import KINDS, SAVEPOINT
@@ -46,14 +46,14 @@ def installed_operator() -> Iterator[str]:
         _helm(cluster, "uninstall", "joinery", "--wait")
 
 
-def jobs_policies(cluster: Cluster, *, enabled: bool) -> None:
+def jobs_policies(cluster: KubernetesCluster, *, enabled: bool) -> None:
     """Upgrades the installation to one that makes NetworkPolicies for jobs, or none."""
     setting = f"networkPolicy.jobs.enabled={str(enabled).lower()}"
     options = ("--reset-then-reuse-values", "--set", setting, "--wait", f"--timeout={_INSTALL_S}s")
     _helm(cluster, "upgrade", "joinery", str(CHART), *options)
 
 
-def _delete_jobs(cluster: Cluster, namespace: str) -> None:
+def _delete_jobs(cluster: KubernetesCluster, namespace: str) -> None:
     """What tests that failed have left. Their database may be gone by now, so nothing can delete their state."""
     retained = {SAVEPOINT.plural: "retain", **{kind.plural: "retainState" for kind in KINDS}}
     for plural, cleanup in retained.items():
@@ -63,7 +63,7 @@ def _delete_jobs(cluster: Cluster, namespace: str) -> None:
         cluster.kubectl("delete", plural, "--all", "-n", namespace, timeout_seconds=_INSTALL_S)
 
 
-def _helm(cluster: Cluster, *arguments: str) -> str:
+def _helm(cluster: KubernetesCluster, *arguments: str) -> str:
     """In the operator's namespace."""
     command = [program("helm"), f"--kubeconfig={cluster.kubeconfig}", "--namespace", OPERATOR_NAMESPACE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

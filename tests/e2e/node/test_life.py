@@ -16,7 +16,7 @@ from e2e.node.cluster_job import PATIENCE_S, ClusterJob
 from e2e.node.conftest import MakeJob
 from e2e.node.installation import OPERATOR_NAMESPACE, jobs_policies
 from e2e.node.works import Pairs, Sessions
-from joinery_devkit.kubernetes.providers import Cluster
+from joinery_devkit.kubernetes.providers import KubernetesCluster
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.job.model.resource import API_VERSION
 
@@ -69,7 +69,9 @@ def test_strangers_reach_no_port_of_its_pods(job: ClusterJob) -> None:
         assert not probe.reached_by_stranger(job)
 
 
-def test_strangers_reach_every_port_where_the_chart_wants_no_policies(cluster: Cluster, job: ClusterJob) -> None:
+def test_strangers_reach_every_port_where_the_chart_wants_no_policies(
+    cluster: KubernetesCluster, job: ClusterJob
+) -> None:
     driver = job.driver()["metadata"]["uid"]
     jobs_policies(cluster, enabled=False)
     try:

@@ -17,7 +17,7 @@ from kubernetes.aio.client import Configuration
 
 from joinery_devkit.processes import free_port
 from joinery_operator.decision import Manifest
-from joinery_operator.kube.api import Answer, Api
+from joinery_operator.kube.api import Api, ApiResponse
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.reconciler import Reconcile
@@ -153,8 +153,8 @@ class MemoryApi(Api):
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
-    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> Answer:
-        return Answer(*self.server.serve(method, address, body))
+    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> ApiResponse:
+        return ApiResponse(*self.server.serve(method, address, body))
 
 
 def _merge(target: dict[str, Any], patch: Manifest) -> None:

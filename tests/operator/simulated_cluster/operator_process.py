@@ -19,7 +19,7 @@ from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_devkit.processes import ChildProcess, free_port
 from joinery_operator.decision import Manifest
 from joinery_operator.kube import process
-from joinery_operator.kube.api import Answer, Api
+from joinery_operator.kube.api import Api, ApiResponse
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.process import log_json
 from joinery_operator.kube.reconciler import Reconcile
@@ -72,7 +72,7 @@ class KilledApi(Api):
 
     calls = 0
 
-    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> Answer:
+    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> ApiResponse:
         answer = await super()._send(method, address, headers, body)
         if method != "GET" and "selfsubjectaccessreviews" not in address:
             KilledApi.calls += 1

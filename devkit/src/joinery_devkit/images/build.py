@@ -7,7 +7,6 @@ folder costs the minutes of a first build.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import re
 import sys
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from joinery_devkit.environment import cache_directory
+from joinery_devkit.environment import cache_directory, locked
 from joinery_devkit.images.archive import derived
 from joinery_devkit.images.base import base_image
 from joinery_devkit.images.store import ImageStore, require_programs
@@ -29,7 +28,7 @@ KINDS = ("runtime", "operator")
 
 
 def image_name(kind: str) -> str:
-    """Of "operator", "runtime" or one of RELEASES."""
+    """The name of the image "operator", "runtime" or one of RELEASES."""
     return f"localhost/joinery-runtime:{kind}" if kind in RELEASES else f"localhost/joinery-{kind}:{TAG}"
 
 
@@ -87,9 +86,7 @@ def image_store() -> Iterator[ImageStore]:
     """The store in the user's cache, for one process at a time."""
     require_programs()
     store = ImageStore(cache_directory() / "images")
-    store.folder.mkdir(parents=True, exist_ok=True)
-    with (store.folder / "lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(store.folder / "lock"):
         yield store
 
 

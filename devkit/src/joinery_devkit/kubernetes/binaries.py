@@ -8,7 +8,6 @@ is also taken from PATH.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -16,13 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from joinery_devkit.environment import cache_directory
+from joinery_devkit.environment import cache_directory, locked
 from joinery_runtime.errors import EnvironmentProblem
 
 KUBERNETES_VERSION = "1.34.4"  # 1.34 is the last whose kubelet takes cgroup v1 as it is
@@ -66,8 +64,7 @@ def build(names: Sequence[str]) -> None:
     if all(map(_found, names)):  # nobody waits for what somebody else builds
         return
     folder = programs_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
+    with locked(folder / "lock"):
         if missing := [name for name in names if _found(name) is None]:
             _compile(folder, missing)
 
@@ -92,13 +89,6 @@ def _found(name: str) -> Path | None:
 def _on_path(name: str) -> Path | None:
     found = shutil.which(name) if name in _ON_PATH else None
     return Path(found) if found else None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _compile(folder: Path, names: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.kubernetes.api_server import ApiServer
-from joinery_devkit.kubernetes.providers import Cluster, join_cluster
+from joinery_devkit.kubernetes.providers import KubernetesCluster, join_cluster
 from joinery_devkit.kubernetes.shared import CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES, image_service
 from joinery_devkit.services import address_of
 
@@ -28,13 +28,13 @@ def api_namespace(api_server: ApiServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Cluster:
+def cluster() -> KubernetesCluster:
     """A whole Kubernetes, where pods run; each test makes a namespace of its own (`cluster_namespace`)."""
     return join_cluster(address_of(CLUSTER))
 
 
 @pytest.fixture
-def cluster_namespace(cluster: Cluster) -> Iterator[str]:
+def cluster_namespace(cluster: KubernetesCluster) -> Iterator[str]:
     """The name of a namespace of this test's own on `cluster`."""
     with cluster.kubectl.namespace() as name:
         yield name

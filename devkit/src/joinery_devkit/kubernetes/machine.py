@@ -51,7 +51,7 @@ def pod_cgroups() -> list[Path]:
 
 
 def remove_pod_cgroups() -> None:
-    """Of pods whose processes have been killed; the kernel may take a moment to bury them."""
+    """Removes what is left of pods whose processes have been killed; the kernel may take a moment to bury them."""
     deadline = time.monotonic() + _CGROUP_SECONDS
     for root in pod_cgroups():
         for folder in sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True):

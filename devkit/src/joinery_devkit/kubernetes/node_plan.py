@@ -26,7 +26,7 @@ _KUBELET, _KUBE_PROXY, _KUBE_ROUTER, _TO_KUBELET = "kubelet", "kube-proxy", "kub
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Of a node whose state is in `directory`."""
+    """The processes of a node whose state is in `directory`."""
 
     directory: Path
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from joinery_devkit.environment import cache_directory
+from joinery_devkit.environment import cache_directory, locked
 from joinery_runtime.errors import EnvironmentProblem
 
 CNI_PROGRAMS = Path("/usr/lib/cni")
@@ -47,23 +45,14 @@ def install(packages: Mapping[str, str]) -> None:
             facts=f"not on this machine: {', '.join(sorted(set(packages) & set(missing)))}",
             todo=f"Install the packages {' '.join(missing.values())} (Debian's names), or run as root on Debian",
         )
-    with _alone():
+    # apt-get ends when another one is updating its lists, whatever its timeout.
+    with locked(cache_directory() / "packages.lock"):
         apt = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={_LOCK_SECONDS}"]
         if missing := _missing(packages):  # still, after who was first
             _run([*apt, "update"])
             _run([*apt, "install", "--yes", "--no-install-recommends", *sorted(missing.values())])
     if still := _missing(packages):
         raise EnvironmentProblem("apt-get installed the packages without these programs", facts=", ".join(still))
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Apart from others here: apt-get ends when another one is updating its lists, whatever its timeout."""
-    lock = cache_directory() / "packages.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _missing(packages: Mapping[str, str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ KUBECONFIG, LOAD_IMAGE, HOST = "JOINERY_E2E_KUBECONFIG", "JOINERY_E2E_LOAD_IMAGE
 _READY_SECONDS = 180
 
 
-class Cluster(Protocol):
+class KubernetesCluster(Protocol):
     """A Kubernetes with nodes, of which tests are administrators."""
 
     @property
@@ -55,7 +55,7 @@ class Cluster(Protocol):
         with `imagePullPolicy: Never` or `IfNotPresent`."""
 
 
-def open_cluster() -> AbstractContextManager[Cluster]:
+def open_cluster() -> AbstractContextManager[KubernetesCluster]:
     """The cluster for this run; what was made for it goes with the block."""
     if KUBECONFIG in os.environ:
         return existing_cluster()
@@ -64,7 +64,7 @@ def open_cluster() -> AbstractContextManager[Cluster]:
     return node_cluster()
 
 
-def join_cluster(address: str) -> Cluster:
+def join_cluster(address: str) -> KubernetesCluster:
     """The cluster that another process has opened."""
     provider, _, where = address.partition(" ")
     if provider == "node":

@@ -13,7 +13,7 @@ from joinery_devkit.images.build import image_name, operator_image, release_imag
 from joinery_devkit.images.variants import RELEASES
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kubernetes.postgres import postgres_at
-from joinery_devkit.kubernetes.providers import Cluster, join_cluster, open_cluster
+from joinery_devkit.kubernetes.providers import KubernetesCluster, join_cluster, open_cluster
 from joinery_devkit.services import Starter, address_of
 
 CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES = "cluster", "cluster's Kafka", "cluster's Postgres"
@@ -35,7 +35,7 @@ def cluster_services() -> Mapping[str, Starter]:
     return {**servers, **{image_service(kind): partial(_image, kind) for kind in ("operator", "runtime", *RELEASES)}}
 
 
-def _opened() -> Cluster:
+def _opened() -> KubernetesCluster:
     return join_cluster(address_of(CLUSTER))
 
 

@@ -68,7 +68,7 @@ def _decimal_sum(values: Sequence[Decimal]) -> Decimal:
 
 
 def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
-    """Of decimals with four digits more than the column has, as far as 38 in all go, rounded half up."""
+    """The average; that of decimals is rounded half up to four digits more than the column has, or to 38 in all."""
     if isinstance(values[0], Decimal):
         assert kind is not None, "a decimal column has a type"
         precision = min(_DIGITS, (kind.precision or 0) + 4)

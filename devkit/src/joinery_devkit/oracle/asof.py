@@ -94,7 +94,7 @@ class AsOfStep:
 
 
 def _age(version: Joined) -> tuple[int, int]:
-    """Of two versions with one key and time the one with the higher offset counts (A1)."""
+    """Orders versions: of two with one key and time the one with the higher offset counts (A1)."""
     row = _input_row(version)
     return row.ts, row.offset
 

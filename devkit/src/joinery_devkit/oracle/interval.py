@@ -13,7 +13,7 @@ SIDES = (LEFT, RIGHT)
 
 
 @dataclass(slots=True)
-class Waiting:
+class KeptRow:
     """A kept row, its key as the step sees it, and whether it has ever matched (O1)."""
 
     row: Joined
@@ -29,7 +29,7 @@ class IntervalStep:
     step: Step
     left: Sequence[str]
     first: str
-    kept: tuple[list[Waiting], list[Waiting]] = field(default_factory=lambda: ([], []))
+    kept: tuple[list[KeptRow], list[KeptRow]] = field(default_factory=lambda: ([], []))
 
     def close(self, keep_from: tuple[Time, Time]) -> list[Joined]:
         """T3, O1: rows past their deadline go, padded if their side is preserved and they never matched."""
@@ -49,14 +49,14 @@ class IntervalStep:
         time = row.time(self.time_of(side))
         if time is None or self.step.why_unjoinable(side, row) is not None:
             return self._padded_if_preserved(side, row)  # J4 and O2, N4
-        arrived = Waiting(row, time, self.step.key(side, row))
+        arrived = KeptRow(row, time, self.step.key(side, row))
         found = self._matches(side, arrived)
         if time >= keep_from:
             self.kept[side].append(arrived)
             return found
         return found or self._padded_if_preserved(side, row)  # J5 and O2
 
-    def _matches(self, side: int, arrived: Waiting) -> list[Joined]:
+    def _matches(self, side: int, arrived: KeptRow) -> list[Joined]:
         """J1."""
         lower, upper, _ = bound(self.step, self.first)
         found: list[Joined] = []

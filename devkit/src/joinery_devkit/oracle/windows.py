@@ -30,7 +30,7 @@ class WindowStep(Protocol):
 
 
 def time_of(row: Joined) -> int:
-    """Of a row of one input."""
+    """The event time of a row of one input."""
     (only,) = row.rows.values()
     assert only is not None, "a row of an input is not padded"
     return only.ts

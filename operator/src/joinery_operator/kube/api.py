@@ -54,7 +54,7 @@ class Conflict(ApiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     """The answer to one request. Status 0: none came."""
 
     status: int
@@ -178,7 +178,7 @@ class Api:
         address: str,
         headers: dict[str, str],
         body: Manifest | None,
-    ) -> Answer:
+    ) -> ApiResponse:
         async with self._slots:
             start = monotonic()
             answer = await self._send(method, address, headers, body)
@@ -186,7 +186,7 @@ class Api:
             self._metrics.api_seconds.labels(verb).observe(monotonic() - start)
             return answer
 
-    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> Answer:
+    async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> ApiResponse:
         """One request; status 0 where there was no answer."""
         configuration = self._configuration
         sent = dict(headers)
@@ -199,8 +199,10 @@ class Api:
             response = await self._client.call_api(method, url, sent, body, _request_timeout=_TIMEOUT)
             text = await response.read()  # type: ignore[no-untyped-call]
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            return Answer(0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"})
-        return Answer(response.status, _parsed(text), response.headers.get("Retry-After"))
+            return ApiResponse(
+                0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"}
+            )
+        return ApiResponse(response.status, _parsed(text), response.headers.get("Retry-After"))
 
 
 def _parsed(text: bytes) -> Any:
@@ -210,7 +212,7 @@ def _parsed(text: bytes) -> Any:
         return {"reason": "NotJson", "message": text[:200].decode(errors="replace")}
 
 
-def _error(what: str, answer: Answer) -> ApiError:
+def _error(what: str, answer: ApiResponse) -> ApiError:
     body = answer.body if isinstance(answer.body, Mapping) else {}
     error = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
     return error(what, answer.status, body.get("reason", ""), body.get("message", ""))

@@ -95,8 +95,8 @@ def job_mount(file: str) -> dict[str, Any]:
 
 
 def secret_volumes(spec: BaseModel) -> list[dict[str, Any]]:
-    """Of all secrets in fields `...SecretRef` of the models, each once, sorted. Whole secrets: those of a client's
-    settings have keys that the job does not name."""
+    """Volumes of all secrets in fields `...SecretRef` of the models, each once, sorted. Whole secrets: those of a
+    client's settings have keys that the job does not name."""
     return [
         {"name": _volume(name), "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False}}
         for name in sorted(set(_names(spec)))

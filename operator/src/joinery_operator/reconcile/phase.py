@@ -120,15 +120,12 @@ def _kept(status: Status, words: str) -> JobPhase:
 
 def _held(ctx: ReconcileContext, status: Status) -> JobPhase:
     """Nothing runs, because the resource asks for another job than the one that was suspended or failed for good."""
-    rollout, refused, asked = status.rollout, status.refused, ctx.desired
+    rollout = status.rollout
     if rollout is not None:
         message = sentence(f"revision {rollout.revision} is being checked", rollout.reason)
         return JobPhase("Pending", "Checking", f"{message}. No driver runs until the check has passed")
-    if asked.job is None:
-        fault = Fault(asked.reason, listed(asked.problems))
-    elif refused is not None:
-        fault = Fault(refused.reason, sentence(f"revision {refused.revision} was refused", refused.message))
-    else:
+    fault = _lasting_fault(ctx, status)
+    if fault is None:
         return JobPhase("Pending", "Starting", "the job that is asked for now is about to be checked")
     way_out = f"Nothing runs: correct the job, or apply that of revision {status.revision} to have it start again"
     message = f"{cut(fault.message, 512)}. {way_out}"

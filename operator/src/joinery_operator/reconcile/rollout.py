@@ -39,7 +39,7 @@ from joinery_operator.reconcile.rollout_table import (
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job import JobSpec
 from joinery_runtime.job.crd import DriverAttempt, Refusal, Rollout, Status
-from joinery_runtime.job.crd.status import Restorer as RestorerStatus
+from joinery_runtime.job.crd.status import RestoringRevision
 from joinery_runtime.job.model.duration import format_duration
 
 
@@ -354,7 +354,7 @@ class _Execution:
     def restore_anew(self) -> Status:
         new = self.new
         in_force = asked_of(self.ctx, self.status) is Asked.IN_FORCE
-        by = None if in_force else RestorerStatus(revision=new.revision, image=new.image)
+        by = None if in_force else RestoringRevision(revision=new.revision, image=new.image)
         return self._with(rollout=self._entered(restorer=by))
 
     def roll_back(self) -> Status:

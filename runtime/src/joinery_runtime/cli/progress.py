@@ -22,7 +22,7 @@ from rich.text import Text
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import JobListener, Outage, Progress
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.report import EpochReport, Rates, Totals
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin, format_duration
@@ -44,9 +44,9 @@ class RunProgress(ABC):
             self._started,
             self._committed,
             self._trouble,
-            noticed=self.warn,
+            warned=self.warn,
             waiting=self._waiting,
-            back=self._back,
+            recovered=self._back,
         )
 
     @abstractmethod
@@ -59,7 +59,7 @@ class RunProgress(ABC):
     def _started(self, driver: Driver) -> None: ...
 
     @abstractmethod
-    def _committed(self, progress: Progress) -> None: ...
+    def _committed(self, progress: CommittedEpoch) -> None: ...
 
     @abstractmethod
     def _trouble(self, error: JoineryError, pause: float) -> None: ...
@@ -119,7 +119,7 @@ class JsonProgress(RunProgress):
         self._ended_before = ended_inputs(driver)
         self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.pending)
 
-    def _committed(self, progress: Progress) -> None:
+    def _committed(self, progress: CommittedEpoch) -> None:
         report = progress.report
         self._totals = report.totals
         self._read += sum(report.rows_in.values())
@@ -209,7 +209,7 @@ class TableProgress(RunProgress):
     def _back(self, outage: Outage) -> None:
         self._say(f"the {outage.error.system} is there again")
 
-    def _committed(self, progress: Progress) -> None:
+    def _committed(self, progress: CommittedEpoch) -> None:
         report, now = progress.report, self._clock()
         self._rates.add(now, progress.seconds, {**report.rows_in, _OUT: report.rows_out})
         self._totals = report.totals
@@ -223,7 +223,7 @@ class TableProgress(RunProgress):
             self._say(f"[bold red]{escape(partition)}: {count:,} records were lost before they could be read[/]")
         self._live.update(Group(self._table(progress, now), *_sides(self._job, report), *_keys(report)))
 
-    def _table(self, progress: Progress, now: float) -> Table:
+    def _table(self, progress: CommittedEpoch, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
         table = Table(title=f"{self._job.name}, epoch {report.epoch} ({progress.seconds * 1000:.0f} ms)", expand=False)
         for heading in ("", "rows/s", "rows", "lag", "watermark", "dropped"):
@@ -342,7 +342,7 @@ def where_rows_are(job: Job) -> str:
     if output.iceberg is not None or output.delta is not None:
         return f"rows are in the {lake_table(job).name}: {_ASK}"
     if output.console is not None:
-        return "rows were shown here, and are kept nowhere"
+        return "the console output keeps no rows"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
     if not output.postgres.apart and job.spec.state_store.kind == "embedded":

@@ -28,8 +28,8 @@ from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Input, Job, KafkaInput, format_time
 from joinery_runtime.job.model.wording import linked
 from joinery_runtime.sources.history import of_files
-from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
+from joinery_runtime.sources.kafka_metadata import KafkaMetadata
 from joinery_runtime.state.store import JobRecord
 
 DRY_RUN = "Dry run: nothing was changed."
@@ -137,7 +137,7 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     """The offsets that the broker has of the input's topics; of a pattern, those of the topics that were read. Raises
     SourceError when there is no topic or broker."""
     cluster = Cluster.of(name, kafka)
-    admin = KafkaAdmin(cluster)
+    admin = KafkaMetadata(cluster)
     read = {ref.topic for ref in state.positions if not of_files(ref)}
     if kafka.topic is None and not read:
         facts, todo = "it has read no topic yet", "Where reading starts is up to startFrom in the job then"

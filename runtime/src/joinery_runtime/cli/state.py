@@ -133,4 +133,4 @@ class NextEpoch:
         return Outlook(self.watermarks, self.horizons)
 
     def horizon(self, part: str) -> Watermark:
-        return self.horizons[part].now
+        return self.horizons[part].current

@@ -12,7 +12,7 @@ from joinery_runtime.cli.state_savepoints import check_name
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.state import migrations
-from joinery_runtime.state.store import JobRecord, Migration, Savepoint, StateReader, StateStore
+from joinery_runtime.state.store import JobRecord, Migration, StateReader, StateStore, StoredSavepoint
 from joinery_runtime.state.upgrade import (
     Pin,
     Rehearsal,
@@ -153,11 +153,11 @@ def _start_anew(store: StateStore, job: str, savepoint: str | None, target: int)
     return Migrated(job, target, 0, pin, dropped=True, pruned=pruned, dropped_plan=planned)
 
 
-def _done(record: JobRecord, *, anew: bool) -> Callable[[Savepoint], bool]:
+def _done(record: JobRecord, *, anew: bool) -> Callable[[StoredSavepoint], bool]:
     """Whether what a savepoint was made for has been done, as the record shows."""
     chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
 
-    def done(pin: Savepoint) -> bool:
+    def done(pin: StoredSavepoint) -> bool:
         return pin.lineage != record.lineage if anew else is_automatic(pin.name) and not outdated(record, chain, target)
 
     return done

@@ -17,14 +17,14 @@ from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.state import decisions
 from joinery_runtime.state.periodic import is_periodic
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Json, Savepoint, StateStore
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Json, StateStore, StoredSavepoint
 from joinery_runtime.state.upgrade import is_automatic, is_rollout, is_superseded, prune_pins
 
 LONGEST_NAME = 253  # characters: what a resource's status holds
 _PAGE = 1000  # epochs of the log that are read at a time
 
 
-def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> Savepoint:
+def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> StoredSavepoint:
     """`idempotent`: the one of that name, if there is one, and a pod's termination message tells of it."""
     check_name(name)
     record_of(job, store)
@@ -67,11 +67,11 @@ def check_name(name: str) -> None:
         )
 
 
-def savepoint_document(savepoint: Savepoint) -> dict[str, Any]:
+def savepoint_document(savepoint: StoredSavepoint) -> dict[str, Any]:
     return {**asdict(savepoint), "automatic": not _by_hand(savepoint.name)}
 
 
-def savepoint_line(savepoint: Savepoint) -> str:
+def savepoint_line(savepoint: StoredSavepoint) -> str:
     made = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
     by = "" if _by_hand(savepoint.name) else ", automatic"
     size = f"{savepoint.rows:,} rows, {size_text(savepoint.bytes)}"
@@ -83,7 +83,7 @@ class Repeat:
     """What a return to a savepoint does to the output. `rows_out` by epoch, for those that wrote any."""
 
     job: str
-    savepoint: Savepoint
+    savepoint: StoredSavepoint
     output: str
     rows_out: Mapping[int, int]
     planned: int | None

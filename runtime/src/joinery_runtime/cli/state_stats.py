@@ -26,7 +26,7 @@ from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import JobRecord, Savepoint, StateReader, StateStore
+from joinery_runtime.state.store import JobRecord, StateReader, StateStore, StoredSavepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Stats:
     record: JobRecord
     watermarks: Mapping[str, Watermark]
     sides: Sequence[SideStats]
-    savepoints: Sequence[Savepoint]
+    savepoints: Sequence[StoredSavepoint]
     store: str
     schema_version: int | None
     summary: Summary | None = None

@@ -92,7 +92,7 @@ def verify(
 
     @lru_cache(maxsize=2)
     def receipts(kind: str, epoch: int) -> list[Receipt]:
-        """Of an epoch; also of one that is committed meanwhile, whose file may have rows of earlier epochs."""
+        """The receipts of an epoch, also of one that is committed meanwhile: its file may hold earlier epochs."""
         return [each for entry in store.epochs(job.name, epoch - 1, 1) for each in entry.result.get(kind, ())]
 
     record = store.record(job.name)

@@ -27,7 +27,7 @@ from joinery_runtime.cli.why_fates import (
     Fate,
     Fates,
     KeptBefore,
-    Waiting,
+    WaitingRows,
     horizons_of,
     rule_of,
 )
@@ -75,7 +75,7 @@ class Explained:
     prevented: Rows  # rows that would have gone out without it
     padded: Padded = field(default_factory=dict)
     fate: Fate | None = None  # None: it was dropped, or never to stay
-    waiting: Sequence[Waiting] = ()  # what later steps keep of it
+    waiting: Sequence[WaitingRows] = ()  # what later steps keep of it
 
     @property
     def unmatched(self) -> bool:

@@ -15,7 +15,7 @@ from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Outlook, Span, TakenRow
-from joinery_runtime.core.pipeline.prepare import prepare
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import LEFT, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
@@ -67,7 +67,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRows:
     """Joined rows of a record that a later step keeps (2 is the second), and until when."""
 
     step: int
@@ -106,7 +106,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """Of a record that was taken. `alone` says, where there is no `nearest` record, why not."""
+    """What became of a record that was taken. `alone` says, where there is no `nearest` record, why not."""
 
     stay: Stay
     nearest: Nearest | None = None
@@ -229,7 +229,7 @@ class Fates:
                 continue
             row = _taken(side, own, near, max(plan.epoch, epoch + 1))
             horizons = horizons_of(self._pipeline, plan)
-            if kind.has_left(step, row, horizons[part].now):
+            if kind.has_left(step, row, horizons[part].current):
                 return Stay(plan.epoch, kind.leaves_when(step, row, Outlook(plan.watermarks, horizons)), rule)
         return self._stays(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
 
@@ -255,13 +255,13 @@ class Fates:
                 last = span.last
         return self._stays(step, side, TakenRow(side, last, np.array([last])))
 
-    def waiting(self, rows: Mapping[str, Sequence[int]]) -> list[Waiting]:
+    def waiting(self, rows: Mapping[str, Sequence[int]]) -> list[WaitingRows]:
         """`rows` are event times of joined rows, by part of the state."""
         found = []
         for part, times_of in sorted(rows.items()):
             step, side = self._pipeline.side(part)
             stay = self._stays(step, side, TakenRow(side, max(times_of), np.array([max(times_of)])))
-            found.append(Waiting(step.number + 1, len(times_of), stay.words, stay.rule))
+            found.append(WaitingRows(step.number + 1, len(times_of), stay.words, stay.rule))
         return found
 
     def _stays(self, step: StepSpec, side: int, row: TakenRow) -> Stay:
@@ -364,7 +364,8 @@ class Fates:
                 decoded = decoder.decode_batch(raw)
                 for rows in decoded.rows.combine_chunks().to_batches():
                     offsets = raw.offsets[decoded.index]
-                    prepared = prepare(intake, rows, ref.partition, offsets, deleted=decoded.deleted).rows
+                    records = DecodedRecords(rows, ref.partition, offsets, decoded.deleted)
+                    prepared = prepare(intake, records).rows
                     if JOINABLE in prepared.schema.names:
                         prepared = prepared.filter(prepared.column(JOINABLE))
                     batches.append(prepared)

@@ -12,8 +12,8 @@ from joinery_runtime.core.table.segment import concat
 
 # A chunk holds at most so many rows and bytes, unless a single batch has more: what is dear once per chunk is cheap per
 # row, and a task's memory is a few chunks.
-MAX_ROWS = 65_536
-MAX_BYTES = 16 << 20
+CHUNK_ROWS = 65_536
+CHUNK_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def in_chunks(batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.Recor
                 yield concat(waiting)
             result: T = end.value
             return result
-        if waiting and (rows + batch.num_rows > MAX_ROWS or size + batch.nbytes > MAX_BYTES):
+        if waiting and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_BYTES):
             yield concat(waiting)
             waiting, rows, size = [], 0, 0
         waiting.append(batch)
@@ -38,10 +38,10 @@ def in_chunks(batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.Recor
 
 
 def sliced(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
-    """The same rows in batches of about MAX_BYTES and at most MAX_ROWS, by the mean size of each batch's rows."""
+    """The same rows in batches of about CHUNK_BYTES and at most CHUNK_ROWS, by the mean size of each batch's rows."""
     for batch in batches:
         size = max(1, batch.nbytes // max(1, batch.num_rows))
-        at_once = max(1, min(MAX_ROWS, MAX_BYTES // size))
+        at_once = max(1, min(CHUNK_ROWS, CHUNK_BYTES // size))
         for first in range(0, batch.num_rows, at_once):
             yield batch.slice(first, at_once)
 

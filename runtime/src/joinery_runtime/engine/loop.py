@@ -28,7 +28,7 @@ WAITING_NOTICE = 40  # polls at POLL_LAST_S until a plan that waits for its part
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CommittedEpoch:
     """A committed epoch and how long it took, from plan to commit, in seconds: `ran` of them for its tasks,
     `committing` for the commit and the plan of the next epoch."""
 
@@ -61,12 +61,12 @@ class JobListener:
     """What the loop calls, from its thread."""
 
     started: Callable[[Driver], None]  # after recovery
-    committed: Callable[[Progress], None]
-    trouble: Callable[[JoineryError, float], None]  # partitions are away; seconds until the next try
+    committed: Callable[[CommittedEpoch], None]
+    retrying: Callable[[JoineryError, float], None]  # partitions are away; seconds until the next try
     polled: Callable[[Driver], None] = lambda _: None  # after each call of `Driver.plan`
-    noticed: Callable[[str], None] = lambda _: None  # a sentence: of hot keys, of inputs that are paused, ...
+    warned: Callable[[str], None] = lambda _: None  # a sentence: of hot keys, of inputs that are paused, ...
     waiting: Callable[[Outage], None] = lambda _: None  # before each pause of an outage
-    back: Callable[[Outage], None] = lambda _: None  # the outage is over
+    recovered: Callable[[Outage], None] = lambda _: None  # the outage is over
     scaled: Callable[[Scaling], None] = lambda _: None  # from the next epoch on
 
 
@@ -102,7 +102,7 @@ class Outages:
 
     def _back(self) -> None:
         if self._outage is not None:
-            self._listener.back(self._outage)
+            self._listener.recovered(self._outage)
             self._outage = None
 
     def until_there(self, action: Callable[[], Result]) -> Result | None:
@@ -138,7 +138,7 @@ def run_until_stopped(
             return _DriverLoop(driver, planner, stop, listener).go(outages, settle=settle)
         except PlanTooLarge as error:
             previous = driver.generation
-            listener.noticed(str(error))
+            listener.warned(str(error))
         except Unavailable as error:
             previous = driver.generation or None
             if stop.is_set():
@@ -181,7 +181,7 @@ class _DriverLoop:
             except (Unavailable, LimitReached) as error:
                 if not stopped:
                     raise
-                self._listener.noticed(f"{rows:,} rows stay held until the job runs again: {error}")
+                self._listener.warned(f"{rows:,} rows stay held until the job runs again: {error}")
                 return
             if stopped:
                 return
@@ -201,20 +201,20 @@ class _DriverLoop:
             report = self._driver.commit(plan, outcome, last=settle or self._stop.is_set())
             ended = time.monotonic()
         except PartitionsLost as error:
-            self._listener.trouble(error, POLL_LAST_S)
+            self._listener.retrying(error, POLL_LAST_S)
             return False
-        self._listener.committed(Progress(report, ended - started, ran - planned, ended - ran))
+        self._listener.committed(CommittedEpoch(report, ended - started, ran - planned, ended - ran))
         for words in report.warnings:
-            self._listener.noticed(words)
+            self._listener.warned(words)
         return True
 
     def _polled(self) -> None:
         self._listener.polled(self._driver)
         paused = self._driver.paused
         for name in sorted(paused.keys() - self._paused):
-            self._listener.noticed(f"Input {name} is paused, no more of it is read for now: {paused[name]}")
+            self._listener.warned(f"Input {name} is paused, no more of it is read for now: {paused[name]}")
         for name in sorted(self._paused - paused.keys()):
-            self._listener.noticed(f"Input {name} is read again")
+            self._listener.warned(f"Input {name} is read again")
         self._paused = frozenset(paused)
 
     def _wait(self) -> None:
@@ -227,7 +227,7 @@ class _DriverLoop:
                 todo="See who it is with kafka-consumer-groups --describe --members; the epoch is run when they are "
                 "back",
             )
-            self._listener.trouble(error, pause)
+            self._listener.retrying(error, pause)
         self._stop.wait(pause)
 
 

@@ -62,7 +62,7 @@ def lower_watermarks(
     floors = stored_floors(record)
     now = {name: state.progress.time for name, state in {**states, **inputs}.items()}
     implied = times.horizons(pipeline, now, {})
-    lowered = {part: min(floor, at) for part, floor in floors.items() if (at := implied[part].now) is not None}
+    lowered = {part: min(floor, at) for part, floor in floors.items() if (at := implied[part].current) is not None}
     rewriting = _Rewriting(job, pipeline, record, store, floors)
     affected = [meta for meta in live_segments(record) if _would_close(pipeline, meta, floors, lowered)]
     written = [segment for number, meta in enumerate(affected) for segment in rewriting.of(meta, number)]
@@ -86,7 +86,7 @@ def _would_close(pipeline: Pipeline, meta: SegmentMeta, floors: Mapping[str, int
     spec = step.sides[side]
     part = spec.complete if spec.complete in floors else spec.part
     moved = Horizon(lowered.get(part), floors.get(part))
-    if moved.now is None or moved.now == moved.before or meta.part == spec.marks_part:
+    if moved.current is None or moved.current == moved.previous or meta.part == spec.marks_part:
         return False
     return step.kind.closes(step, side, meta, moved)
 

@@ -82,7 +82,7 @@ class EpochPlan:
             "lost": dict(self.lost),
             "stops": [[r.input, r.topic, r.partition, stop] for r, stop in sorted(self.stops.items())],
             "topic_ids": {name: dict(ids) for name, ids in self.topic_ids.items()},
-            "horizons": {part: [horizon.before, horizon.now] for part, horizon in self.horizons.items()},
+            "horizons": {part: [horizon.previous, horizon.current] for part, horizon in self.horizons.items()},
             "highest": dict(self.highest),
             "tables_read": list(self.tables_read),
             "max_future": dict(self.max_future),

@@ -30,7 +30,7 @@ class RecordSizes:
         self._known: dict[PartitionRef, float] = {}
 
     def get(self, partition: PartitionRef) -> float | None:
-        """Of a partition that was not read yet: the most that one of its input has. None: nothing of it was read."""
+        """A partition that was not read yet counts as the largest of its input. None: nothing of it was read."""
         known = self._known.get(partition)
         if known is not None:
             return known

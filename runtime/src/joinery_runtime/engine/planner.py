@@ -1,7 +1,7 @@
 """Makes epoch plans: what can be read, how much of it, and the watermarks in force.
 
-`Planner` asks the sources and the clock (`SourceSnapshot`) and keeps what later plans need of earlier ones (`History`);
-`read_shares` and `next_plan` decide from these and the job's state alone.
+`Planner` asks the sources and the clock (`SourceSnapshot`) and keeps what later plans need of earlier ones
+(`PlannerState`); `read_shares` and `next_plan` decide from these and the job's state alone.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SourceSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class PlannerState:
     """What earlier plans of this process leave for later ones."""
 
     first_ends: Mapping[PartitionRef, int] = field(default_factory=dict)  # where each partition ended at first
@@ -100,7 +100,7 @@ class History:
     unsaved: bool = False  # records were read since
     tried_checkpoint: bool = False  # against a state over its limit that nothing else can make smaller
 
-    def saw(self, bounds: Iterable[Bounds]) -> History:
+    def saw(self, bounds: Iterable[Bounds]) -> PlannerState:
         """A topic may be recreated, and shorter."""
         known = self.first_ends
         ends = {b.partition: min(b.end_exclusive, known.get(b.partition, b.end_exclusive)) for b in bounds}
@@ -126,7 +126,7 @@ class Planner:
         self._rejoined_at: list[int] = []
         self._densities: Densities[PartitionRef] = Densities()
         self._sizes = RecordSizes()
-        self._history = History()
+        self._history = PlannerState()
         self._planned_at_ms: int | None = None
         self.status = SourceStatus()
 
@@ -136,7 +136,7 @@ class Planner:
 
     @property
     def shards(self) -> int:
-        """Of the next plan."""
+        """How many shards the next plan has."""
         return self._settings.shards
 
     def plan(self, state: JobState, now_ms: int, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
@@ -381,10 +381,10 @@ def next_plan(
     ranges: Collection[Range],
     pauses: Pauses,
     settings: PlanSettings,
-    history: History,
+    history: PlannerState,
     *,
     always: bool,
-) -> tuple[EpochPlan | None, History]:
+) -> tuple[EpochPlan | None, PlannerState]:
     """The plan that reads these ranges, None if it would do nothing; and what later plans need to know. Raises
     LimitReached where the state is over a limit and no plan can help: a checkpoint may, which merges segments and drops
     rows of them that nothing needs any longer, and is tried once."""

@@ -32,7 +32,7 @@ class StateSize:
 
     @classmethod
     def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
-        """Of each part, with the bytes of its marks."""
+        """The bytes of each part, with those of its marks."""
         found: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
         for segment in segments:
             found.setdefault(segment.part.removesuffix(MARKS), []).append(segment)

@@ -95,7 +95,8 @@ class StepTask:
             for rewrite in self._rewrites(side, [group for group in groups if group in merged_now])
         ]
         mark_merges = {side: self._segments_to_merge(side, self._marks[side], self._owned) for side in self._sides}
-        closing = self._closing()
+        horizons = self._work.plan.horizons
+        closing = any(times.closes(self._pipeline, meta, horizons) for side in self.sides for meta in side)
         idle = not closing and not arrived
         if idle and not any((rewrites, *mark_merges.values(), self._finished_marks())):
             return None
@@ -153,10 +154,6 @@ class StepTask:
         work = StepWork(arrivals, kept, self._horizons, accept_from, complete, ordered)
         return self._step.kind.run(self._step, work)
 
-    def _closing(self) -> bool:
-        horizons = self._work.plan.horizons
-        return any(times.closes(self._pipeline, meta, horizons) for side in self.sides for meta in side)
-
     def kept_runs(self, side: int) -> list[KeptRun]:
         return self._kept(side, self.sides[side])
 
@@ -194,7 +191,10 @@ class StepTask:
         chosen = self._segments_to_merge(side, self.sides[side], self._written(side))
         if self._lasting(side):
             return chosen
-        return [part for group in chosen for part in compaction.that_fit(group, self._decoded(side, group))]
+        decoded = ([kept.run.batch.nbytes for kept in self._kept(side, group)] for group in chosen)  # may read them
+        return [
+            part for group, sizes in zip(chosen, decoded, strict=True) for part in compaction.that_fit(group, sizes)
+        ]
 
     def _written(self, side: int) -> HashRange:
         """Whose segments this shard merges."""

@@ -204,7 +204,7 @@ def run_share(
 
 
 def outcome(read: ReadSummary, reports: Iterable[object], steps: int, shards: int) -> EpochOutcome:
-    """Of the summaries among the reports."""
+    """The outcome, made of the summaries among the reports."""
     summaries = [((report.step, report.shard), report) for report in reports if isinstance(report, ShardSummary)]
     return EpochOutcome(read, choose_attempts(summaries, steps, shards))
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.future import FutureRows
 from joinery_runtime.core.pipeline.late import LateRows
-from joinery_runtime.core.pipeline.prepare import cut_by_shard, prepare, prepare_joined
+from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import StepResult
@@ -103,7 +103,7 @@ class Worker:
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
         self._compaction_pending: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
         self._retain_lock = threading.Lock()
-        self._let_go_in = (0, 0)  # generation and epoch
+        self._evicted_in = (0, 0)  # generation and epoch
 
     @property
     def steps(self) -> int:
@@ -129,13 +129,18 @@ class Worker:
         counters = {planned.partition: ReadCounter(planned) for planned in ranges}
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         most = plan.max_future.get(name)
-        future = {} if most is None else {ref: FutureRows(most, plan.watermarks[name]) for ref in counters}
+        checks = {
+            ref: RecordChecks(
+                None if most is None else FutureRows(most, plan.watermarks[name]), late, plan.co_partitions
+            )
+            for ref in counters
+        }
         may_be_late: list[Sent] = []
 
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
                 ref, counter = raw.partition, counters[raw.partition]
-                rows = self._prepare(name, decoder, raw, counter, future.get(ref), late, plan.co_partitions)
+                rows = self._prepare(name, decoder, raw, counter, checks[ref])
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
@@ -149,34 +154,16 @@ class Worker:
         yield from ((plan.shards, counter.report()) for counter in counters.values())
 
     def _prepare(
-        self,
-        name: str,
-        decoder: Decoder,
-        raw: RawBatch,
-        counter: ReadCounter,
-        future: FutureRows | None,
-        late: LateRows | None,
-        co_partitions: int,
+        self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, checks: RecordChecks
     ) -> pa.RecordBatch:
-        intake = self._pipeline.intake(name)
         decoded = decoder.decode_batch(raw)
         offsets = raw.offsets[decoded.index]
         batches = decoded.rows.combine_chunks().to_batches()
         rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=decoded.rows.schema)
         of_all = raw.timestamps
         timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
-        prepared = prepare(
-            intake,
-            rows,
-            raw.partition.partition,
-            offsets,
-            self._parts.hasher,
-            decoded.deleted,
-            future,
-            timestamps,
-            late,
-            co_partitions,
-        )
+        records = DecodedRecords(rows, raw.partition.partition, offsets, decoded.deleted, timestamps)
+        prepared = prepare(self._pipeline.intake(name), records, checks, self._parts.hasher)
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         bad = [*decoded.bad, *unusable]
         counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None)
@@ -214,7 +201,7 @@ class Worker:
             else:
                 yield shard, block
         arrivals = arrived.rows()
-        self._let_go(work)
+        self._evict_unneeded(work)
         resume = (number, shard) in self._compaction_pending
         task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache, resume_compaction=resume)
         last = step is self._pipeline.last
@@ -255,18 +242,18 @@ class Worker:
         else:
             yield work.plan.shards, replace(summary, rows_handed=handed)
 
-    def _let_go(self, work: EpochWork) -> None:
-        """Of what no epoch needs any more. Once per epoch, before any of its shards has taken a segment: in between,
+    def _evict_unneeded(self, work: EpochWork) -> None:
+        """Drops what no epoch needs any more. Once per epoch, before any of its shards has taken a segment: in between,
         the caches only gain entries, which threads may do at once."""
         with self._retain_lock:
-            if self._let_go_in == (work.generation, work.plan.epoch):
+            if self._evicted_in == (work.generation, work.plan.epoch):
                 return
             live = {s.key for s in work.segments}
             self._cache.retain(live, work.plan.epoch)
             self._mark_cache.retain(live)
             for counter in self._counters:
                 counter.retain(live)
-            self._let_go_in = (work.generation, work.plan.epoch)
+            self._evicted_in = (work.generation, work.plan.epoch)
 
     def _note_put_off(self, place: tuple[int, int], ended: _Ended | None) -> None:
         """The next epochs of the shard go on; a process that knows nothing of it waits for the next checkpoint."""

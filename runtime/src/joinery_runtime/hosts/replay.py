@@ -132,7 +132,7 @@ class Replay:
     def _after_what_was_left_out(self, plan: EpochPlan) -> EpochPlan:
         floors = self._state.floors
         found = plan.horizons or times.horizons(self._pipeline, plan.times, floors)
-        return replace(plan, horizons={part: Horizon(floors.get(part), at.now) for part, at in found.items()})
+        return replace(plan, horizons={part: Horizon(floors.get(part), at.current) for part, at in found.items()})
 
     def _go_on(self, plan: EpochPlan, outcome: EpochOutcome) -> None:
         dropped = self._state.dropped(plan, outcome)
@@ -280,7 +280,7 @@ def _state_is_empty(plan: EpochPlan) -> bool:
     """Before this epoch no row with an event time had been read, and nothing had been closed: the job, or its life
     after `start_anew`, began with it."""
     unread = all(highest is None for highest in plan.highest.values()) and (bool(plan.highest) or plan.epoch == 1)
-    return unread and all(horizon.before is None for horizon in plan.horizons.values())
+    return unread and all(horizon.previous is None for horizon in plan.horizons.values())
 
 
 def fingerprint_of(job: Job, pipeline: Pipeline) -> str:
@@ -296,9 +296,9 @@ def _goes_back(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mappin
             offsets = f"from offset {ends[planned.partition]} to {planned.start}"
             return f"{place} went back {offsets}: a restore or a reset took the job back"
     for part, horizon in plan.horizons.items():
-        if horizon.before != floors.get(part):
+        if horizon.previous != floors.get(part):
             return (
-                f"part {part} of the state was closed up to {horizon.before}, the epochs before it closed it up to "
+                f"part {part} of the state was closed up to {horizon.previous}, the epochs before it closed it up to "
                 f"{floors.get(part)}: the state was restored, or a watermark was reset"
             )
     return ""
@@ -352,7 +352,7 @@ def _fits(job: Job, pipeline: Pipeline, record: JobRecord, plans: Sequence[Epoch
             if planned.start != stands and not (planned.start > stands and partition_id(ref) in lost):
                 return False
     newest = {name: one.progress.newest for name, one in state.inputs.items()}
-    closed = all(horizon.before == state.floors.get(part) for part, horizon in first.horizons.items())
+    closed = all(horizon.previous == state.floors.get(part) for part, horizon in first.horizons.items())
     return closed and all(newest.get(name) == highest for name, highest in first.highest.items())
 
 

@@ -23,7 +23,7 @@ from pyspark import SparkContext
 
 from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import JobListener, Progress, Scaling
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.spark import executor_ids
 from joinery_runtime.hosts.spark_security import is_local
@@ -75,7 +75,7 @@ class Rescaler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Without the operator, Spark's own settings say how many executors there are, but for an autoscaled job.
-        self._file = ScaleFile(listener.noticed, Scale(autoscale=spec.autoscale))
+        self._file = ScaleFile(listener.warned, Scale(autoscale=spec.autoscale))
         self._cores = spec.spark.executor.cores
         self._planner, self._context, self._listener, self._clock = planner, context, listener, clock
         self._polled_at = float("-inf")
@@ -93,7 +93,7 @@ class Rescaler:
             self.follow(sum(count for name, count in driver.backlog.items() if name not in driver.paused))
             self._listener.polled(driver)
 
-        def committed(progress: Progress) -> None:
+        def committed(progress: CommittedEpoch) -> None:
             if self._autoscaler is not None:
                 self._autoscaler.epoch(sum(progress.report.rows_in.values()), progress.seconds, self._running)
             self._listener.committed(progress)
@@ -149,7 +149,7 @@ class Rescaler:
         if changes:
             why = f": {self._autoscaler.why}" if self._autoscaler is not None and self._autoscaler.why else ""
             reason = f"{', '.join(changes)}{why}"
-            self._listener.noticed(f"Rescaled: {reason}")
+            self._listener.warned(f"Rescaled: {reason}")
             self._listener.scaled(Scaling(shards, executors, reason))
 
 

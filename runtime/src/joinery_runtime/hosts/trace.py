@@ -104,7 +104,9 @@ class _Trace:
             self._planner.rescale(self._shards)
             return []
         self._take_in(step)
-        reports = [self._epoch()]
+        first = self._driver.plan(always=True)
+        assert first is not None, "a plan is made always"
+        reports = [self._driver.commit(first, self._driver.run(first), last=True)]
         # T3: what this epoch's rows imply counts from the next one on, and a trace runs that one within the step.
         while (plan := self._driver.plan(always=self._watermarks() != self._committed_watermarks())) is not None:
             reports.append(self._driver.commit(plan, self._driver.run(plan), last=True))
@@ -130,11 +132,6 @@ class _Trace:
         self._store.reset_offsets(
             self._job.name, lowered.offsets(record), replaced=lowered.replaced, by=lowered.written
         )
-
-    def _epoch(self) -> EpochReport:
-        plan = self._driver.plan(always=True)
-        assert plan is not None, "a plan is made always"
-        return self._driver.commit(plan, self._driver.run(plan), last=True)
 
     def _restart(self) -> None:
         who = identity(self._job, self._pipeline, lambda _: None)

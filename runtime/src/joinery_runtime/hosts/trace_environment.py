@@ -20,7 +20,7 @@ from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
 from joinery_runtime.sinks import rows_to_json
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Sink, Takeover, Unsigned
+from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Sink, Takeover
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.state.store import StateStore
 
@@ -69,13 +69,13 @@ class StepInputs:
         return self._decoders[name]
 
 
-class LocalCapture(Unsigned):
+class LocalCapture(HasNoJobMarker):
     """A sink that hands its rows back; both halves in one, as all tasks are in this process."""
 
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         table = pa.Table.from_batches(rows.to_batches())
         self._tables.append(table)
         return {"attempt": str(attempt.id), "rows": table.num_rows}

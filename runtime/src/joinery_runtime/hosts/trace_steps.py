@@ -15,7 +15,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Input
 from joinery_runtime.job.model.inputs import Table
 from joinery_runtime.sources import DELETE
-from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.history import READ, of_files
 
 Step = Mapping[str, Any]
@@ -148,7 +148,7 @@ class TraceRecord:
     headers: Mapping[str, str]
 
 
-class StepLog(Exclusive):
+class StepLog(UnsharedSource):
     """The records of one input as the steps gave them: the trace's Kafka topic, planner and reader in one. Of an input
     with a history, the files end where the topic's first record comes."""
 

@@ -81,7 +81,7 @@ def worker_of(
 
 
 def cache_bytes() -> int:
-    """Of a segment cache. Raises EnvironmentProblem where the variable holds no size."""
+    """The size of a segment cache. Raises EnvironmentProblem where the variable holds no size."""
     text = os.environ.get(CACHE_BYTES)
     try:
         return DEFAULT_MAX_BYTES if text is None else parse_bytes(text)

@@ -34,8 +34,9 @@ class Comparison:
 def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """What the job's state depends on. `stored` names, per part of the state, the columns that segments keep (in
     `left.2` and later as `<input>.<column>`, of sessions as `session_fields` says); durations are milliseconds."""
+    newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
     return {
-        "version": NEWER_VERSION if _is_newer(job) else SIGNATURE_VERSION,
+        "version": NEWER_VERSION if newer else SIGNATURE_VERSION,
         "kind": job.kind,
         "inputs": [
             {
@@ -48,10 +49,6 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         ],
         **_of_kind(job, stored),
     }
-
-
-def _is_newer(job: Job) -> bool:
-    return job.co_partitioned or any(side.history is not None for side in job.inputs)
 
 
 def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def life_of(lineage: str) -> str:
     return lineage.replace("-", "")[:12]
 
 
-class Rows(Protocol):
+class AttemptRows(Protocol):
     """All rows of an attempt: at least one. Tables are such; those of a step are made while they are read."""
 
     def to_batches(self) -> Iterable[pa.RecordBatch]:
@@ -85,7 +85,7 @@ class Rows(Protocol):
 class SinkWriter(Protocol):
     """Task half. Pickles; used by one task at a time."""
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, and Superseded
         when another attempt of the same shard took over: then the task is to be tried again."""
         ...
@@ -138,7 +138,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Prompt:
+class HoldsNoRows:
     """The part of `Sink` that is trivial where an epoch's rows are visible with it."""
 
     @property
@@ -152,7 +152,7 @@ class Prompt:
         return ()
 
 
-class Unsigned(Prompt):
+class HasNoJobMarker(HoldsNoRows):
     """The part of `Sink` that is trivial where nothing says which job writes to a target."""
 
     def other_store(self) -> StoreIdentity | None:

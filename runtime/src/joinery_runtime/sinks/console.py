@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.job.model.outputs import Timestamps
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
+from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
 from joinery_runtime.sinks.encode import rows_to_json
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleSink(Unsigned):
+class ConsoleSink(HasNoJobMarker):
     """Both halves. A receipt, which the epoch log keeps, has up to `shown` of its attempt's rows as JSON. They are
     printed once the epoch is committed, and may be printed again after a crash."""
 
     shown: int
     timestamps: Timestamps = "epochMillis"
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         lines: list[str] = []
         count = 0
         for batch in rows.to_batches():

@@ -16,7 +16,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.lake import Added, Conflict, Mark, OpenedTable, properties_of
+from joinery_runtime.sinks.lake import Added, CommitConflict, Mark, OpenedTable, properties_of
 
 _EPOCH_BITS = 40  # a version is one 64-bit number: generation and epoch
 
@@ -100,7 +100,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
                 )  # fmt: skip
             except CommitFailedError as error:
                 self._opened = None
-                raise Conflict(str(error)) from error
+                raise CommitConflict(str(error)) from error
 
     def read(self) -> pa.Table:
         with self._problems("cannot be read"):

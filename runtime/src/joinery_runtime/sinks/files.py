@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job.model.outputs import FileFormat, Timestamps
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned, life_of
+from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover, life_of
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
 from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
 
@@ -43,7 +43,7 @@ class FileWriter:
     timestamps: Timestamps = "epochMillis"
     hold_below: int = 0
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         path = _staged(Path(self.directory), str(attempt.id), self.format)
         encode = write_parquet if self.format == "parquet" else partial(_write_lines, timestamps=self.timestamps)
         count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
@@ -61,7 +61,7 @@ def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, i
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        _sync(path.parent)
+        _sync_folder(path.parent)
     except OSError as error:
         raise _problem(path, error) from error
     return count, size
@@ -87,7 +87,7 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
     return count
 
 
-class FileSink(Unsigned):
+class FileSink(HasNoJobMarker):
     """Driver half. `wall` is a clock in seconds since 1970, as the file system's. `life` says whose held files it
     merges, until `recover` does: another life of the job writes the rows of this one again, and another job may be
     at work."""
@@ -206,11 +206,11 @@ class FileSink(Unsigned):
             )
         if not receipts:
             return
-        _sync(self._directory)
+        _sync_folder(self._directory)
         if any("rolled" in receipt for receipt in receipts):
-            self._drop_held(epoch)
+            self._drop(lambda of: of <= epoch)  # a file with their rows has its name
         if (self._directory / HELD).exists():
-            _sync(self._directory / HELD)  # the next recovery does not look at this epoch any more
+            _sync_folder(self._directory / HELD)  # the next recovery does not look at this epoch any more
         # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
         self._sweep(lambda _, of: of < epoch)
 
@@ -255,10 +255,6 @@ class FileSink(Unsigned):
         self._held = None  # another driver may have seen to it
         held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
         return held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
-
-    def _drop_held(self, epoch: int) -> None:
-        """Up to this epoch: a file with their rows has its name."""
-        self._drop(lambda of: of <= epoch)
 
     def _drop_merged(self) -> None:
         """What a driver that died had no time for, of a job that was started anew meanwhile (without a `publish`)."""
@@ -392,7 +388,7 @@ def _with_suffix(paths: Iterable[Path]) -> list[Path]:
     return sorted(path for path in paths if path.suffix in _SUFFIXES.values())
 
 
-def _sync(directory: Path) -> None:
+def _sync_folder(directory: Path) -> None:
     """Makes new names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:

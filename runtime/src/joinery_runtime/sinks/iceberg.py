@@ -25,7 +25,7 @@ from pyiceberg.table import Table, TableProperties
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.lake import Added, Conflict, Mark, OpenedTable, properties_of
+from joinery_runtime.sinks.lake import Added, CommitConflict, Mark, OpenedTable, properties_of
 
 # PyIceberg's errors have no base of their own.
 _ERRORS: tuple[type[Exception], ...] = (
@@ -113,7 +113,7 @@ class IcebergTable(OpenedTable[Table]):
                     )
             except CommitFailedException as error:
                 self._opened = None
-                raise Conflict(str(error)) from error
+                raise CommitConflict(str(error)) from error
 
     def read(self) -> pa.Table:
         table = self._fresh()

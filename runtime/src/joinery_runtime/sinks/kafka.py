@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.kafka_errors import LastError, is_away
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
+from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
 from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, enqueue
 
 
@@ -58,7 +58,7 @@ class KafkaWriter:
 
     target: KafkaTarget
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         try:
             count = self._send(_clients.get(self.target), rows)
         except SinkError:
@@ -66,7 +66,7 @@ class KafkaWriter:
             raise
         return {"attempt": str(attempt.id), "rows": count}
 
-    def _send(self, client: _Client, rows: Rows) -> int:
+    def _send(self, client: _Client, rows: AttemptRows) -> int:
         """Enqueues chunk after chunk and waits once, at the end, until the broker has all of them; returns how many."""
         failures: list[KafkaError] = []
         count = unsent = 0
@@ -100,7 +100,7 @@ class KafkaWriter:
         return self.target.failure(first, client.errors, what, first.str(), "Correct the cause; the epoch is run again")
 
 
-class KafkaSink(Unsigned):
+class KafkaSink(HasNoJobMarker):
     """Driver half: has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget) -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
-from joinery_runtime.sinks.base import Attempt, Prompt, Receipt, Rows, Takeover, life_of
+from joinery_runtime.sinks.base import Attempt, AttemptRows, HoldsNoRows, Receipt, Takeover, life_of
 from joinery_runtime.sinks.kafka_markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_target import KafkaTarget
@@ -78,7 +78,7 @@ class KafkaTransactionsWriter:
     target: KafkaTarget
     names: PartNames
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         return PartWrite(self.target, self.names, attempt, rows, PRODUCERS).run()
 
 
@@ -89,7 +89,7 @@ class PartWrite:
     target: KafkaTarget
     names: PartNames
     attempt: Attempt
-    rows: Rows
+    rows: AttemptRows
     producers: Producers = field(repr=False)
 
     @property
@@ -195,7 +195,7 @@ class PartWrite:
         return {"attempt": str(self.attempt.id), "rows": rows, "repeated": True}
 
 
-class KafkaTransactionsSink(Prompt):
+class KafkaTransactionsSink(HoldsNoRows):
     """Driver half: has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget, names: PartNames) -> None:

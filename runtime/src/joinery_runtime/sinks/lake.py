@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 import stamina
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned, life_of
+from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover, life_of
 from joinery_runtime.sinks.files import write_parquet
 
 Opened = TypeVar("Opened")
@@ -39,7 +39,7 @@ class Mark(NamedTuple):
     epoch: int
 
 
-class Conflict(Exception):
+class CommitConflict(Exception):
     """Another writer's commit came first; nothing of this one is in the table."""
 
 
@@ -151,7 +151,7 @@ class LakeWriter:
     job: str
     table: str
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         fs, root = self.storage.open()
         folder = folder_of(self.job, life_of(attempt.lineage), attempt.id.epoch)
         path = f"{folder}/{attempt.id}.parquet"
@@ -161,7 +161,7 @@ class LakeWriter:
             with fs.open_output_stream(whole) as file:
                 count = write_parquet(file, _as_lake(rows.to_batches()))
             if isinstance(fs, pafs.LocalFileSystem):
-                _sync(Path(whole), Path(root))
+                _sync_up_to(Path(whole), Path(root))
             size = fs.get_file_info(whole).size
         except OSError as error:
             raise SinkError(
@@ -174,7 +174,7 @@ class LakeWriter:
         return {**named, "table": self.table, "path": path, "rows": count, "size": size}
 
 
-class LakeSink(Unsigned):
+class LakeSink(HasNoJobMarker):
     """Driver half. `schema` is the output's."""
 
     def __init__(self, table: LakeTable, job: str, schema: pa.Schema) -> None:
@@ -238,10 +238,10 @@ class LakeSink(Unsigned):
         generation = max(receipt["generation"] for receipt in named)
         added = Added(self._job, life_of(named[0]["lineage"]), Mark(generation, epoch), named)
         try:
-            for attempt in stamina.retry_context(on=Conflict, attempts=_CONFLICTS, timeout=None, wait_max=2.0):
+            for attempt in stamina.retry_context(on=CommitConflict, attempts=_CONFLICTS, timeout=None, wait_max=2.0):
                 with attempt:
                     published = self._add_once(added)
-        except Conflict as error:
+        except CommitConflict as error:
             raise OutputUnavailable(
                 f"The {self.table.name} cannot take the rows of epoch {epoch}",
                 facts=f"other writers' commits came first {_CONFLICTS} times in a row",
@@ -342,7 +342,7 @@ def folder_of(job: str, life: str, epoch: int) -> str:
     return f"{_FOLDER}/{job}-{life}/{epoch:012d}"
 
 
-def _sync(file: Path, root: Path) -> None:
+def _sync_up_to(file: Path, root: Path) -> None:
     """Makes a file and the names that lead to it from the table's folder durable."""
     for path in (file, *file.parents):
         descriptor = os.open(path, os.O_RDONLY)

@@ -28,7 +28,7 @@ from psycopg import sql
 
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.postgres_errors import advice, is_away
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
+from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
@@ -72,7 +72,7 @@ class PostgresWriter:
     dsn: str = field(repr=False)
     staging: Staging
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         count, batches = 0, iter(rows.to_batches())
         first = next(batches, None)
         if first is None:
@@ -95,7 +95,7 @@ class PostgresWriter:
         return {"attempt": str(attempt.id), "rows": count}
 
 
-class PostgresSink(Unsigned):
+class PostgresSink(HasNoJobMarker):
     """Driver half, of a table in the state's database. `in_transaction` works on the store's connection, all else on
     one of its own."""
 

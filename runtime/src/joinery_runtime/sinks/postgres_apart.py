@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.sinks.base import Attempt, Receipt, Rows
+from joinery_runtime.sinks.base import Attempt, AttemptRows, Receipt
 from joinery_runtime.sinks.postgres import PostgresSink, PostgresWriter, Staging, connections, problem_of
 from joinery_runtime.sinks.postgres_merge import NAMED, StagingMerge
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -51,7 +51,7 @@ class ApartWriter:
     def staging(self) -> Staging:
         return self.staged.staging
 
-    def write(self, attempt: Attempt, rows: Rows) -> Receipt:
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         receipt = self.staged.write(attempt, rows)
         try:
             here = _database(connections.get(self.staged.dsn), self.staging.schema)

@@ -23,7 +23,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from joinery_runtime.protobuf_schemas import InvalidSchema, compiled, imports_of
-from joinery_runtime.registry_client import Refused
+from joinery_runtime.registry_client import SchemaRejected
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 
 _FIRST_MESSAGE = b"\0"  # its position in the schema, as Confluent's serializers shorten it
@@ -100,7 +100,7 @@ class ProtobufOutput(SchemaOutput):
         newest = self._newest(client)
         try:
             return self._registered_after(newest, client)
-        except Refused:
+        except SchemaRejected:
             # Somebody else may have registered the next version meanwhile, with the numbers that were to be given.
             client = self.client()  # which remembers nothing
             now = self._newest(client)
@@ -212,7 +212,7 @@ class ProtobufOutput(SchemaOutput):
         )
 
     def _highest(self, client: SchemaRegistryClient) -> int:
-        """Of all numbers that a version of the subject has used or reserved, deleted ones too."""
+        """The highest of all numbers that a version of the subject has used or reserved, deleted ones too."""
         numbers = {0}
         for message in self._versions(client):
             numbers.update(field.number for field in message.fields)
@@ -229,7 +229,7 @@ class ProtobufOutput(SchemaOutput):
                 yield self._compiled(found.schema.schema_str, imports, f"version {version} of {self.subject}")
 
     def defaults(self) -> Mapping[str, Any]:
-        """Of fields without `optional` in any version: that a value was null, the record does not say."""
+        """Defaults of fields without `optional` in any version: a record with one of these may have had null."""
         found: dict[str, Any] = {}
         for message in self._versions(self.client()):
             for column in self.rows:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.registry_client import Answer, Refused, Registry
+from joinery_runtime.registry_client import Answer, Registry, SchemaRejected
 from joinery_runtime.sinks.encode import rows_to_json
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -50,7 +50,7 @@ class SchemaOutput(ABC):
         if key not in _REGISTERED:
             try:
                 _REGISTERED[key] = self._register()
-            except Refused as refused:
+            except SchemaRejected as refused:
                 todo = "Leave columns' types as they were, write another topic, or change the subject's compatibility"
                 raise self.problem("the registry refuses the schema of its rows", str(refused), todo) from refused
         return _REGISTERED[key]
@@ -99,7 +99,7 @@ class SchemaOutput(ABC):
             try:
                 row = self._reader_of(int.from_bytes(record[1:5]))(record[5:])
                 pa.Table.from_pylist([row], schema=self.rows)
-            except (ValueError, TypeError, LookupError, EOFError, Refused, pa.ArrowException):
+            except (ValueError, TypeError, LookupError, EOFError, SchemaRejected, pa.ArrowException):
                 row, other[place] = {}, record
             rows.append(row)
         lines = rows_to_json(without_nulls(pa.Table.from_pylist(rows, schema=self.rows), defaults))

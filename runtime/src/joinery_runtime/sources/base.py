@@ -119,7 +119,7 @@ class RawBatch:
 
     @property
     def bytes(self) -> int:
-        """Of values or columns, keys and headers, with what Arrow needs to find them."""
+        """The bytes of values or columns, keys and headers, with what Arrow needs to find them."""
         keys = 0 if self.keys is None else self.keys.nbytes
         values = self.values.nbytes if self.columns is None else self.columns.nbytes
         return int(values + keys + sum(each.nbytes for each in self.headers.values()))
@@ -216,7 +216,7 @@ class SourcePlanner(Protocol):
     def close(self) -> None: ...
 
 
-class Exclusive:
+class UnsharedSource:
     """The part of `SourcePlanner` that is trivial where nobody else can take partitions, nothing is recreated, and
     offsets count records."""
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, Cut, Exclusive, PartitionRef, Range, RawBatch, StoredOffsets
+from joinery_runtime.sources.base import Bounds, Cut, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.opened_files import Bytes, files_of, means, opened, stamp_of
 
 _CHUNK = 4 * 2**20  # bytes that a reader scans at a time
@@ -41,7 +41,7 @@ class _File:
     size: int
 
 
-class ListedFiles(Exclusive):
+class ListedFiles(UnsharedSource):
     """A partition for each file of a path. They are listed once, and are all there at once."""
 
     def __init__(self, name: str, path: str) -> None:
@@ -69,7 +69,7 @@ class ListedFiles(Exclusive):
 
     @abstractmethod
     def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
-        """Of a file that was read up to `position` (None: not yet)."""
+        """The bounds of a file that was read up to `position` (None: not yet)."""
 
     @abstractmethod
     def cut(self, bounds: Bounds, max_records: int) -> Range: ...

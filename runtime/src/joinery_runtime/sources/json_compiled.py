@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.sources.json_texts import Node, tree
+from joinery_runtime.sources.json_texts import WantedValue, tree
 from joinery_runtime.sources.records import IntArray
 
 _NO_NAME = -1
@@ -79,7 +79,7 @@ def _offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
 
 
 def _kind(kernel: ModuleType, arrow: pa.DataType) -> tuple[int, int, int]:
-    """Of a column, with its precision and scale."""
+    """The kind of a column, with its precision and scale."""
     if pa.types.is_decimal(arrow):
         return kernel.DECIMAL, arrow.precision, arrow.scale
     kinds = {
@@ -99,7 +99,7 @@ def follows(paths: Sequence[Path]) -> bool:
     """Whether the kernel can find all of these: none twice, none inside of what another one takes whole, and nothing
     that is to be an object and an array."""
 
-    def plain(node: Node) -> bool:
+    def plain(node: WantedValue) -> bool:
         kinds = {type(step) for step in node.inner}
         return len(node.columns) + len(kinds) <= 1 and all(map(plain, node.inner.values()))
 

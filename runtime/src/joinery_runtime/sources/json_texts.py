@@ -49,7 +49,7 @@ def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.S
     return column.scatter(own["row"], own["text"])
 
 
-def _own(record: str, wanted: Node) -> str | None:
+def _own(record: str, wanted: WantedValue) -> str | None:
     """The text of a number, an array or an object; None where it is something else."""
     try:
         text = (texts(record, wanted) or {}).get(0, '"')
@@ -59,25 +59,25 @@ def _own(record: str, wanted: Node) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class WantedValue:
     """What is wanted of a value: itself, for these columns, and values inside of it by name or position."""
 
     columns: list[int] = field(default_factory=list)
-    inner: dict[str | int, Node] = field(default_factory=dict)
+    inner: dict[str | int, WantedValue] = field(default_factory=dict)
 
 
-def tree(paths: Sequence[Path]) -> Node:
+def tree(paths: Sequence[Path]) -> WantedValue:
     """The paths of columns 0, 1, ... from the record on."""
-    root = Node()
+    root = WantedValue()
     for column, path in enumerate(paths):
         node = root
         for step in path:
-            node = node.inner.setdefault(step, Node())
+            node = node.inner.setdefault(step, WantedValue())
         node.columns.append(column)
     return root
 
 
-def texts(record: str, root: Node) -> dict[int, str] | None:
+def texts(record: str, root: WantedValue) -> dict[int, str] | None:
     """By column the JSON text that the record has for it; columns that are not there are left out. None: the record is
     no object. Raises ValueError, IndexError or RecursionError for what is not JSON."""
     found: dict[int, str] = {}
@@ -99,7 +99,7 @@ def _space(text: str, at: int) -> int:
     return at
 
 
-def _take(text: str, at: int, node: Node, found: dict[int, str]) -> int:
+def _take(text: str, at: int, node: WantedValue, found: dict[int, str]) -> int:
     """Takes what is wanted of the value at this place; the place after it."""
     begin = at
     opening = text[at]
@@ -114,7 +114,7 @@ def _take(text: str, at: int, node: Node, found: dict[int, str]) -> int:
     return at
 
 
-def _take_fields(text: str, at: int, node: Node, found: dict[int, str]) -> int:
+def _take_fields(text: str, at: int, node: WantedValue, found: dict[int, str]) -> int:
     at = _space(text, at + 1)
     if text[at] == "}":
         return at + 1
@@ -137,7 +137,7 @@ def _take_fields(text: str, at: int, node: Node, found: dict[int, str]) -> int:
         at = _space(text, at + 1)
 
 
-def _take_items(text: str, at: int, node: Node, found: dict[int, str]) -> int:
+def _take_items(text: str, at: int, node: WantedValue, found: dict[int, str]) -> int:
     at = _space(text, at + 1)
     if text[at] == "]":
         return at + 1

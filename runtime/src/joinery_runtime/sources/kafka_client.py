@@ -50,7 +50,7 @@ class Cluster:
 
     @classmethod
     def of(cls, name: str, kafka: KafkaInput) -> Cluster:
-        """Of an input. Raises SourceError for a property that the job may not set."""
+        """The cluster of an input. Raises SourceError for a property that the job may not set."""
         refused = [name for name in kafka.properties if name in _OWNED]
         if refused:
             raise SourceError(

@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 30  # of values in a batch: Arrow's offsets are of 32 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ConsumerEvent:
     """The news that a partition's end was reached (at `offset`), or an error: of a partition, or, without a topic, of
     the client as a whole."""
 
@@ -48,7 +48,7 @@ class RecordClient(Protocol):
 
     def unassign(self, refs: Iterable[PartitionRef]) -> None: ...
 
-    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[Event]]:
+    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
         """Waits until there are `most` (up to MOST_RECORDS) records and events, or the time is over."""
         ...
 
@@ -113,16 +113,16 @@ class BatchClient:
     def close(self) -> None:
         self._handle.close()
 
-    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[Event]]:
+    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
         count = self._handle.consume(self._messages.ctypes.data, most, seconds)
         try:
             return self._taken(count)
         finally:
             self._kernel.release(self._messages, count, self._destroy)
 
-    def _taken(self, count: int) -> tuple[list[RawBatch], list[Event]]:
+    def _taken(self, count: int) -> tuple[list[RawBatch], list[ConsumerEvent]]:
         batches: list[RawBatch] = []
-        events: list[Event] = []
+        events: list[ConsumerEvent] = []
         offsets, stamps = np.empty((2, count), np.int64)
         facts = (offsets, stamps, self._starts, self._value_bytes, self._key_bytes)
         runs = self._kernel.describe(self._messages, count, _MOST_BYTES, self._timestamp, *facts)
@@ -131,7 +131,7 @@ class BatchClient:
             topic = self._handle.topic_of(message.topic)
             if message.err:
                 error = self._handle.error_of(int(self._messages[start]), message.err)
-                events.append(Event(error, topic, message.partition, message.offset))
+                events.append(ConsumerEvent(error, topic, message.partition, message.offset))
                 continue
             assert topic is not None, "a record is of a topic"
             batches.append(
@@ -198,13 +198,13 @@ class MessageClient:
     def close(self) -> None:
         self._consumer.close()
 
-    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[Event]]:
+    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
         messages = self._consumer.consume(most, seconds)
-        events: list[Event] = []
+        events: list[ConsumerEvent] = []
         if any(map(Message.error, messages)):
             failed = [message for message in messages if message.error() is not None]
             messages = [message for message in messages if message.error() is None]
-            events = [Event(each.error(), each.topic(), each.partition(), each.offset()) for each in failed]
+            events = [ConsumerEvent(each.error(), each.topic(), each.partition(), each.offset()) for each in failed]
         return [self._batch(run) for run in self._runs(messages)], events
 
     def _runs(self, messages: Sequence[Message]) -> list[Sequence[Message]]:

@@ -10,9 +10,9 @@ from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets
-from joinery_runtime.sources.kafka_admin import KafkaAdmin, Topic
 from joinery_runtime.sources.kafka_client import Cluster, logger
 from joinery_runtime.sources.kafka_group import GroupMember
+from joinery_runtime.sources.kafka_metadata import KafkaMetadata, Topic
 from joinery_runtime.sources.kafka_positions import LogOffsets, Positions, log_offsets
 from joinery_runtime.sources.kafka_topics import InputTopics
 from joinery_runtime.store_identity import StoreIdentity
@@ -30,7 +30,7 @@ class KafkaPlanner:
     ) -> None:
         self._kafka, self._since = kafka, since
         self._cluster = Cluster.of(name, kafka)
-        self._admin = KafkaAdmin(self._cluster)
+        self._admin = KafkaMetadata(self._cluster)
         self._member = GroupMember(self._cluster, f"{job_name}.{name}", store)
         self._topics = InputTopics(self._cluster, kafka, self._admin)
         self._positions = Positions(kafka, self._admin)
@@ -127,7 +127,7 @@ class KafkaPlanner:
         return Bounds(ref, start, end, final, lost, held, stop, topic.id, undecided=max(0, last - end))
 
     def _check_since(self, since: int, found: Mapping[PartitionRef, LogOffsets]) -> None:
-        """Of partitions whose first records are gone, and that are read from their earliest one: whether those from
+        """Checks partitions whose first records are gone, and that are read from their earliest one: whether those from
         `since` on are there, as far as Kafka's timestamps tell."""
         (first,) = self._admin.offsets(found, OffsetSpec.for_timestamp(since)) if found else ({},)
         for ref, offset in first.items():

@@ -10,7 +10,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, KafkaInput
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_admin import HIGH_WATERMARK, KafkaAdmin
+from joinery_runtime.sources.kafka_metadata import HIGH_WATERMARK, KafkaMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class LogOffsets:
 LogOffsetsByPartition = Mapping[PartitionRef, LogOffsets]
 
 
-def log_offsets(admin: KafkaAdmin, partitions: Collection[PartitionRef]) -> dict[PartitionRef, LogOffsets]:
+def log_offsets(admin: KafkaMetadata, partitions: Collection[PartitionRef]) -> dict[PartitionRef, LogOffsets]:
     """What the broker has of each now."""
     earliest, stable, high = admin.offsets(partitions, OffsetSpec.earliest(), OffsetSpec.latest(), HIGH_WATERMARK)
     # The answers are not of one moment: what is written between them may be in one and not in the other.
@@ -37,7 +37,7 @@ class Positions:
     """Resolves both once per partition. A partition that appears when others have been resolved or stored already holds
     records that nobody has seen: it starts at the earliest."""
 
-    def __init__(self, kafka: KafkaInput, admin: KafkaAdmin) -> None:
+    def __init__(self, kafka: KafkaInput, admin: KafkaMetadata) -> None:
         self._kafka, self._admin = kafka, admin
         self._seen = False
         self._starts: dict[PartitionRef, int] = {}

@@ -15,7 +15,7 @@ from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.kafka_errors import is_away, watermarks
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
-from joinery_runtime.sources.kafka_clients import MOST_RECORDS, Event, RecordClient, open_client
+from joinery_runtime.sources.kafka_clients import MOST_RECORDS, ConsumerEvent, RecordClient, open_client
 
 _AHEAD_BYTES = 64 << 20  # of records that were taken from the client and are not asked for yet
 # A batch of fewer records is handed out with its neighbours: at a steady rate a fetch brings a few records, and what
@@ -222,7 +222,7 @@ class KafkaReader:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _heed(self, event: Event, waiting: Planned) -> None:
+    def _heed(self, event: ConsumerEvent, waiting: Planned) -> None:
         """The news that an end was reached, or an error. An error of a partition that nobody waits for is found again
         when it is read."""
         error = event.error

@@ -10,8 +10,8 @@ from dataclasses import replace
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import PartitionRef, StoredOffsets
-from joinery_runtime.sources.kafka_admin import KafkaAdmin, Topic
 from joinery_runtime.sources.kafka_client import Cluster, logger
+from joinery_runtime.sources.kafka_metadata import KafkaMetadata, Topic
 
 _LIST_SECONDS = 5.0  # how often matching topics are listed
 _INTERNAL = "__"
@@ -20,7 +20,7 @@ _INTERNAL = "__"
 class InputTopics:
     """Resolves `topic` or `topicPattern`, and judges topics that were deleted or recreated."""
 
-    def __init__(self, cluster: Cluster, kafka: KafkaInput, admin: KafkaAdmin) -> None:
+    def __init__(self, cluster: Cluster, kafka: KafkaInput, admin: KafkaMetadata) -> None:
         self._cluster, self._kafka, self._admin = cluster, kafka, admin
         self._pattern = re.compile(kafka.topic_pattern) if kafka.topic_pattern is not None else None
         self._matching: set[str] = {kafka.topic} if kafka.topic is not None else set()

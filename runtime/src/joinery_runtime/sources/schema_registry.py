@@ -16,7 +16,7 @@ from fastavro.schema import SchemaParseException, UnknownType
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled, imports_of
-from joinery_runtime.registry_client import Refused, Registry
+from joinery_runtime.registry_client import Registry, SchemaRejected
 from joinery_runtime.sources.json_faults import FRAME
 from joinery_runtime.sources.records import ByValue, Decoded
 
@@ -107,7 +107,7 @@ class Schemas:
     def _asked(self, ask: Callable[[], Any], what: str) -> Any:
         try:
             answer = self._registry.ask(ask, what)
-        except Refused as error:  # a version that cannot be one
+        except SchemaRejected as error:  # a version that cannot be one
             raise UnknownSchema(str(error)) from error
         if answer is None:
             raise UnknownSchema(f"the registry {self._registry.url} has no {what}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.sources.base import Bounds, Exclusive, PartitionRef, Range, StoredOffsets
+from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.files import ListedFiles
 from joinery_runtime.sources.opened_files import readable
 
@@ -45,7 +45,7 @@ class _Stamp:
         return cls(*(int(number) for number in text.split(":")))
 
 
-class WatchedFiles(Exclusive):
+class WatchedFiles(UnsharedSource):
     """Driver half. `files` knows how a file's records are cut; `window` is how many files are read at a time."""
 
     def __init__(self, name: str, path: str, files: ListedFiles, window: int = WINDOW) -> None:
@@ -119,7 +119,7 @@ class WatchedFiles(Exclusive):
             self._read.add(file)
 
     def _known(self, ref: PartitionRef, position: int, stamp: _Stamp) -> Bounds:
-        """Of a file that was planned before. One that was read to its end may be deleted."""
+        """The bounds of a file that was planned before. One that was read to its end may be deleted."""
         if position < stamp.end or Path(ref.topic).exists():
             self._check(ref.topic, stamp)
         if position >= stamp.end:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from joinery_runtime.errors import CommittedSince, Fenced, Moved, StateError
-from joinery_runtime.state.store import EpochCommit, JobRecord, Json, Savepoint, SegmentMeta, Standing
+from joinery_runtime.state.store import EpochCommit, JobRecord, Json, SegmentMeta, Standing, StoredSavepoint
 
 EPOCH_LOG_LENGTH = 10_000
 """Epoch numbers that the log goes back from the newest commit; older ones are trimmed by each commit."""
@@ -86,7 +86,7 @@ def require_owned(stored: StoredJob | None, job: str, generation: int | None) ->
     return require_job(stored, job) if generation is None else check_owner(stored, job, generation)
 
 
-def check_roll_back(stored: StoredJob, pin: Savepoint) -> bool:
+def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
     """Whether the job was started anew since, so that all of the savepoint has to come back. Raises CommittedSince."""
     if stored.committed != pin.committed:
         raise CommittedSince(
@@ -97,7 +97,7 @@ def check_roll_back(stored: StoredJob, pin: Savepoint) -> bool:
     return stored.lineage != pin.lineage
 
 
-def check_start_anew(stored: StoredJob, pin: Savepoint) -> bool:
+def check_start_anew(stored: StoredJob, pin: StoredSavepoint) -> bool:
     """Whether there is something to drop; False: the job was started anew since this savepoint. Raises StateError."""
     if stored.lineage != pin.lineage:
         return False

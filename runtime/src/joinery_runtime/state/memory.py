@@ -23,9 +23,9 @@ from joinery_runtime.state.store import (
     JobRecord,
     Json,
     Migration,
-    Savepoint,
     SegmentMeta,
     Standing,
+    StoredSavepoint,
 )
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -41,7 +41,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _Pin:
-    savepoint: Savepoint
+    savepoint: StoredSavepoint
     offsets: Mapping[str, bytes]
     signature: str | None
     keys: frozenset[str]
@@ -245,7 +245,7 @@ class MemoryStore:
                 del entry.segments[key]
             return len(garbage)
 
-    def create_savepoint(self, job: str, name: str) -> Savepoint:
+    def create_savepoint(self, job: str, name: str) -> StoredSavepoint:
         with self._lock:
             entry = self._existing(job)
             if name in entry.pins:
@@ -253,12 +253,12 @@ class MemoryStore:
             metas = [item.meta for item in entry.live().values()]
             rows, size = sum(meta.rows for meta in metas), sum(meta.bytes for meta in metas)
             stored, keys = entry.stored, frozenset(meta.key for meta in metas)
-            savepoint = Savepoint(name, stored.epoch, self._clock(), rows, size, stored.committed, stored.lineage)
+            savepoint = StoredSavepoint(name, stored.epoch, self._clock(), rows, size, stored.committed, stored.lineage)
             offsets, signature = dict(entry.offsets), entry.signature
             entry.pins[name] = _Pin(savepoint, offsets, signature, keys, stored.definition)
             return savepoint
 
-    def savepoints(self, job: str) -> list[Savepoint]:
+    def savepoints(self, job: str) -> list[StoredSavepoint]:
         with self._lock:
             pins = self._jobs[job].pins if job in self._jobs else {}
             return [pins[name].savepoint for name in sorted(pins)]

@@ -35,9 +35,9 @@ from joinery_runtime.state.store import (
     JobRecord,
     Json,
     Migration,
-    Savepoint,
     SegmentMeta,
     Standing,
+    StoredSavepoint,
 )
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -97,7 +97,7 @@ class PostgresStore:
         )
 
     def schema_version(self) -> int:
-        """Of the tables: how many of the steps in `ddl` they have been through."""
+        """How many of the steps in `ddl` the tables have been through."""
         with self._connection.session() as connection:
             return installed_version(connection, self.schema)
 
@@ -210,7 +210,7 @@ class PostgresStore:
                 if self._sql.run(connection, statements.TRIM_LOG, job, newest=newest, **limits).rowcount < SWEEP_BATCH:
                     return
 
-    def create_savepoint(self, job: str, name: str) -> Savepoint:
+    def create_savepoint(self, job: str, name: str) -> StoredSavepoint:
         with self._connection.transaction() as connection:
             decisions.require_job(self._lock(connection, job), job)
             if name in self._savepoints(connection, job):
@@ -218,7 +218,7 @@ class PostgresStore:
             self._sql.run(connection, statements.CREATE_SAVEPOINT, job, name=name)
             return self._savepoints(connection, job)[name]
 
-    def savepoints(self, job: str) -> list[Savepoint]:
+    def savepoints(self, job: str) -> list[StoredSavepoint]:
         with self._connection.session() as connection:
             return list(self._savepoints(connection, job).values())
 
@@ -370,10 +370,10 @@ class PostgresStore:
             connection, statements.SET_OFFSETS, job, sources=sources, values=values, version=CURRENT_STATE_VERSION
         )
 
-    def _savepoints(self, connection: Connection, job: str) -> dict[str, Savepoint]:
-        return {row[0]: Savepoint(*row) for row in self._sql.run(connection, statements.SAVEPOINTS, job)}
+    def _savepoints(self, connection: Connection, job: str) -> dict[str, StoredSavepoint]:
+        return {row[0]: StoredSavepoint(*row) for row in self._sql.run(connection, statements.SAVEPOINTS, job)}
 
-    def _pin(self, connection: Connection, job: str, name: str) -> Savepoint:
+    def _pin(self, connection: Connection, job: str, name: str) -> StoredSavepoint:
         existing = self._savepoints(connection, job)
         if name not in existing:
             raise decisions.no_savepoint(job, name, list(existing))

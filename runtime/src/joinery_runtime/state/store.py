@@ -42,7 +42,6 @@ __all__ = [
     "JobRecord",
     "Json",
     "Migration",
-    "Savepoint",
     "SavepointReader",
     "Savepoints",
     "SegmentMeta",
@@ -50,6 +49,7 @@ __all__ = [
     "Standing",
     "StateReader",
     "StateStore",
+    "StoredSavepoint",
     "TaskStore",
 ]
 
@@ -128,7 +128,7 @@ class EpochRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Savepoint:
+class StoredSavepoint:
     """Pinned state. `epoch` is the last number that had been used, `committed` the epoch that the state stands on,
     `lineage` the life of the job; `rolled_back` says that `roll_back` has been here. Times are epoch milliseconds."""
 
@@ -189,7 +189,7 @@ class SegmentReader(Protocol):
 class SavepointReader(Protocol):
     """What savepoints keep."""
 
-    def savepoints(self, job: str) -> list[Savepoint]:
+    def savepoints(self, job: str) -> list[StoredSavepoint]:
         """By name."""
         ...
 
@@ -249,7 +249,7 @@ class Epochs(Protocol):
 class Savepoints(SavepointReader, Protocol):
     """Pins the state as it is. Pinned segments stay readable; live ones are not touched, and no driver is fenced."""
 
-    def create_savepoint(self, job: str, name: str) -> Savepoint:
+    def create_savepoint(self, job: str, name: str) -> StoredSavepoint:
         """Pins the live segments with offsets, signature and definition; copies no blob. Raises StateError if the
         name is taken."""
         ...

@@ -17,7 +17,15 @@ from joinery_runtime.errors import IncompatibleState, RolloutOver, StateError, S
 from joinery_runtime.state import decisions
 from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.migrations import check_chain, migrate, readable_from
-from joinery_runtime.state.store import DriverStore, JobReader, JobRecord, Migration, Savepoint, Savepoints, StateReader
+from joinery_runtime.state.store import (
+    DriverStore,
+    JobReader,
+    JobRecord,
+    Migration,
+    Savepoints,
+    StateReader,
+    StoredSavepoint,
+)
 
 KEPT_PINS = 3
 """Automatic savepoints that are kept, the newest ones."""
@@ -31,7 +39,7 @@ _TRIES = 5
 class Pin:
     """A savepoint and `how` it came about; "kept": it is of another epoch, and what it was made for is done."""
 
-    savepoint: Savepoint
+    savepoint: StoredSavepoint
     how: Literal["created", "there already", "created anew", "kept"]
 
 
@@ -48,7 +56,7 @@ class Rehearsal:
     seconds: float
 
 
-def never(_: Savepoint) -> bool:
+def never(_: StoredSavepoint) -> bool:
     return False
 
 
@@ -102,7 +110,9 @@ def outdated(record: JobRecord, chain: Mapping[int, Migration], target: int) -> 
     return [meta for meta in record.segments if meta.state_version < readable]
 
 
-def ensure_pin(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool] = never) -> Pin:
+def ensure_pin(
+    store: Savepoints, record: JobRecord, name: str, *, done: Callable[[StoredSavepoint], bool] = never
+) -> Pin:
     """A savepoint `name` of the state as it is.
 
     One that stands on the same epoch is taken as it is. Of another epoch: it is kept if what it was made for has been
@@ -128,7 +138,7 @@ def ensure_pin(store: Savepoints, record: JobRecord, name: str, *, done: Callabl
     return Pin(store.create_savepoint(record.job, name), "created anew")
 
 
-def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[Savepoint], bool]) -> None:
+def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[StoredSavepoint], bool]) -> None:
     """Raises RolloutOver if `name` is the savepoint of a rollout that has ended without being `done`, or another one
     came after it.
 
@@ -153,7 +163,7 @@ def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Call
     )
 
 
-def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> Savepoint | None:
+def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> StoredSavepoint | None:
     """The newest automatic savepoint, if nothing was committed since it was made and it was not rolled back."""
     automatic = [pin for pin in store.savepoints(record.job) if is_automatic(pin.name)]
     newest = max(automatic, key=lambda pin: pin.created_at, default=None)
@@ -163,19 +173,19 @@ def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> Sav
     return newest if at == (record.committed, record.lineage) else None
 
 
-def _is_over(pin: Savepoint, pins: Mapping[str, Savepoint]) -> bool:
+def _is_over(pin: StoredSavepoint, pins: Mapping[str, StoredSavepoint]) -> bool:
     """Whether what an automatic savepoint was made for has ended: it was rolled back, or another one came after it."""
     if not is_automatic(pin.name):
         return False
     return pin.rolled_back or any(is_automatic(o.name) for o in _later(pin, pins.values()))
 
 
-def is_superseded(pin: Savepoint, pins: Iterable[Savepoint]) -> bool:
+def is_superseded(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> bool:
     """Whether another rollout came after it."""
     return any(is_rollout(other.name) for other in _later(pin, pins))
 
 
-def _later(pin: Savepoint, pins: Iterable[Savepoint]) -> list[Savepoint]:
+def _later(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> list[StoredSavepoint]:
     return [other for other in pins if other.created_at > pin.created_at]
 
 

@@ -89,7 +89,7 @@ class Distinct:
 
 
 def one_zero(values: pa.Array) -> pa.Array:
-    """Of floating numbers one zero and one NaN."""
+    """Floating numbers with one zero and one NaN."""
     if not pa.types.is_floating(values.type):
         return values
     numbers = values.to_numpy() + values.type.to_pandas_dtype()(0)

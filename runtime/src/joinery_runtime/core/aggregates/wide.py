@@ -25,7 +25,7 @@ class Wide:
 
     @classmethod
     def of(cls, values: pa.Array) -> Wide:
-        """Of an array of decimal128 without NULLs."""
+        """The numbers of an array of decimal128 without NULLs."""
         words = np.frombuffer(values.buffers()[1], dtype=np.int64)[2 * values.offset :][: 2 * len(values)]
         return cls(words[1::2], words[::2].view(np.uint64))
 

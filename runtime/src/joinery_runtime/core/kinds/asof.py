@@ -98,7 +98,7 @@ class AsOfJoin(Join):
         rows = work.arrivals[LEFT]
         if rows is None:
             return None, None
-        now = work.horizons[LEFT].now
+        now = work.horizons[LEFT].current
         waits = _joinable(rows) & (self.grace > 0)
         if now is not None:
             waits &= rows.column(TS).to_numpy() > now
@@ -109,7 +109,7 @@ class AsOfJoin(Join):
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
         """The version that was valid at the row's time may be superseded and gone (A2)."""
-        return horizons[RIGHT].now if side == LEFT else None
+        return horizons[RIGHT].current if side == LEFT else None
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         """Up to where rows have waited long enough (A3). The end releases them all (A4), but a table that has ended
@@ -126,8 +126,8 @@ class AsOfJoin(Join):
         return self.grace if side == LEFT else None
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        assert horizon.now is not None, "asked when a horizon moves"
-        return side == LEFT and meta.ts_min <= horizon.now and self.needs(step, side, meta, horizon)
+        assert horizon.current is not None, "asked when a horizon moves"
+        return side == LEFT and meta.ts_min <= horizon.current and self.needs(step, side, meta, horizon)
 
     def survivors(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
         """Stream: the rows that still wait. Table: the versions that are not superseded at the horizon.
@@ -135,9 +135,9 @@ class AsOfJoin(Join):
         A deletion that is valid at the horizon stays even where it is a key's only version: without it, a version from
         before the deletion that arrives later would come back to life instead of being dropped (A2).
         """
-        if side == LEFT or horizon.now is None or not runs:
+        if side == LEFT or horizon.current is None or not runs:
             return Join.survivors(self, step, side, runs, horizon)
-        there = still_there(step, [kept.run for kept in runs], horizon.now)
+        there = still_there(step, [kept.run for kept in runs], horizon.current)
         return [kept.where(chosen) for kept, chosen in zip(runs, there, strict=True)]
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
@@ -149,7 +149,7 @@ class AsOfJoin(Join):
         return horizon + 1 if side == LEFT else horizon
 
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        until = format_time(horizons[step.sides[side].part].now)
+        until = format_time(horizons[step.sides[side].part].current)
         if side == LEFT:
             return f"joins waiting rows up to {until} and lets them go"
         return f"needs no version that was superseded at {until} or before"
@@ -212,7 +212,7 @@ def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, outlook:
 
 def _take_in(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
     """The table's arrivals that join the versions, and how many were superseded beyond the horizon already (A2)."""
-    arrivals, horizon = work.arrivals[RIGHT], work.horizons[RIGHT].now
+    arrivals, horizon = work.arrivals[RIGHT], work.horizons[RIGHT].current
     if arrivals is None or horizon is None:
         return _stored(step, RIGHT, arrivals), 0
     gone = superseded_on_arrival(step, arrivals, [kept.run for kept in work.kept[RIGHT]], horizon)
@@ -222,9 +222,9 @@ def _take_in(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
 def _due(work: StepWork) -> pa.RecordBatch | None:
     """The kept rows that have waited until now, by time. What went out in an epoch before may still be there."""
     horizon = work.horizons[LEFT]
-    if horizon.now is None:
+    if horizon.current is None:
         return None
-    due = [_between(kept.run, horizon.before, horizon.now) for kept in work.kept[LEFT]]
+    due = [_between(kept.run, horizon.previous, horizon.current) for kept in work.kept[LEFT]]
     return _sorted(concat(due), TS, PARTITION, OFFSET) if due else None
 
 
@@ -276,7 +276,7 @@ def _join(
     closing: bool,
 ) -> _Joined:
     asked = Selection(rows, np.flatnonzero(_joinable(rows)))
-    pairs = _pairs(step, asked, runs, work.horizons[RIGHT].now, failures)
+    pairs = _pairs(step, asked, runs, work.horizons[RIGHT].current, failures)
     padded = Pairs(_without_partner(rows, pairs), None) if step.sides[LEFT].preserved else None
     parts = [part for part in (pairs, padded) if part is not None]
     made = [_made(step, part, failures, ordered=work.ordered, closing=closing) for part in parts]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.kinds.rows import (
-    MAX_ROWS,
+    PROJECTED_ROWS,
     PairFailures,
     Pairs,
     Selection,
@@ -49,8 +49,8 @@ class Members:
 
 
 class WindowOutput:
-    """Makes the rows that a window step puts out, in batches of at most MAX_ROWS. `lookups` counts, per side, rows once
-    per window that closed, `matches` the pairs."""
+    """Makes the rows that a window step puts out, in batches of at most PROJECTED_ROWS. `lookups` counts, per side,
+    rows once per window that closed, `matches` the pairs."""
 
     def __init__(self, step: StepSpec, *, ordered: bool) -> None:
         self._step, self._ordered = step, ordered
@@ -104,7 +104,7 @@ class WindowOutput:
 
 
 def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Positions of a left and a right row of one cell, every pair once, at most MAX_ROWS at a time."""
+    """Positions of a left and a right row of one cell, every pair once, at most PROJECTED_ROWS at a time."""
     if not len(left) or not len(right):
         return
     order = np.argsort(right, kind="stable")
@@ -112,7 +112,7 @@ def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarra
     stop = np.cumsum(count)
     probe = np.flatnonzero(count[left])
     cell = left[probe]
-    for own, other in list_pairs((probe, stop[cell] - count[cell], stop[cell]), MAX_ROWS):
+    for own, other in list_pairs((probe, stop[cell] - count[cell], stop[cell]), PROJECTED_ROWS):
         yield own, order[other]
 
 

@@ -116,7 +116,7 @@ class IntervalJoin(Join):
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
         """J3: the earliest partner of the row is let go at the other side's horizon."""
-        return earlier(horizons[1 - side].now, self.partner_bounds(side)[0])
+        return earlier(horizons[1 - side].current, self.partner_bounds(side)[0])
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         left, right = step.sides
@@ -138,11 +138,11 @@ class IntervalJoin(Join):
 
     def needs(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         """Rows that are not preserved leave without a word."""
-        return not self.expires(side, meta, horizon.before if step.sides[side].preserved else horizon.now)
+        return not self.expires(side, meta, horizon.previous if step.sides[side].preserved else horizon.current)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        assert horizon.now is not None, "asked when a horizon moves"
-        return step.sides[side].preserved and meta.ts_min < horizon.now and self.needs(step, side, meta, horizon)
+        assert horizon.current is not None, "asked when a horizon moves"
+        return step.sides[side].preserved and meta.ts_min < horizon.current and self.needs(step, side, meta, horizon)
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
         return set(step.sides[1 - side].inputs)
@@ -151,7 +151,7 @@ class IntervalJoin(Join):
 
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
         padded = ", older ones that never matched go out padded" if step.sides[side].preserved else ""
-        return f"keeps rows from {format_time(horizons[step.sides[side].part].now)}{padded}"
+        return f"keeps rows from {format_time(horizons[step.sides[side].part].current)}{padded}"
 
     @property
     def reach_text(self) -> str:
@@ -171,7 +171,7 @@ class IntervalJoin(Join):
         return self._passed(step, row.side, row.ts, outlook)
 
     def _last_partner(self, step: StepSpec, side: int, ts: int) -> tuple[int, int]:
-        """Of a row at `ts`: until when partners of it may be, and for how long after that they may be late."""
+        """Until when partners of a row at `ts` may be, and for how long after that they may be late."""
         late = 0 if step.sides[1 - side].intake.chained else self.allowed_lateness
         return ts + self.partner_bounds(side)[1], late
 
@@ -214,9 +214,9 @@ def _matched(step: StepSpec, row: StoredRow, outlook: Outlook) -> str:
     if row.marked:
         return "; has matched"
     horizon = outlook.horizons[spec.part]
-    if horizon.before is not None and row.ts < horizon.before:
+    if horizon.previous is not None and row.ts < horizon.previous:
         return "; has not matched and went out padded"
-    closed = horizon.now is not None and row.ts < horizon.now
+    closed = horizon.current is not None and row.ts < horizon.current
     return f"; has not matched: goes out padded {'with the next epoch' if closed else 'unless it still does'}"
 
 
@@ -224,7 +224,7 @@ def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
     """The lowest event time of a kept row of this side that this epoch, or a later one, may let out: a preserved row
     does when it is closed."""
     horizon = found[side.part]
-    return horizon.before if side.preserved else horizon.now
+    return horizon.previous if side.preserved else horizon.current
 
 
 # --- the join of one shard in one epoch -------------------------------------------------------------------------------
@@ -283,11 +283,11 @@ class _IntervalEpoch:
 
     def _close(self, side: int, rows: _JoinableRows) -> Iterator[pa.RecordBatch]:
         horizon = self._work.horizons[side]
-        if horizon.now is None:
+        if horizon.current is None:
             return
-        leaves = rows.run.ts < horizon.now
-        if horizon.before is not None:
-            leaves &= rows.run.ts >= horizon.before
+        leaves = rows.run.ts < horizon.current
+        if horizon.previous is not None:
+            leaves &= rows.run.ts >= horizon.previous
         assert rows.matched is not None, "rows of preserved sides have marks"
         alone = np.flatnonzero(leaves & ~rows.matched)
         yield from self._padded(side, Selection(rows.run.batch, alone), None)
@@ -344,7 +344,7 @@ class _IntervalEpoch:
             probes = self._near(1 - side, other.run, new.run)
             yield from self._candidates(1 - side, other.run, probes, new.run, None)
         else:
-            keep_from = self._work.horizons[1 - side].now
+            keep_from = self._work.horizons[1 - side].current
             # Of a join on time only, the hashes of the two sides have nothing to do with each other.
             asked = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.let_through(new.run.hash)
             yield from self._candidates(side, new.run, asked, other.run, keep_from)
@@ -352,7 +352,7 @@ class _IntervalEpoch:
     def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
         """The rows of a kept run that are still kept and may be near enough to a few new ones."""
         first, last = self._kind.partner_bounds(1 - side)
-        since = self._work.horizons[side].now
+        since = self._work.horizons[side].current
         near = (run.ts >= new.ts.min() + first) & (run.ts <= new.ts.max() + last)
         return np.flatnonzero(near if since is None else near & (run.ts >= since))
 
@@ -372,7 +372,7 @@ class _IntervalEpoch:
 
     def _may_match_later(self, side: int) -> np.ndarray:
         """bool[n] of the arrivals that can match: whether a future row may match them (J3, J5)."""
-        new, since = self._new[side].joinable, self._work.horizons[side].now
+        new, since = self._new[side].joinable, self._work.horizons[side].current
         assert new is not None, "only rows that are there are kept"
         return np.ones(len(new.run), dtype=bool) if since is None else new.run.ts >= since
 

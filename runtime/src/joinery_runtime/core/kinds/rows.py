@@ -22,8 +22,8 @@ from joinery_runtime.core.table.segment import Run
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 # Rows and bytes projected at once: what a key holds in memory that matches with very many rows.
-MAX_ROWS = 1 << 16
-MAX_BYTES = 16 << 20
+PROJECTED_ROWS = 1 << 16
+PROJECTED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +74,25 @@ class Pairs:
 
 
 def bounded(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
-    """The pairs in pieces of at most MAX_ROWS, whose stored columns hold about MAX_BYTES together (one pair may be
-    more)."""
+    """The pairs in pieces of at most PROJECTED_ROWS, whose stored columns hold about PROJECTED_BYTES together (one
+    pair may be more)."""
     return (pairs.where(piece) for piece in pieces(step, pairs))
 
 
 def pieces(step: StepSpec, pairs: Pairs) -> Iterator[np.ndarray]:
     """The positions of each piece of `bounded`."""
-    for first in range(0, len(pairs), MAX_ROWS):
-        piece = np.arange(first, min(first + MAX_ROWS, len(pairs)))
+    for first in range(0, len(pairs), PROJECTED_ROWS):
+        piece = np.arange(first, min(first + PROJECTED_ROWS, len(pairs)))
         some = pairs.where(piece)
         size = np.cumsum(sum((_row_bytes(s, some.side(i)) for i, s in enumerate(step.sides)), np.zeros(len(some))))
-        edges = np.flatnonzero(np.diff(size // MAX_BYTES)) + 1
+        edges = np.flatnonzero(np.diff(size // PROJECTED_BYTES)) + 1
         yield from np.split(piece, edges)
 
 
 def rows_at_once(batches: Iterable[pa.RecordBatch]) -> int:
-    """How many rows of the widest of these batches make up MAX_BYTES, at most MAX_ROWS."""
+    """How many rows of the widest of these batches make up PROJECTED_BYTES, at most PROJECTED_ROWS."""
     widths = [batch.nbytes // batch.num_rows for batch in batches if batch.num_rows]
-    return max(1, min(MAX_ROWS, MAX_BYTES // max([1, *map(int, widths)])))
+    return max(1, min(PROJECTED_ROWS, PROJECTED_BYTES // max([1, *map(int, widths)])))
 
 
 def _row_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:

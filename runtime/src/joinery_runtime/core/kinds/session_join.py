@@ -87,7 +87,7 @@ class SessionWindowJoin(Join):
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
         """A session that the row would have extended may be closed."""
-        return horizons[side].now
+        return horizons[side].current
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
@@ -96,7 +96,7 @@ class SessionWindowJoin(Join):
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
         """W2: from here on a session is open that has the record alone."""
-        return self.open_from(horizons[step.sides[side].part].now)
+        return self.open_from(horizons[step.sides[side].part].current)
 
     def open_from(self, horizon: int | None) -> int | None:
         """Sessions whose last row is before this are closed. None: none is."""
@@ -109,7 +109,7 @@ class SessionWindowJoin(Join):
         return None
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        return meta.ts_min < cast(int, self.open_from(horizon.now))
+        return meta.ts_min < cast(int, self.open_from(horizon.current))
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class SessionWindowJoin(Join):
         return self.open_from(horizon)
 
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        before = self.open_from(horizons[step.sides[side].part].now)
+        before = self.open_from(horizons[step.sides[side].part].current)
         return f"closes sessions whose last row is before {format_time(before)}"
 
     @property
@@ -184,7 +184,7 @@ class _SessionJoinEpoch:
     def __init__(self, kind: SessionWindowJoin, step: StepSpec, work: StepWork) -> None:
         self._step, self._work, self._gap = step, work, kind.gap
         # GapSessions close by the lower of the two watermarks: both sides have one horizon.
-        self._open_from = kind.open_from(work.horizons[LEFT].now)
+        self._open_from = kind.open_from(work.horizons[LEFT].current)
         self._state = [[_SessionRun(kept) for kept in work.kept[side]] for side in SIDES]
         self.out = WindowOutput(step, ordered=work.ordered)
         self.late: tuple[np.ndarray, ...] = ()

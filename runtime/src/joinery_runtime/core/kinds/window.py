@@ -16,7 +16,7 @@ import pyarrow as pa
 from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
 from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
-from joinery_runtime.core.kinds.rows import MAX_ROWS, Selection, run_to_add, split_joinable
+from joinery_runtime.core.kinds.rows import PROJECTED_ROWS, Selection, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -75,7 +75,7 @@ class WindowJoin(Join):
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
         """The first window of the row is closed."""
-        closed = horizons[side].now
+        closed = horizons[side].current
         return None if closed is None else clamp(self.last_closed(closed) * self.slide + self.size)
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
@@ -85,7 +85,7 @@ class WindowJoin(Join):
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
         """W2."""
-        closed = horizons[step.sides[side].part].now
+        closed = horizons[step.sides[side].part].current
         return None if closed is None else self.keep_from(side, closed)
 
     def keep_from(self, side: int, horizon: int) -> int:
@@ -113,10 +113,10 @@ class WindowJoin(Join):
 
     def closing(self, horizon: Horizon) -> Numbers | None:
         """The windows that an epoch closes: `before < end <= now`. None: there are none."""
-        if horizon.now is None:
+        if horizon.current is None:
             return None
-        first = BEGIN_OF_TIME if horizon.before is None else self.last_closed(horizon.before) + 1
-        last = self.last_closed(horizon.now)
+        first = BEGIN_OF_TIME if horizon.previous is None else self.last_closed(horizon.previous) + 1
+        last = self.last_closed(horizon.current)
         return (first, last) if first <= last else None
 
     def windows_of(self, ts: np.ndarray) -> Bounds:
@@ -126,7 +126,7 @@ class WindowJoin(Join):
     # --- for people ---------------------------------------------------------------------------------------------------
 
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        return f"closes windows that end at {format_time(horizons[step.sides[side].part].now)} or before"
+        return f"closes windows that end at {format_time(horizons[step.sides[side].part].current)} or before"
 
     @property
     def reach_text(self) -> str:
@@ -199,8 +199,8 @@ def _within(bounds: Bounds, numbers: Numbers) -> Bounds:
 
 
 def _cut_by_window(bounds: Sequence[Bounds]) -> Iterator[Numbers]:
-    """Consecutive windows that hold at most MAX_ROWS rows together, or single ones: a row is in size / slide windows,
-    so a few rows can be very many members."""
+    """Consecutive windows that hold at most PROJECTED_ROWS rows together, or single ones: a row is in size / slide
+    windows, so a few rows can be very many members."""
     filled = [b for b in bounds if len(b[0])]
     if filled:
         whole = min(int(first.min()) for first, _ in filled), max(int(last.max()) for _, last in filled)
@@ -210,7 +210,7 @@ def _cut_by_window(bounds: Sequence[Bounds]) -> Iterator[Numbers]:
 def _halved(bounds: Sequence[Bounds], numbers: Numbers) -> Iterator[Numbers]:
     first, last = numbers
     members = sum(int(np.maximum(b[1] - b[0] + 1, 0).sum()) for b in (_within(b, numbers) for b in bounds))
-    if members <= MAX_ROWS or first == last:
+    if members <= PROJECTED_ROWS or first == last:
         yield numbers
         return
     middle = (first + last) // 2
@@ -241,7 +241,7 @@ def _arrive(
     kind: WindowJoin, step: StepSpec, work: StepWork, side: int, out: WindowOutput
 ) -> Generator[pa.RecordBatch, None, tuple[Run | None, Mapping[str, int]]]:
     """What is kept of a side's arrivals, and how many were dropped by reason."""
-    rows, spec, closed = work.arrivals[side], step.sides[side], work.horizons[LEFT].now
+    rows, spec, closed = work.arrivals[side], step.sides[side], work.horizons[LEFT].current
     if rows is None:
         return None, {}
     late = _late(kind, side, rows, closed)
@@ -265,6 +265,6 @@ def _pad(
     first, last = kind.windows_of(alone.column(TS).to_numpy())
     open_from = BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1
     first = np.maximum(first, clamp(open_from))
-    for row, number in list_pairs((np.arange(len(first)), first, last + 1), MAX_ROWS):
+    for row, number in list_pairs((np.arange(len(first)), first, last + 1), PROJECTED_ROWS):
         start = number * kind.slide
         yield from out.pad_arrivals(side, Selection(alone, row), start, start + kind.size)

@@ -27,7 +27,7 @@ class Outlook:
     horizons: Horizons
 
     def horizon(self, part: str) -> int | None:
-        return self.horizons[part].now
+        return self.horizons[part].current
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Shown(Protocol):
 
 
 class Summary(Protocol):
-    """Of all that a job stores."""
+    """What `joinery state` says of all that a job stores."""
 
     def document(self) -> Mapping[str, Any]: ...
 

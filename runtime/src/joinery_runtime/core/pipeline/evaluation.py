@@ -117,7 +117,8 @@ def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, 
     except pa.ArrowInvalid:
         if all(isinstance(value, pa.Scalar) for value in values):
             return _constant(function, values, null=null)
-        return pa.concat_arrays(_pieces(rows, function, values, 0, _length(values), null=null))
+        count = next(len(value) for value in values if not isinstance(value, pa.Scalar))
+        return pa.concat_arrays(_pieces(rows, function, values, 0, count, null=null))
 
 
 def _constant(function: Callable[..., Value], values: tuple[Value, ...], *, null: bool) -> Value:
@@ -125,10 +126,6 @@ def _constant(function: Callable[..., Value], values: tuple[Value, ...], *, null
         return function(*values)
     empty = function(*(pa.array([], value.type) for value in values))
     return pa.scalar(None, empty.type)
-
-
-def _length(values: tuple[Value, ...]) -> int:
-    return next(len(value) for value in values if not isinstance(value, pa.Scalar))
 
 
 def _pieces(
@@ -167,10 +164,6 @@ def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _true(value: Value) -> Value:
-    return pc.fill_null(boolean(value), False)
-
-
 def _and(node: exp.Expr, rows: EvaluatedRows) -> Value:
     left = boolean(_value(node.this, rows))
     return pc.and_kleene(left, boolean(_where(pc.fill_null(left, True), node.expression, rows)))
@@ -190,7 +183,7 @@ def _case(node: exp.Expr, rows: EvaluatedRows) -> Value:
         condition = _where(rest, branch.this, rows)
         if of is not None:
             condition = pc.equal(*alike(of, condition))
-        taken.append(pc.and_(rest, _true(condition)))
+        taken.append(pc.and_(rest, pc.fill_null(boolean(condition), False)))
         values.append(_where(taken[-1], branch.args["true"], rows))
         rest = pc.and_not(rest, taken[-1])
     default = node.args.get("default")

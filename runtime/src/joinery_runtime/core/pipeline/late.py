@@ -30,7 +30,7 @@ class LateRows:
     def of(
         cls, pipeline: Pipeline, name: str, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> LateRows | None:
-        """Of an input; None: no row of it is late, or late rows are none of the dead letters."""
+        """The late rows of an input; None: no row of it is late, or late rows are none of the dead letters."""
         place = pipeline.input(name)
         step = pipeline.steps[place.step]
         if not step.kind.late_to_dead_letters:

@@ -30,6 +30,33 @@ _SHOWN = 60  # characters of a key in a message
 
 
 @dataclass(frozen=True, slots=True)
+class DecodedRecords:
+    """n decoded rows of an input's schema, from one partition, and where its records were: `offsets` is int64[n].
+    `deleted` is bool[n] for a table (None: none of them deletes), `timestamps` are Kafka's, if the records have any."""
+
+    rows: pa.RecordBatch
+    partition: int
+    offsets: np.ndarray
+    deleted: np.ndarray | None = None
+    timestamps: Timestamps | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChecks:
+    """What an epoch's plan asks of an input's records. `future` finds those that are too far ahead (None: none is).
+    `late` names those that are too late for the step (None, or not certain: the step itself drops them).
+    `co_partitions` is how many partitions a co-partitioned input has in common with the other one; 0: its partitions
+    mean nothing."""
+
+    future: FutureRows | None = None
+    late: LateRows | None = None
+    co_partitions: int = 0
+
+
+NO_CHECKS = RecordChecks()
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """`rows` go on; `lowest` and `highest` are event times of all readable rows, also of those that were dropped;
     `dropped` counts by reason; `bad` gives the positions that cannot be used, and why."""
@@ -69,33 +96,25 @@ class _DecodedRows:
 
 def prepare(
     intake: Intake,
-    rows: pa.RecordBatch,
-    partition: int,
-    offsets: np.ndarray,
+    records: DecodedRecords,
+    checks: RecordChecks = NO_CHECKS,
     hasher: KeyHash = key_hash,
-    deleted: np.ndarray | None = None,
-    future: FutureRows | None = None,
-    timestamps: Timestamps | None = None,
-    late: LateRows | None = None,
-    co_partitions: int = 0,
 ) -> Prepared:
-    """`rows` are n decoded rows of the input's schema, `offsets` int64[n] their places in `partition`; `deleted` is
-    bool[n] for a table (None: none of them deletes). `future` finds those that are too far ahead (None: none is), also
-    of their Kafka `timestamps`, if they have any. `late` names those that are too late for the step (None, or not
-    certain: the step itself drops them). `co_partitions` is how many partitions a co-partitioned input has in common
-    with the other one; 0: its partitions mean nothing."""
+    rows, offsets = records.rows, records.offsets
     times = rows.column(intake.event_time).cast(pa.int64())
     values, usable = _event_times(times)
-    ahead = {} if future is None else _ahead(future, intake.event_time, values, usable, timestamps)
+    ahead: dict[int, str] = {}
+    if checks.future is not None:
+        ahead = _ahead(checks.future, intake.event_time, values, usable, records.timestamps)
     known = usable.copy()
     known[list(ahead)] = False
-    places = np.full(len(offsets), partition, dtype=np.int32)
-    every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), deleted)
+    places = np.full(len(offsets), records.partition, dtype=np.int32)
+    every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), records.deleted)
     read = every.where(known)
     span = pc.min_max(read.times).as_py()
     reason = f"event time {intake.event_time!r} is null or outside the years 0001 to 9999"
     bad = dict.fromkeys(np.flatnonzero(~usable).tolist(), reason) | ahead
-    prepared, dropped = _prepared(intake, read, hasher, bad, late, co_partitions if intake.partitioner else 0)
+    prepared, dropped = _prepared(intake, read, hasher, bad, checks)
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
     return Prepared(prepared, span["min"], span["max"], counted, bad)
 
@@ -132,14 +151,6 @@ def prepare_joined(
     return _prepared(intake, joined, hasher, None)[0]
 
 
-def _addresses(
-    intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash, co_partitions: int
-) -> np.ndarray:
-    """uint64[n]: where each row lives, which says which shard gets it."""
-    hashes = _hashes(intake, rows, joinable, hasher)
-    return partition_addresses(rows.partitions, hashes, co_partitions) if co_partitions else hashes
-
-
 def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
     """uint64[n]: by its key. A row that cannot match goes anywhere: no key's shard is to get them all."""
     if intake.placement is Placement.EVERYWHERE:
@@ -155,11 +166,11 @@ def _prepared(
     rows: _DecodedRows,
     hasher: KeyHash,
     bad: dict[int, str] | None,
-    late: LateRows | None = None,
-    co_partitions: int = 0,
+    checks: RecordChecks = NO_CHECKS,
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
     """`bad` takes in the rows on which an expression fails, or that are in another partition than their key's; None:
     they are nobody's records."""
+    late, co_partitions = checks.late, checks.co_partitions if intake.partitioner else 0
     rows, passes = _passing(intake, rows, bad)
     joinable, counted = _joinable(intake, rows, passes)
     if bad is not None and co_partitions:
@@ -176,13 +187,17 @@ def _prepared(
         on_time = _on_time(intake, rows, late, bad)
         dropped = dropped | ({} if on_time.all() else {"late": int((~on_time).sum())})
         rows, joinable = rows.where(on_time), joinable[on_time]
+    addresses = _hashes(intake, rows, joinable, hasher)  # which say what shard gets a row
+    if co_partitions:
+        addresses = partition_addresses(rows.partitions, addresses, co_partitions)
+    deleted = np.zeros(len(rows.offsets), dtype=bool) if rows.deleted is None else rows.deleted
     columns = [
-        pa.array(_addresses(intake, rows, joinable, hasher, co_partitions)),
+        pa.array(addresses),
         pc.fill_null(rows.times, 0),
         pa.array(rows.partitions),
         pa.array(rows.offsets),
         *([pa.array(joinable)] if intake.preserved else []),
-        *([pa.array(_deleted(rows))] if intake.table else []),
+        *([pa.array(deleted)] if intake.table else []),
         *(rows.user.column(name) for name in intake.stored),
     ]
     return pa.record_batch(columns, schema=intake.prepared_schema()), dropped
@@ -264,10 +279,6 @@ def _note(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: dict[int, str
             bad.setdefault(int(rows.positions[row]), reason)
             fine[row] = False
     return fine
-
-
-def _deleted(rows: _DecodedRows) -> np.ndarray:
-    return rows.deleted if rows.deleted is not None else np.zeros(len(rows.offsets), dtype=bool)
 
 
 def _joinable(intake: Intake, rows: _DecodedRows, passes: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:

@@ -81,7 +81,7 @@ class Kind(ABC):
         return self.accept_from(step, watermarks)[side]
 
     def lowest_times(self, step: StepSpec, times: Times) -> Lows:
-        """Of the inputs that this step reads: the lowest event time that may still come, late rows apart."""
+        """The lowest event time that may still come, late rows apart, of each input that this step reads."""
         read = [side.time for side in step.sides if not side.intake.chained]
         return {name: earlier(times[name].watermark, self.allowed_lateness) for name in read}
 
@@ -115,7 +115,7 @@ class Kind(ABC):
 
     def needs(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         """Whether an epoch has to see the segment: it may hold a row that is kept, or one that is closed."""
-        return not self.expires(side, meta, horizon.before)
+        return not self.expires(side, meta, horizon.previous)
 
     def expires(self, side: int, meta: SegmentMeta, horizon: int | None) -> bool:
         """Whether no row of the segment is kept under the horizon."""
@@ -125,7 +125,7 @@ class Kind(ABC):
     def survivors(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
         """Which rows of runs of one side a compaction keeps, under the horizon that is in force: a run for each, sorted
         as it was; `marked` goes with them."""
-        since = None if horizon.now is None else self.keep_from(side, horizon.now)
+        since = None if horizon.current is None else self.keep_from(side, horizon.current)
         return [kept.where(self._there(kept, since)) for kept in runs]
 
     def live_rows(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:

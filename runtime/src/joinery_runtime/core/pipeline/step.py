@@ -33,8 +33,8 @@ CLOSING, ARRIVAL = 0, 1
 class Horizon:
     """See docs/architecture.md, "Horizons". None: nothing can be closed yet."""
 
-    before: int | None = None
-    now: int | None = None
+    previous: int | None = None
+    current: int | None = None
 
 
 Horizons = Mapping[str, Horizon]  # by part of the state, and COMPLETE

@@ -41,13 +41,13 @@ def settled(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horiz
 
 
 def floors_after(found: Horizons) -> dict[str, int]:
-    return {part: horizon.now for part, horizon in found.items() if horizon.now is not None}
+    return {part: horizon.current for part, horizon in found.items() if horizon.current is not None}
 
 
 def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Lows]:
     """What each step hands on, per input (N3), once everything has been closed that can be."""
     reached = settled(pipeline, times, floors)
-    final = {part: Horizon(horizon.now, horizon.now) for part, horizon in reached.items()}
+    final = {part: Horizon(horizon.current, horizon.current) for part, horizon in reached.items()}
     handed_on: list[Lows] = []
     lows: Lows = {}
     for step in pipeline.steps:
@@ -97,7 +97,7 @@ def needed(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
 def expired(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
     """Whether no row of the segment is kept after the epoch: it is dropped without being read."""
     step, side = pipeline.side(meta.part)
-    return step.kind.expires(side, meta, found[step.sides[side].part].now)
+    return step.kind.expires(side, meta, found[step.sides[side].part].current)
 
 
 def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
@@ -105,6 +105,6 @@ def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
     step, side = pipeline.side(meta.part)
     spec = step.sides[side]
     horizon = found.get(spec.complete, found[spec.part])
-    if horizon.now is None or horizon.now == horizon.before or meta.part == spec.marks_part:
+    if horizon.current is None or horizon.current == horizon.previous or meta.part == spec.marks_part:
         return False
     return step.kind.closes(step, side, meta, horizon)

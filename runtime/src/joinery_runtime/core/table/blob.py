@@ -79,7 +79,7 @@ def from_blob(blob: bytes | pa.Buffer, hasher: KeyHash = key_hash) -> pa.RecordB
     hashes = hasher([columns[name] for name in json.loads(metadata[_KEYS])])
     if _PARTITIONS in metadata:
         hashes = partition_addresses(columns[PARTITION].to_numpy(), hashes, int(metadata[_PARTITIONS]))
-    return _with_hash(rows, hashes)
+    return rows.add_column(0, pa.field(HASH, pa.uint64(), nullable=False), pa.array(hashes))  # where it was
 
 
 def _stored(field: pa.Field, column: pa.Array, texts: dict[str, pa.Array]) -> tuple[pa.Field, pa.Array]:
@@ -148,8 +148,3 @@ def _texts(lengths: pa.Array, value: pa.Array, kind: pa.DataType) -> pa.Array:
     np.cumsum(lengths.fill_null(0).to_numpy(), out=ends[1:])
     buffers = [lengths.buffers()[0], pa.py_buffer(ends), value.buffers()[2]]
     return pa.Array.from_buffers(kind, len(lengths), buffers, lengths.null_count)
-
-
-def _with_hash(rows: pa.RecordBatch, hashes: np.ndarray) -> pa.RecordBatch:
-    """`$hash` is the first of the engine's columns."""
-    return rows.add_column(0, pa.field(HASH, pa.uint64(), nullable=False), pa.array(hashes))

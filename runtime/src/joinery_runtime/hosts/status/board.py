@@ -11,13 +11,13 @@ from dataclasses import replace
 from prometheus_client import Histogram
 
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.loop import JobListener, Outage, Progress, Scaling
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Scaling
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import Rates, StateSize
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.status.history import About, History
+from joinery_runtime.hosts.status.history import About, MetricSamples
 from joinery_runtime.hosts.status.snapshot import JobSnapshot
-from joinery_runtime.state.store import Savepoint
+from joinery_runtime.state.store import StoredSavepoint
 
 RATE_WINDOW_S = 30.0
 REFRESH_EVERY_S = 1.0  # an idle loop turns four times in a second
@@ -27,7 +27,7 @@ EPOCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 NOTHING_SAID = About()
 
 Idle = Callable[[], Mapping[str, Collection[str]]]
-Savepoints = Callable[[], Sequence[Savepoint]]
+Savepoints = Callable[[], Sequence[StoredSavepoint]]
 
 
 class Liveness:
@@ -72,7 +72,7 @@ class Board:
         about: About = NOTHING_SAID,
     ) -> None:
         self.job, self.inputs, self.about = job, tuple(inputs), about
-        self.history = History()
+        self.history = MetricSamples()
         self.liveness = liveness
         self.wall, self._running = wall, running
         self.epoch_seconds = Histogram(
@@ -111,13 +111,13 @@ class Board:
             self._started(driver, recovered=not settle)
             listener.started(driver)
 
-        def committed(progress: Progress) -> None:
-            self._committed(progress, own=not settle)
-            listener.committed(progress)
+        def committed(epoch: CommittedEpoch) -> None:
+            self._committed(epoch, own=not settle)
+            listener.committed(epoch)
 
-        def trouble(error: JoineryError, pause: float) -> None:
+        def retrying(error: JoineryError, pause: float) -> None:
             self.trouble(error)
-            listener.trouble(error, pause)
+            listener.retrying(error, pause)
 
         def polled(driver: Driver) -> None:
             self.liveness.beat()
@@ -133,7 +133,7 @@ class Board:
             self._change(scaling=(scaling, at))
             listener.scaled(scaling)
 
-        return replace(listener, started=started, committed=committed, trouble=trouble, polled=polled, scaled=scaled)
+        return replace(listener, started=started, committed=committed, retrying=retrying, polled=polled, scaled=scaled)
 
     def recording_outages(self, listener: JobListener) -> JobListener:
         """A listener that keeps here what is waited for, at the start of the job too, and passes everything on."""
@@ -143,11 +143,11 @@ class Board:
             self._change(outage=outage)
             listener.waiting(outage)
 
-        def back(outage: Outage) -> None:
+        def recovered(outage: Outage) -> None:
             self._change(outage=None, error=None)
-            listener.back(outage)
+            listener.recovered(outage)
 
-        return replace(listener, waiting=waiting, back=back)
+        return replace(listener, waiting=waiting, recovered=recovered)
 
     def trouble(self, error: JoineryError) -> None:
         """It is waited out."""
@@ -177,7 +177,7 @@ class Board:
             error=None if outage is None else str(outage.error),
         )
 
-    def _committed(self, progress: Progress, *, own: bool) -> None:
+    def _committed(self, progress: CommittedEpoch, *, own: bool) -> None:
         report, driver = progress.report, self._driver
         assert driver is not None, "it has started"
         self.epoch_seconds.observe(progress.seconds)

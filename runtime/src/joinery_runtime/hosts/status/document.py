@@ -12,12 +12,12 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.loop import Outage, Scaling
 from joinery_runtime.engine.report import PartTotals, Totals
 from joinery_runtime.hosts.status.board import Board
-from joinery_runtime.hosts.status.history import HistoryDocument, Source, slowest
+from joinery_runtime.hosts.status.history import HistoryDocument, InputSource, slowest
 from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, watermark_of
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus, ScalingStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot, Waiting
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.state.store import Savepoint
+from joinery_runtime.state.store import StoredSavepoint
 
 Side = Literal["left", "right", "sessions"]
 SIDES: dict[str, Side] = {"left": "left", "right": "right", SESSIONS: "sessions"}
@@ -63,7 +63,7 @@ def history_document(board: Board, since: int) -> HistoryDocument:
     return HistoryDocument(
         job=board.job,
         title=about.title,
-        sources=tuple(Source(name=name, source=(about.sources or {}).get(name, "")) for name in board.inputs),
+        sources=tuple(InputSource(name=name, source=(about.sources or {}).get(name, "")) for name in board.inputs),
         output=about.output,
         explanation=about.explanation,
         now=round(now * 1000),
@@ -138,6 +138,6 @@ def _scaling(scaling: Scaling, at: float) -> ScalingStatus:
     )
 
 
-def _savepoint(savepoint: Savepoint) -> SavepointStatus:
+def _savepoint(savepoint: StoredSavepoint) -> SavepointStatus:
     created = datetime.fromtimestamp(savepoint.created_at / 1000, UTC)
     return SavepointStatus(name=savepoint.name[:LONGEST_NAME], epoch=savepoint.committed, time=created)

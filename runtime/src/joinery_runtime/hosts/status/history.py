@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from joinery_runtime.engine.loop import Progress, Scaling
+from joinery_runtime.engine.loop import CommittedEpoch, Scaling
 from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms
 from joinery_runtime.job.crd import ScalingStatus
 from joinery_runtime.job.crd.driver import Message
@@ -70,7 +70,7 @@ class PartitionSample(Message):
     idle: bool = False
 
 
-class Source(Message):
+class InputSource(Message):
     name: str
     source: str
 
@@ -80,7 +80,7 @@ class HistoryDocument(Message):
 
     job: str
     title: str
-    sources: tuple[Source, ...]
+    sources: tuple[InputSource, ...]
     output: str
     explanation: str
     now: int
@@ -93,7 +93,7 @@ class HistoryDocument(Message):
     scalings: tuple[ScalingStatus, ...]
 
 
-class History:
+class MetricSamples:
     """Samples every 3 s for 15 minutes, and one in 4 minutes for a day: 660 at most, below 1 MB in all.
 
     The loop's thread writes, the threads that answer requests read. `running` is a clock in seconds that never goes
@@ -118,7 +118,7 @@ class History:
                 if not self._older or taken - self._older[-1][0] >= OLDER_EVERY_S:
                     self._older.append((taken, oldest))
 
-    def committed(self, progress: Progress, at: float) -> None:
+    def committed(self, progress: CommittedEpoch, at: float) -> None:
         report = progress.report
         epoch = EpochSample(
             epoch=report.epoch,

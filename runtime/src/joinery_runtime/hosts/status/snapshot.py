@@ -11,7 +11,7 @@ from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Outage, Scaling
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import StateSize, Totals
-from joinery_runtime.state.store import Savepoint
+from joinery_runtime.state.store import StoredSavepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class JobSnapshot:
     too_hot: tuple[KeyRows, ...] = ()
     input_warnings: Mapping[str, str] = field(default_factory=dict)
     paused: Mapping[str, str] = field(default_factory=dict)  # by input: why it is not read
-    savepoint: Savepoint | None = None
+    savepoint: StoredSavepoint | None = None
     error: str | None = None
     troubles: int = 0
     executors: int | None = None

@@ -22,7 +22,7 @@ class SavepointOf(Model):
 
     kind: Literal["StreamJoin", "SessionWindow"] = "StreamJoin"
     """The job's kind."""
-    name: Name
+    name: Name = Field(examples=["orders-paid"])
     """The job's name."""
 
 
@@ -56,23 +56,23 @@ class SavepointState(Model):
 
     phase: SavepointPhase | None = None
     """Pending, Completed, Failed (it is tried again) or Deleting."""
-    observed_generation: Count | None = None
+    observed_generation: Count | None = Field(default=None, examples=[1])
     """The metadata.generation that the rest of the status is about."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     """Ready, and for tools Reconciling and Stalled."""
-    epoch: Count | None = None
+    epoch: Count | None = Field(default=None, examples=[8120])
     """The committed epoch that the pinned state stands on."""
-    time: datetime | None = None
+    time: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """When it was pinned, by the state store's clock."""
-    rows: Count | None = None
+    rows: Count | None = Field(default=None, examples=[1_204_000])
     """Rows of state."""
-    bytes: Count | None = None
+    bytes: Count | None = Field(default=None, examples=[93_400_000])
     """Bytes of state, as stored."""
-    failures: Count = 0
+    failures: Count = Field(default=0, examples=[1])
     """Tries that failed in a row."""
-    not_before: datetime | None = None
+    not_before: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """When the next try is due."""
-    last_error: Words | None = None
+    last_error: Words | None = Field(default=None, examples=["the state store does not answer"])
     """Why the last try failed."""
 
 

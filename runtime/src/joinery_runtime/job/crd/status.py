@@ -36,46 +36,48 @@ DurationText = Annotated[str, StringConstraints(max_length=64)]
 class Condition(Model):
     """As metav1.Condition: one aspect of the job's state, and since when."""
 
-    type: Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z]([A-Za-z0-9]*[A-Za-z0-9])?$")]
+    type: Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z]([A-Za-z0-9]*[A-Za-z0-9])?$")] = Field(
+        examples=["Ready"]
+    )
     """Which aspect, for example Ready."""
     status: Literal["True", "False", "Unknown"]
     """True, False or Unknown."""
-    observed_generation: Count | None = None
+    observed_generation: Count | None = Field(default=None, examples=[3])
     """The metadata.generation that the condition is about."""
-    last_transition_time: datetime
+    last_transition_time: datetime = Field(examples=["2026-01-15T10:00:00Z"])
     """When `status` last changed."""
     reason: Annotated[
         str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
-    ]
+    ] = Field(examples=["Running"])
     """Why, in one word."""
-    message: Annotated[str, StringConstraints(max_length=32_768)]
+    message: Annotated[str, StringConstraints(max_length=32_768)] = Field(examples=["The driver commits epochs."])
     """Why, in words, and what to do."""
 
 
 class InputStatus(Model):
     """One input as of the last committed epoch."""
 
-    name: Word
+    name: Word = Field(examples=["orders"])
     """The input's name."""
-    lag: Count | None = None
+    lag: Count | None = Field(default=None, examples=[1200])
     """Records that are there and not read yet."""
-    watermark: datetime | None = None
+    watermark: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """The input's watermark; missing while nothing was read."""
-    watermark_delay: DurationText | None = None
+    watermark_delay: DurationText | None = Field(default=None, examples=["12s"])
     """How far the watermark is behind the clock, as 12s."""
-    rows_per_second: Count | None = None
+    rows_per_second: Count | None = Field(default=None, examples=[8400])
     """Records read per second, over the last 30 seconds."""
     idle: bool | None = None
     """All partitions are idle."""
     ended: bool | None = None
     """The input was read to its end."""
-    late: Count | None = None
+    late: Count | None = Field(default=None, examples=[17])
     """Rows that came too late, since the job's state began."""
-    late_by: DurationText | None = None
-    """How far behind the watermark the latest of them was: so much more watermark.delay keeps all."""
-    after_eviction: Count | None = None
+    late_by: DurationText | None = Field(default=None, examples=["4s"])
+    """How far behind the watermark the latest of them was: this much more watermark.delay would have kept all."""
+    after_eviction: Count | None = Field(default=None, examples=[2])
     """Rows that came when partners of them may have left the state already."""
-    warning: Words | None = None
+    warning: Words | None = Field(default=None, examples=["no record has a value for column amount"])
     """What looks wrong with the input's records since the driver started: none can be used, or no record has a value
     for a column. Missing where nothing does."""
 
@@ -83,115 +85,115 @@ class InputStatus(Model):
 class HotKey(Model):
     """A join key with many rows in the state."""
 
-    key: Words
+    key: Words = Field(examples=["order_id=o-17"])
     """The key's values."""
-    rows: Count
+    rows: Count = Field(examples=[120_000])
     """Its rows in the state."""
 
 
 class SavepointStatus(Model):
     """A pinned epoch that the job can be returned to."""
 
-    name: Word
+    name: Word = Field(examples=["periodic-8100"])
     """The savepoint's name."""
-    epoch: Count
+    epoch: Count = Field(examples=[8100])
     """The epoch that it pins."""
-    time: datetime
+    time: datetime = Field(examples=["2026-01-15T10:00:00Z"])
     """When it was made."""
 
 
 class ScalingStatus(Model):
     """How the running driver became wider or narrower last."""
 
-    shards: Count
+    shards: Count = Field(examples=[16])
     """Shards of an epoch from then on."""
-    executors: Count | None = None
+    executors: Count | None = Field(default=None, examples=[4])
     """Executors that were asked for; missing where Spark decides."""
-    reason: Words
+    reason: Words = Field(examples=["executors were busy for 91 % of their time"])
     """Why, in words."""
-    time: datetime
+    time: datetime = Field(examples=["2026-01-15T10:00:00Z"])
     """When."""
 
 
 class DriverAttempt(Model):
     """The driver pod: written before it is created, so that it is created once."""
 
-    number: Count
+    number: Count = Field(examples=[4])
     """Counts the driver pods of the job."""
-    revision: Word
+    revision: Word = Field(examples=["5f2c9a1e"])
     """The revision that it runs."""
-    image: Words
+    image: Words = Field(examples=["joinery-runtime:0.1.0"])
     """The image that it runs."""
-    created: datetime
+    created: datetime = Field(examples=["2026-01-15T10:00:00Z"])
     """When the attempt was decided."""
-    pod_uid: Word | None = None
+    pod_uid: Word | None = Field(default=None, examples=["0a4e6e5c-6a0f-4f5e-8f4d-4b1f0f5f2b7a"])
     """The pod's uid, once it was seen."""
-    ready: datetime | None = None
+    ready: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """Since when; the back-off begins anew after a healthy time."""
     outcome: Outcome | None = None
     """How it ended: Fatal would only fail again, Interrupted is no failure."""
-    reason: Word | None = None
+    reason: Word | None = Field(default=None, examples=["OOMKilled"])
     """Why it ended, as IncompatibleState or OOMKilled."""
-    failures: Count = 0
+    failures: Count = Field(default=0, examples=[1])
     """Attempts in a row that failed."""
-    interruptions: Count = 0
+    interruptions: Count = Field(default=0, examples=[1])
     """Attempts in a row that others ended."""
-    not_before: datetime | None = None
+    not_before: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """The next attempt waits until then."""
     initialized: bool = False
     """Whether its first containers have ended well."""
     again: bool = False
     """It ended for good, and the resource has changed since: the same is tried once more."""
-    restore: Word | None = None
+    restore: Word | None = Field(default=None, examples=["rollout-5f2c9a1e-3-4"])
     """The savepoint that it returns to; it does nothing else."""
-    migrate: Word | None = None
+    migrate: Word | None = Field(default=None, examples=["rollout-5f2c9a1e-3-4"])
     """The savepoint that it pinned before it migrated."""
     anew: bool = False
     """Whether it left the old state behind."""
 
 
-class Restorer(Model):
+class RestoringRevision(Model):
     """The revision whose image returns to a savepoint, where that in force cannot."""
 
-    revision: Word
+    revision: Word = Field(examples=["8d01b7c4"])
     """The revision that the resource asked for."""
-    image: Words
+    image: Words = Field(examples=["joinery-runtime:0.2.0"])
     """Its image."""
 
 
 class Rollout(Model):
     """Another revision on its way."""
 
-    revision: Word
+    revision: Word = Field(examples=["8d01b7c4"])
     """The revision that is on its way."""
-    image: Words
+    image: Words = Field(examples=["joinery-runtime:0.2.0"])
     """Its image."""
     mode: Mode = "stateful"
     """Whether it takes the state over."""
     stage: Stage
     """How far it has come."""
-    since: datetime
+    since: datetime = Field(examples=["2026-01-15T10:00:00Z"])
     """When the stage began."""
-    progressed: datetime | None = None
+    progressed: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """When the stage last got further; missing while the job is suspended."""
-    steps: Count = 0
+    steps: Count = Field(default=0, examples=[2])
     """How far it got: steps of the stage's pod that are done."""
-    segments: Count = 0
+    segments: Count = Field(default=0, examples=[140])
     """Segments of the state that are migrated."""
     lifted: bool = False
     """The new driver was ready for the whole deadline, and waits for records: there is no deadline any more."""
-    savepoint: Word | None = None
+    savepoint: Word | None = Field(default=None, examples=["rollout-8d01b7c4-3-5"])
     """What a rollback returns to."""
-    restorer: Restorer | None = None
+    restorer: RestoringRevision | None = None
     """What returns to the savepoint, where the revision in force cannot."""
-    reason: Words = ""
+    reason: Words = Field(default="", examples=["the image cannot be pulled"])
     """What keeps the stage from ending well."""
 
 
 class Refusal(Model):
     """A revision that was refused or rolled back; it is not tried again in this mode."""
 
-    revision: Word
+    revision: Word = Field(examples=["8d01b7c4"])
     """The revision."""
     mode: Mode = "stateful"
     """The mode in which it was tried."""
@@ -199,16 +201,18 @@ class Refusal(Model):
         "IncompatibleState", "RowsDiffer", "CheckFailed", "MigrationFailed", "StartFailed", "DeadlineExceeded"
     ]
     """Why, in one word."""
-    message: Words
+    message: Words = Field(
+        examples=["The keys differ from those of the state; set upgrade.mode: stateless to leave it behind."]
+    )
     """Why, in words, and what to do."""
 
 
 class Deletion(Model):
     """Tries to delete the job's state, of a resource that is being deleted."""
 
-    failures: Count = 0
+    failures: Count = Field(default=0, examples=[1])
     """Tries in a row that failed."""
-    not_before: datetime | None = None
+    not_before: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """The next try waits until then."""
 
 
@@ -217,17 +221,17 @@ class Status(Model):
 
     phase: Phase | None = None
     """Where the job is in its life."""
-    observed_generation: Count | None = None
+    observed_generation: Count | None = Field(default=None, examples=[3])
     """The metadata.generation that the rest of the status is about."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     """Valid, Ready and more, as other Kubernetes resources have them."""
-    revision: Word | None = None
+    revision: Word | None = Field(default=None, examples=["5f2c9a1e"])
     """The revision of the job that is in force."""
-    image: Words | None = None
+    image: Words | None = Field(default=None, examples=["joinery-runtime:0.1.0"])
     """The image that is in force."""
-    proved: datetime | None = None
+    proved: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """When the revision in force was first ready; no rollout returns to others."""
-    target_revision: Word | None = None
+    target_revision: Word | None = Field(default=None, examples=["8d01b7c4"])
     """The revision that the resource asks for."""
     held: bool = False
     """The revision in force starts no driver until the resource asks for it, or another one is in force."""
@@ -239,39 +243,39 @@ class Status(Model):
     """A revision that was refused or rolled back."""
     deletion: Deletion | None = None
     """What the deletion of the job's state waits for."""
-    reported: datetime | None = None
+    reported: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """When the driver's figures below were written."""
-    job_generation: Count | None = None
+    job_generation: Count | None = Field(default=None, examples=[7])
     """The fencing generation of the driver that runs, counted in the state store."""
-    epoch: Count | None = None
+    epoch: Count | None = Field(default=None, examples=[8123])
     """The last committed epoch."""
     inputs: Annotated[tuple[InputStatus, ...], Field(max_length=16, json_schema_extra=list_map("name"))] = ()
     """The inputs as of the last committed epoch."""
-    lag: Count | None = None
+    lag: Count | None = Field(default=None, examples=[1200])
     """Records not read yet, over all inputs."""
-    rows_per_second: Count | None = None
+    rows_per_second: Count | None = Field(default=None, examples=[8400])
     """Records read per second, over all inputs and the last 30 seconds."""
-    watermark_delay: DurationText | None = None
+    watermark_delay: DurationText | None = Field(default=None, examples=["12s"])
     """How far the slowest input's watermark is behind the clock, as 12s."""
-    rows_in: Count | None = None
+    rows_in: Count | None = Field(default=None, examples=[9_000_000])
     """Rows read since the job's state began."""
-    rows_out: Count | None = None
+    rows_out: Count | None = Field(default=None, examples=[8_200_000])
     """Rows written since the job's state began."""
-    late: Count | None = None
+    late: Count | None = Field(default=None, examples=[17])
     """Rows that came too late, since the job's state began."""
-    state_bytes: Count | None = None
+    state_bytes: Count | None = Field(default=None, examples=[93_400_000])
     """Stored bytes of the state."""
     hottest_keys: Annotated[tuple[HotKey, ...], Field(max_length=10)] = ()
     """The keys with the most rows in the state."""
     last_savepoint: SavepointStatus | None = None
     """The newest savepoint."""
-    last_error: Words | None = None
+    last_error: Words | None = Field(default=None, examples=["Kafka of input orders is away"])
     """The trouble that the driver waits out, or how it ended."""
-    executors: Count | None = None
+    executors: Count | None = Field(default=None, examples=[4])
     """Executors that run."""
-    selector: Words | None = None
+    selector: Words | None = Field(default=None, examples=["joinery.dev/job=orders-paid,joinery.dev/role=executor"])
     """The label selector of the executors' pods, for a HorizontalPodAutoscaler."""
     scaling: ScalingStatus | None = None
     """How the running driver became wider or narrower last."""
-    page: Words | None = None
+    page: Words | None = Field(default=None, examples=["https://joinery.example.com/shop/orders-paid"])
     """The address of the job's page, where the installation has one."""

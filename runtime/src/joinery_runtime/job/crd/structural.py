@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from io import StringIO
 from typing import Any, cast, get_args
 
 from annotated_types import Ge, Gt
 from pydantic import BaseModel, PlainSerializer
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
+from ruamel.yaml import YAML
 
 from joinery_runtime.job.crd.rules import with_rules
 from joinery_runtime.job.crd.shapes import (
@@ -134,7 +136,7 @@ def _sized(schema: Schema) -> Schema:
 
 
 def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
-    """With the field's default, as people write it: `kubectl explain` does not show that by itself."""
+    """With the field's default and an example, as people write them: `kubectl explain` shows neither by itself."""
     if "description" not in raw:
         return {}
     value = None if info is None else info.default
@@ -143,7 +145,20 @@ def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
             value = each.func(value)  # type: ignore[call-arg]
     said = isinstance(value, str | int) and value != ""
     default = f" Default: {str(value).lower() if value is False else value}." if said else ""
-    return {"description": description(raw["description"], _DESCRIPTION - len(default)) + default}
+    example = f" Example: {flow(raw['examples'][0])}." if "examples" in raw else ""
+    return {"description": description(raw["description"], _DESCRIPTION - len(default)) + default + example}
+
+
+def flow(value: Any) -> str:
+    """The value in one line of YAML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow(key)}: {flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(flow(each) for each in value) + "]"
+    yaml, text = YAML(typ="safe", pure=True), StringIO()
+    yaml.default_flow_style, yaml.width = True, 4096
+    yaml.dump([value], text)  # in a list, so that commas and brackets are quoted
+    return text.getvalue().strip()[1:-1]
 
 
 def _least(info: FieldInfo) -> int | None:

@@ -24,11 +24,11 @@ FIELDS: tuple[str, ...] = tuple(dict.fromkeys(kind.field for kind in STEP_KINDS)
 class JoinStep(Model):
     """Joins the first input, or what the step before made, with `right`."""
 
-    right: Text
+    right: Text = Field(examples=["payments"])
     """The input to join with the first input, or with what the step before made."""
     type: JoinType = "inner"
     """Which rows go out without a match too, padded with nulls: none, those of the left, of the right, or of both."""
-    keys: dict[str, str]
+    keys: dict[str, str] = Field(examples=[{"orders.order_id": "payments.order_id"}])
     """What must be equal: `<earlier input>.column` to `<right>.column`. Without entries rows match on time only."""
     interval: Interval | None = None
     """Rows match when the right one's event time is in [lower, upper], counted from that of `of`, both ends included.
@@ -37,14 +37,14 @@ class JoinStep(Model):
     """Rows match when both are in the same window: exactly one of `tumbling`, `hopping` and `session`."""
     as_of: AsOf | None = None
     """Each row takes the version of a table that is valid at its time."""
-    where: Text | None = None
+    where: Text | None = Field(default=None, examples=["orders.amount > 10"])
     """An SQL condition over columns of the inputs (`input.column`) that a pair must meet."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
     """What becomes of late rows: `drop` counts them, `reopen` joins them with what is still kept, `dlq` writes them to
     the dead letters."""
-    allowed_lateness: PositiveDuration = 0
+    allowed_lateness: PositiveDuration = Field(default=0, examples=["1m"])
     """How much longer state is kept for rows behind the watermark, a duration."""
-    broadcast: Text | None = None
+    broadcast: Text | None = Field(default=None, examples=["rates"])
     """Without keys: the side that every shard gets whole."""
     co_partitioned: Bool = False
     """Whether both topics are partitioned by the join key alike, so that executors exchange no rows. Every record is
@@ -78,11 +78,11 @@ class JoinStep(Model):
 class SelectItem(Model):
     """One output column: exactly one of `column` and `expression`. Window columns: docs/semantics.md#w4."""
 
-    column: Text | None = None
+    column: Text | None = Field(default=None, examples=["orders.order_id"])
     """`input.column`, or of a window join: window_start, window_end."""
-    expression: Text | None = None
+    expression: Text | None = Field(default=None, examples=["orders.amount * rates.rate"])
     """An SQL expression over columns of inputs, in place of `column`."""
-    as_: Annotated[str | None, Field(alias="as", min_length=1)] = None
+    as_: Annotated[str | None, Field(alias="as", min_length=1)] = Field(default=None, examples=["amount_eur"])
     """The output column's name; if absent, the column's own without its input's."""
 
 

@@ -25,17 +25,42 @@ from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import SqlInput, Translation, translate
 
 
+def _example(name: str) -> dict[str, Any]:
+    """An input."""
+    return {
+        "name": name,
+        "kafka": {"bootstrapServers": "kafka:9092", "topic": name},
+        "format": "json",
+        "schema": [{"name": "order_id", "type": "string"}, {"name": "ts", "type": "timestamp"}],
+        "eventTime": "ts",
+    }
+
+
 class StreamJoinSpec(JobSpec):
-    inputs: tuple[Input, ...]
+    inputs: tuple[Input, ...] = Field(examples=[[_example("orders"), _example("payments")]])
     """What is joined, in order: the first input is the left side of the first step."""
-    joins: tuple[JoinStep, ...] = ()
+    joins: tuple[JoinStep, ...] = Field(
+        default=(),
+        examples=[
+            [
+                {
+                    "right": "payments",
+                    "keys": {"orders.order_id": "payments.order_id"},
+                    "interval": {"of": "orders", "lower": "0s", "upper": "24h"},
+                }
+            ]
+        ],
+    )
     """The steps. Each joins one more input."""
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
     """What goes out: exactly these columns, in this order. If absent, every column, named as `prefixes` says."""
     prefixes: Prefixes = "always"
     """How columns are named without `select`: `always` with the prefix `left_`, `right_` or, of more than two inputs,
     `<input>_`; with `whenNeeded` only those that several inputs have."""
-    sql: Text | None = None
+    sql: Text | None = Field(
+        default=None,
+        examples=["SELECT a.k, b.v FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL '1' DAY"],
+    )
     """A SELECT with a join, instead of `joins` and `select`."""
 
 

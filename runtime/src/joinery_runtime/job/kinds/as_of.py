@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model, PositiveDuration
 from joinery_runtime.job.model.cel import Rule, positive, time
@@ -86,9 +88,9 @@ class AsOf(Model, StepKind):
         ),
     )
 
-    history_retention: Length
+    history_retention: Length = Field(examples=["24h"])
     """How long a version is kept after a newer one has superseded it, a duration."""
-    grace: PositiveDuration = 0
+    grace: PositiveDuration = Field(default=0, examples=["30s"])
     """How long a row waits for late versions, a duration."""
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds, plus
 from joinery_runtime.job.model.base import Bound, Model, Text
 from joinery_runtime.job.model.cel import Rule, time
@@ -52,11 +54,11 @@ class Interval(Model, StepKind):
         ),
     )
 
-    of: Text
+    of: Text = Field(examples=["orders"])
     """The input from whose event time the bounds count: one that was joined before."""
-    lower: Bound
+    lower: Bound = Field(examples=["-5m"])
     """The earliest event time of the right row, counted from that of `of`: a duration, also a negative one."""
-    upper: Bound
+    upper: Bound = Field(examples=["24h"])
     """The latest event time of the right row, counted from that of `of`: a duration, also a negative one."""
 
     @property

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from joinery_runtime.job.kinds.base import Chain, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model
 from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
@@ -96,9 +98,9 @@ class Tumbling(Model, _Window):
 class Hopping(Model, _Window):
     """A window of `size` starts every `slide`; a row is in several when they overlap."""
 
-    size: Length
+    size: Length = Field(examples=["1h"])
     """How long a window is, a duration."""
-    slide: Length
+    slide: Length = Field(examples=["15m"])
     """How often a window starts, a duration; at most `size`."""
 
     @property
@@ -124,7 +126,7 @@ class Session(Model, _Window):
     last: ClassVar[tuple[str, str]] = (">", "their session's last row + gap")
     over: ClassVar[tuple[str, str]] = ("ts + gap", "<")
 
-    gap: Length
+    gap: Length = Field(examples=["30m"])
     """A session ends when the key has no row for longer than this, a duration."""
 
     @property
@@ -150,7 +152,7 @@ class Window(Model):
     field: ClassVar[str] = "window"
     kinds: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping, Session)
 
-    tumbling: Length | None = None
+    tumbling: Length | None = Field(default=None, examples=["1h"])
     """Windows of this length (a duration), one after the other."""
     hopping: Hopping | None = None
     """Windows that overlap."""

@@ -164,12 +164,12 @@ Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration,
 class Limits(Model):
     """Caps on each side of the step, and what happens at one."""
 
-    max_state_bytes: ByteCount | None = None
+    max_state_bytes: ByteCount | None = Field(default=None, examples=["10Gi"])
     """Most bytes of stored state on each side, as a number or as 500M or 10Gi."""
-    max_records: Annotated[Int, Field(ge=1)] | None = None
+    max_records: Annotated[Int, Field(ge=1)] | None = Field(default=None, examples=[50_000_000])
     """Most stored rows on each side."""
     on_limit: Literal["fail", "pause"] = "fail"
     """`fail` stops the job before anything of the epoch is committed; `pause` reads no more of that side until its
     state has shrunk."""
-    hot_key_warning: Annotated[Int, Field(ge=1)] = 100_000
+    hot_key_warning: Annotated[Int, Field(ge=1)] = Field(default=100_000, examples=[1_000_000])
     """A key with more stored rows than this is warned about."""

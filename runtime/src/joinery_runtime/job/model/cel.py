@@ -31,7 +31,7 @@ def time(name: str) -> str:
 
 
 def positive() -> tuple[Rule, ...]:
-    """Of durations; the schema's minimum sees numbers only."""
+    """A rule for durations; the schema's minimum sees numbers only."""
     return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
 
 

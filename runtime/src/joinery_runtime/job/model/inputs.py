@@ -68,14 +68,16 @@ BRANCH_AT, BRANCH_TIME, BRANCH_OFFSETS = "<word>", "<timestamp>", "<offsets>"
 class AtTimestamp(Model):
     """Per partition, the first record whose Kafka timestamp is at or after this: epoch milliseconds."""
 
-    timestamp: EpochMs
+    timestamp: EpochMs = Field(examples=["2026-01-15T10:00:00Z"])
     """The time, as RFC 3339 text with its offset or as milliseconds since 1970."""
 
 
 class AtOffsets(Model):
     """Kafka offsets by partition number: the next record to read, or for `stopAt` the first one not to read."""
 
-    offsets: Annotated[dict[Annotated[int, Field(ge=0)], NonNegative], Field(min_length=1)]
+    offsets: Annotated[dict[Annotated[int, Field(ge=0)], NonNegative], Field(min_length=1)] = Field(
+        examples=[{"0": 1200, "1": 980}]
+    )
     """Offset by partition number, for example `{'0': 5}`."""
 
 
@@ -109,23 +111,25 @@ class KafkaInput(Model):
     """Topics of Kafka: exactly one of `topic` and `topic_pattern`. `hosts/secrets.py` merges the settings of
     `properties_secret_ref` into `properties`."""
 
-    bootstrap_servers: Text
+    bootstrap_servers: Text = Field(examples=["kafka-0:9092,kafka-1:9092"])
     """Addresses of brokers, `host:port`, separated by commas."""
-    topic: Topic | None = None
+    topic: Topic | None = Field(default=None, examples=["orders"])
     """The topic to read."""
-    topic_pattern: TopicPattern | None = None
+    topic_pattern: TopicPattern | None = Field(default=None, examples=[r"shop\.orders\..*"])
     """A regular expression of Python's `re`: every topic whose whole name matches is read, also one that appears
     later. Topics whose names begin with two underscores never match."""
-    start_from: StartFrom = "earliest"
+    start_from: StartFrom = Field(default="earliest", examples=["latest", {"timestamp": "2026-01-15T10:00:00Z"}])
     """Where reading begins in partitions without a stored offset: `earliest`, `latest`, `{timestamp: ...}` or
     `{offsets: {...}}`. Partitions that `offsets` does not name, and those that appear later, begin at the earliest
     record."""
-    stop_at: Annotated[StopAt | None, BeforeValidator(lambda value: None if value == {} else value)] = None
+    stop_at: Annotated[StopAt | None, BeforeValidator(lambda value: None if value == {} else value)] = Field(
+        default=None, examples=["latest", {"offsets": {"0": 1200}}]
+    )
     """Makes the input bounded: `latest` (the ends when the job first starts), `{timestamp: ...}` or `{offsets:
     {...}}`. Partitions that `offsets` does not name stop at their ends."""
     on_data_loss: Literal["fail", "continue"] = "fail"
     """When records were deleted before they were read: `fail` stops the job, `continue` counts them and goes on."""
-    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    properties: dict[str, Setting] = Field(default_factory=dict, repr=False, examples=[{"fetch.min.bytes": 65536}])
     """Settings of librdkafka by their names. Secret ones belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None
     """A secret whose keys are names of librdkafka's settings."""
@@ -139,12 +143,12 @@ class KafkaInput(Model):
 class FileInput(Model):
     """Files that are read once, from start to end: a bounded input, unless their directory is watched."""
 
-    path: FilePath
+    path: FilePath = Field(examples=["data/orders/*.csv"])
     """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
     path counts from the job file's folder. Files of gzip and zstd are unpacked (not Parquet)."""
     watch: Bool = False
-    """The path is a directory, and each file that is moved into it later is read too, in order of the names: the input
-    never ends. CSV needs `csv: {header: false}` then."""
+    """Reads also each file that is moved into the directory `path` later, in order of the names: the input never ends.
+    CSV then needs `csv: {header: false}`."""
 
 
 def _one_byte(text: str) -> str:
@@ -161,12 +165,12 @@ def _quote(value: Any) -> str:
 class CsvDialect(Model):
     """How CSV is written."""
 
-    separator: Annotated[Text, AfterValidator(_one_byte)] = ","
+    separator: Annotated[Text, AfterValidator(_one_byte)] = Field(default=",", examples=[";"])
     """What is between two fields: one character."""
-    quote: Annotated[str, BeforeValidator(_quote)] = '"'
+    quote: Annotated[str, BeforeValidator(_quote)] = Field(default='"', examples=["off"])
     """What is around fields that hold a separator or a line break: one character, doubled inside; `off` for none."""
     skip_initial_space: Bool = False
-    """Blanks after a separator are no part of the field."""
+    """Skips blanks after a separator."""
     header: Bool = True
     """The first line of a file names its columns. Without it, and from Kafka, fields come in the schema's order."""
 
@@ -175,13 +179,13 @@ class History(Model):
     """Files with what came before the records of a topic: a row of the files counts if its event time is before
     `until`, a record of the topic if its event time is not (rule T12). The files are read first."""
 
-    path: FilePath
+    path: FilePath = Field(examples=["history/orders/*.jsonl"])
     """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
     path counts from the job file's folder."""
     format: Literal["json", "csv", "parquet", "debezium-json"]
     """How the files are encoded. They have the columns of the input's `schema`; a column `from` something else of a
     Kafka record is a field of its name there."""
-    until: EpochMs
+    until: EpochMs = Field(examples=["2026-01-15T10:00:00Z"])
     """The event time up to which the files are complete, as RFC 3339 text with its offset or as milliseconds since
     1970: rows of the files from this time on are not counted, nor are records of the topic from before it."""
     csv: CsvDialect | None = None
@@ -192,9 +196,11 @@ class SchemaRegistry(Model):
     """Confluent's Schema Registry, or one with its interface: records begin with the number of their schema.
     `hosts/secrets.py` merges the settings of `properties_secret_ref` into `properties`."""
 
-    url: Annotated[Text, StringConstraints(pattern=r"^https?://")]
+    url: Annotated[Text, StringConstraints(pattern=r"^https?://")] = Field(examples=["http://registry:8081"])
     """Its address, `http://host:port`; several are separated by commas."""
-    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    properties: dict[str, Setting] = Field(
+        default_factory=dict, repr=False, examples=[{"ssl.ca.location": "/etc/ssl/registry.pem"}]
+    )
     """Settings of confluent-kafka's registry client by their names, such as `ssl.ca.location`. Secret ones, such as
     `basic.auth.user.info`, belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None
@@ -204,23 +210,25 @@ class SchemaRegistry(Model):
 class Column(Model):
     """One column of an input's rows. The names of engine columns start with `$`, so no user column may."""
 
-    name: Annotated[str, StringConstraints(min_length=1, pattern=r"^[^$\x00-\x1f]")]
+    name: Annotated[str, StringConstraints(min_length=1, pattern=r"^[^$\x00-\x1f]")] = Field(examples=["order_id"])
     """The name, as records have it."""
-    type: TypeField
+    type: TypeField = Field(examples=["string"])
     """boolean, int32, int64, float, double, string, binary, decimal(p,s), date or timestamp."""
-    path: Annotated[Text, AfterValidator(_path)] | None = None
+    path: Annotated[Text, AfterValidator(_path)] | None = Field(default=None, examples=["payload.after.id"])
     """Where the value is in a nested record: names and positions, for example `payload.after.id` or `items[0].sku`; a
     name with dots is quoted, `"a.b".c`. Default: the field `name` of the record itself."""
-    origin: Annotated[Text, AfterValidator(_origin)] | None = Field(default=None, alias="from")
-    """What else of a Kafka record the column is than a part of its value: `key`, `timestamp`, `partition`, `offset`,
-    `topic` or `headers.<name>` (of several the last). With `path`, a part of a key that is JSON. `envelope`, with
-    `path`, is a part of a change event of Debezium beside the row."""
+    origin: Annotated[Text, AfterValidator(_origin)] | None = Field(
+        default=None, alias="from", examples=["headers.trace-id"]
+    )
+    """Which part of a Kafka record the column is, instead of its value: `key`, `timestamp`, `partition`, `offset`,
+    `topic` or `headers.<name>` (the last one of that name). With `path`, a part of a JSON key. `envelope`, with `path`,
+    is a part of a Debezium change event beside the row."""
 
-    format: Annotated[Text, AfterValidator(checked_format)] | None = None
+    format: Annotated[Text, AfterValidator(checked_format)] | None = Field(default=None, examples=["%d.%m.%Y %H:%M:%S"])
     """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space
     or without an offset too) or a pattern such as `%d.%m.%Y %H:%M:%S`; of a date a pattern. `text` takes numbers and
     booleans in quotes too. Default: milliseconds or RFC 3339."""
-    zone: Annotated[Text, AfterValidator(checked_zone)] | None = None
+    zone: Annotated[Text, AfterValidator(checked_zone)] | None = Field(default=None, examples=["Europe/Berlin"])
     """The time zone of times without an offset, for example `Europe/Berlin`."""
 
     @property
@@ -233,15 +241,15 @@ class Watermark(Model):
     """How an input's watermark moves (docs/semantics.md#time). Durations are milliseconds here; `max_future` None takes
     any time."""
 
-    delay: PositiveDuration = 0
-    """How far the watermark stays behind the highest event time, a duration: rows may come out of order by so much."""
-    idle_timeout: PositiveDuration = 60_000
+    delay: PositiveDuration = Field(default=0, examples=["10s"])
+    """How far the watermark stays behind the highest event time, a duration: rows may be this much out of order."""
+    idle_timeout: PositiveDuration = Field(default=60_000, examples=["5m"])
     """A partition without new records for this long (a duration) is idle, and holds the watermark back no more. 0
     switches idleness off."""
     on_idle: Literal["hold", "advance"] = "hold"
-    """What an input does of which all partitions are idle: `hold` keeps its watermark, `advance` lets the other inputs
+    """What an input does while all its partitions are idle: `hold` keeps its watermark, `advance` lets the other inputs
     move it."""
-    max_future: DurationOrOff = 24 * 3_600_000
+    max_future: DurationOrOff = Field(default=24 * 3_600_000, examples=["1h"])
     """A record whose event time is further ahead than this (a duration) goes to the dead letters. `off` takes any."""
     explicit: Bool = False
     """Only steps of `joinery trace` raise the watermark."""
@@ -254,7 +262,7 @@ class Table(Model):
     A record without a value deletes: its key columns come from the record's own key, its event time is the Kafka
     record's timestamp."""
 
-    key: Annotated[tuple[Text, ...], Field(min_length=1)]
+    key: Annotated[tuple[Text, ...], Field(min_length=1)] = Field(examples=[["user_id"]])
     """The columns whose latest row is a version."""
     key_format: Literal["json", "string"] = "json"
     """How the record's own key is read where the value is null (a deletion): `json` is an object with the key columns,
@@ -264,9 +272,9 @@ class Table(Model):
 class Input(Model):
     """One input: exactly one of `kafka` and `file`; before `kafka` there may be a `history`."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(examples=["orders"])
     """What the rest of the job calls the input."""
-    kafka: KafkaInput | None = None
+    kafka: KafkaInput | None = Field(default=None, examples=[{"bootstrapServers": "kafka:9092", "topic": "orders"}])
     """Reads topics of Kafka: exactly one of `topic` and `topic_pattern`."""
     file: FileInput | None = None
     """Reads files from start to end: a bounded input, or a directory that is watched for new ones."""
@@ -277,21 +285,26 @@ class Input(Model):
     """How records are encoded: `json` (an object each), `csv`, `avro` and `protobuf` (a record, or message, each),
     `debezium-json` and `debezium-avro` (change events, of which the columns are the row's), or `parquet` (files)."""
     schema_registry: SchemaRegistry | None = None
-    """Says that records begin with five bytes that name their schema, and where the schemas are: for Avro and
-    Protobuf, and for JSON, of which only these bytes are taken off."""
-    avro_schema: Text | None = None
+    """Where the schemas are of records that begin with five bytes that name their schema: Avro and Protobuf. Of JSON,
+    only these bytes are stripped."""
+    avro_schema: Text | None = Field(
+        default=None,
+        examples=['{"type": "record", "name": "Order", "fields": [{"name": "order_id", "type": "string"}]}'],
+    )
     """The schema that records of Avro were written with, as JSON, where there is no schema registry."""
-    protobuf_schema: Text | None = None
-    """The text of the .proto file of which records of Protobuf are, where there is no schema registry. It may import
+    protobuf_schema: Text | None = Field(
+        default=None, examples=['syntax = "proto3"; message Order { string order_id = 1; }']
+    )
+    """The text of the .proto file that records of Protobuf follow, where there is no schema registry. It may import
     files of google/protobuf/."""
-    protobuf_message: Text | None = None
+    protobuf_message: Text | None = Field(default=None, examples=["shop.Order"])
     """The message of `protobufSchema` that each record is, with its package or without. Default: the first of the
     file."""
     csv: CsvDialect | None = None
     """How CSV is written, for `format: csv`. Default: with commas and double quotes, and in files a header."""
     columns: Annotated[tuple[Column, ...], Field(alias="schema", min_length=1)]
     """The columns to read. Others that a record has are ignored."""
-    event_time: Text
+    event_time: Text = Field(examples=["ts"])
     """The column with the event time: a timestamp, or an int64 of milliseconds since 1970."""
     watermark: Watermark = Watermark()
     """How the input's event time moves on."""

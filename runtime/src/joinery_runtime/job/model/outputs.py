@@ -25,17 +25,17 @@ from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 class KafkaOutput(Model):
     """A topic to write."""
 
-    bootstrap_servers: Text
+    bootstrap_servers: Text = Field(examples=["kafka-0:9092,kafka-1:9092"])
     """Addresses of brokers, `host:port`, separated by commas."""
-    topic: Topic
+    topic: Topic = Field(examples=["orders-paid"])
     """The topic to write. It must exist."""
-    key: tuple[Text, ...] = ()
+    key: tuple[Text, ...] = Field(default=(), examples=[["order_id"]])
     """Output columns that make the record's key: one text column as it is, else a JSON object. Without them records
     have no key."""
-    headers: dict[Text, Text] = Field(default_factory=dict)
-    """Output columns that are headers of the record too, by the header's name: text and bytes as they are, other values
-    as JSON has them. A null makes no header."""
-    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    headers: dict[Text, Text] = Field(default_factory=dict, examples=[{"trace-id": "trace_id"}])
+    """Output columns that are written as headers too, by the header's name: text and bytes as they are, other values as
+    in JSON. A null writes no header."""
+    properties: dict[str, Setting] = Field(default_factory=dict, repr=False, examples=[{"linger.ms": 50}])
     """Settings of librdkafka by their names. Secret ones belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None
     """A secret whose keys are names of librdkafka's settings."""
@@ -45,11 +45,11 @@ class PostgresOutput(Model):
     """A table. In the state store's database its rows are written in the commit's transaction; in another one, which
     `dsn` or `dsn_secret_ref` names, in a transaction right after it."""
 
-    table: Text
+    table: Text = Field(examples=["reports.orders_paid"])
     """The table, `name` or `schema.name`. It is created if it is missing."""
-    upsert_key: tuple[Text, ...] = ()
+    upsert_key: tuple[Text, ...] = Field(default=(), examples=[["order_id"]])
     """Output columns by which a row replaces the one with the same values. Without them every row is inserted."""
-    dsn: Annotated[Text | None, Field(repr=False)] = None
+    dsn: Annotated[Text | None, Field(repr=False)] = Field(default=None, examples=["postgresql://reports.db/shop"])
     """The table's database, as libpq has it: `postgresql://host/database` or `host=... dbname=...`. If absent, the
     state store's."""
     dsn_secret_ref: SecretKeyRef | None = None
@@ -69,13 +69,13 @@ class FileOutput(Model):
     """Files in a folder: some for each epoch, which are there with its commit, or, with `roll_size` or `roll_interval`,
     fewer and larger ones later."""
 
-    path: FilePath
+    path: FilePath = Field(examples=["out/orders-paid"])
     """The folder to write. A relative path counts from the job file's folder."""
-    roll_size: ByteCount | None = None
-    """Smaller files are held back until they have this size together, as a number of bytes or as 64Mi, and are merged
-    into one. If absent 128Mi where `roll_interval` is given, else nothing is held back."""
-    roll_interval: Length | None = None
-    """How long rows are held back at most, a duration. If absent 1m where `roll_size` is given."""
+    roll_size: ByteCount | None = Field(default=None, examples=["128Mi"])
+    """Smaller files are held back until they have this size together, and are then merged into one. If absent, 128Mi
+    where `roll_interval` is given; without both, nothing is held back."""
+    roll_interval: Length | None = Field(default=None, examples=["5m"])
+    """How long rows are held back at most, a duration. If absent, 1m where `roll_size` is given."""
 
     @property
     def rolling(self) -> tuple[int, int] | None:
@@ -88,8 +88,8 @@ class FileOutput(Model):
 class ConsoleOutput(Model):
     """The driver's standard output, to try a job out."""
 
-    rows: Annotated[Int, Field(ge=1, le=1000)] = 20
-    """How many rows of each epoch are shown; of the others only their number is."""
+    rows: Annotated[Int, Field(ge=1, le=1000)] = Field(default=20, examples=[50])
+    """How many rows of each epoch are shown; the others are only counted."""
 
 
 LAKES = ("iceberg", "delta")
@@ -99,11 +99,13 @@ LAKES = ("iceberg", "delta")
 class IcebergOutput(Model):
     """An Iceberg table, in `pip install 'joinery-runtime[lakehouse]'`. Each epoch with rows is one snapshot of it."""
 
-    table: Annotated[Text, Field(pattern=r"^[^.]+(\.[^.]+)+$")]
+    table: Annotated[Text, Field(pattern=r"^[^.]+(\.[^.]+)+$")] = Field(examples=["shop.orders_paid"])
     """The table, `namespace.name`. It is created if it is missing, and so is its namespace."""
-    catalog: Text = "default"
+    catalog: Text = Field(default="default", examples=["lake"])
     """The catalog's name; a SQL catalog keeps tables under it."""
-    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    properties: dict[str, Setting] = Field(
+        default_factory=dict, repr=False, examples=[{"type": "rest", "uri": "http://catalog:8181"}]
+    )
     """PyIceberg's settings of the catalog and its files by their names: `type` (`sql`, `rest`), `uri`, `warehouse`,
     `s3.endpoint`. Secret ones belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None
@@ -113,10 +115,10 @@ class IcebergOutput(Model):
 class DeltaOutput(Model):
     """A Delta table, in `pip install 'joinery-runtime[lakehouse]'`. Each epoch with rows is one version of it."""
 
-    path: TablePath
+    path: TablePath = Field(examples=["s3://lake/orders_paid"])
     """The table's folder, or an address of an object store (`s3://bucket/table`). The table is created if it is
     missing. A relative path counts from the job file's folder."""
-    properties: dict[str, Setting] = Field(default_factory=dict, repr=False)
+    properties: dict[str, Setting] = Field(default_factory=dict, repr=False, examples=[{"AWS_REGION": "eu-central-1"}])
     """Storage options of delta-rs by their names: `AWS_REGION`, `AWS_ENDPOINT_URL`. Secret ones belong in
     `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None
@@ -150,7 +152,7 @@ class Output(Model):
     """Where the schema of the rows is registered, as `<topic>-value`, for `format: avro` and `protobuf`. Records
     begin with its number."""
     timestamps: Timestamps = "epochMillis"
-    """How JSON has timestamps: as whole milliseconds since 1970, or as text in UTC (`rfc3339`:
+    """How JSON writes timestamps: as whole milliseconds since 1970, or as text in UTC (`rfc3339`:
     2026-01-15T10:00:00.000Z)."""
     window_times: Literal["int64", "timestamp"] = "int64"
     """The type of `window_start` and `window_end`: `int64` milliseconds since 1970, or `timestamp`, which is
@@ -162,12 +164,14 @@ class DeadLetterKafka(Model):
     these all agree (`StreamJoin.dead_letter_kafka`); `properties` and `properties_secret_ref` go together: where one is
     named, neither is taken from elsewhere."""
 
-    topic: Topic
+    topic: Topic = Field(examples=["orders-paid.dead"])
     """The topic to write. It must exist."""
-    bootstrap_servers: Text | None = None
+    bootstrap_servers: Text | None = Field(default=None, examples=["kafka-0:9092,kafka-1:9092"])
     """Addresses of brokers, `host:port`, separated by commas; if absent, those of the Kafka output, else of the
     inputs."""
-    properties: Annotated[dict[str, Setting] | None, Field(repr=False)] = None
+    properties: Annotated[dict[str, Setting] | None, Field(repr=False)] = Field(
+        default=None, examples=[{"linger.ms": 50}]
+    )
     """Settings of librdkafka by their names; if absent, those of the same brokers elsewhere in the job."""
     properties_secret_ref: SecretRef | None = None
     """A secret whose keys are names of librdkafka's settings; goes with `properties`."""
@@ -188,13 +192,13 @@ class PostgresStoreSpec(Model):
     """A database and the schema in it that holds Joinery's tables: exactly one of `dsn` (it may hold a password) and
     `dsn_secret_ref`."""
 
-    dsn: Annotated[Text | None, Field(repr=False)] = None
+    dsn: Annotated[Text | None, Field(repr=False)] = Field(default=None, examples=["postgresql://state.db/joinery"])
     """The database, as libpq has it: `postgresql://host/database` or `host=... dbname=...`."""
     dsn_secret_ref: SecretKeyRef | None = None
     """The secret, and the key in it, that holds the dsn."""
-    schema_name: Annotated[Text, Field(alias="schema")] = "joinery"
+    schema_name: Annotated[Text, Field(alias="schema")] = Field(default="joinery", examples=["joinery_shop"])
     """The schema for Joinery's tables. It is created if it is missing."""
-    epoch_log_retention: Annotated[PositiveDuration, Field(gt=0)] | None = None
+    epoch_log_retention: Annotated[PositiveDuration, Field(gt=0)] | None = Field(default=None, examples=["720h"])
     """How long committed plans and results are kept, a duration; if absent, only their number and bytes bound the
     log."""
 
@@ -206,18 +210,18 @@ class MemoryStoreSpec(Model):
 class PeriodicSavepoints(Model):
     """Savepoints that the driver makes by itself, named `periodic-<epoch>`."""
 
-    every: Annotated[PositiveDuration, Field(gt=0)]
+    every: Annotated[PositiveDuration, Field(gt=0)] = Field(examples=["1h"])
     """How far apart they are, a duration. One is made with a checkpoint, so `checkpointInterval` is the finest step."""
-    keep: Annotated[Int, Field(ge=1, le=1000)] = 7
+    keep: Annotated[Int, Field(ge=1, le=1000)] = Field(default=7, examples=[24])
     """How many of them are kept, the newest ones. Each keeps its segments in the database."""
 
 
 class StartingSavepoint(Model):
     """A savepoint of another job of the same namespace, in the same Postgres and schema."""
 
-    job: Text
+    job: Text = Field(examples=["orders-paid"])
     """That job's name."""
-    savepoint: Text
+    savepoint: Text = Field(examples=["before-the-sale"])
     """The savepoint's name."""
 
 
@@ -230,14 +234,14 @@ class StoreSpec(Model):
     """A Postgres of your own."""
     memory: MemoryStoreSpec | None = None
     """Keeps the state in the driver's memory: it is lost when the job stops."""
-    checkpoint_interval: Annotated[PositiveDuration, Field(gt=0)] = 60_000
+    checkpoint_interval: Annotated[PositiveDuration, Field(gt=0)] = Field(default=60_000, examples=["5m"])
     """How often state is compacted, a duration: this bounds the segments that a recovery reads. Every epoch commits
     anyway."""
     savepoints: PeriodicSavepoints | None = None
-    """Savepoints from time to time, to go back to. Savepoints of yours and of rollouts are others."""
+    """Periodic savepoints to go back to, beside your own and those of rollouts."""
     start_from: StartingSavepoint | None = None
-    """Where a job without state begins: with a copy of another job's state and offsets. A job that has state already
-    goes on with that, whatever stands here."""
+    """Where a job without state begins: with a copy of another job's state and offsets. A job that already has state
+    keeps it, and ignores this field."""
 
     @property
     def kind(self) -> str:

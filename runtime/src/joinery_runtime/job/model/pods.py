@@ -16,15 +16,15 @@ JvmMemory = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}[mMgG]$")
 class Toleration(Model):
     """As in a pod."""
 
-    key: Text | None = None
+    key: Text | None = Field(default=None, examples=["dedicated"])
     """The taint's key; if absent, every taint is tolerated."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """`Exists` takes any value, `Equal` only `value`."""
-    value: Annotated[str, StringConstraints(max_length=63)] | None = None
+    value: Annotated[str, StringConstraints(max_length=63)] | None = Field(default=None, examples=["streams"])
     """The taint's value."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """The taint's effect; if absent, every effect is tolerated."""
-    toleration_seconds: Int | None = None
+    toleration_seconds: Int | None = Field(default=None, examples=[300])
     """For `NoExecute`: how many seconds the pod stays."""
 
 
@@ -32,20 +32,20 @@ class TemplateRef(SecretRef):
     """A ConfigMap that holds a pod under this key: whatever it says beyond what the operator sets is kept (volumes,
     affinity, environment, annotations)."""
 
-    key: Text = "pod.yaml"
+    key: Text = Field(default="pod.yaml", examples=["driver.yaml"])
     """The key in the ConfigMap."""
 
 
 class DriverSpec(Model):
     """For the operator; without meaning on a laptop."""
 
-    cores: Annotated[Int, Field(ge=1)] = 1
+    cores: Annotated[Int, Field(ge=1)] = Field(default=1, examples=[2])
     """Cores that Spark counts with: how many tasks run at once."""
-    core_request: Quantity | None = None
+    core_request: Quantity | None = Field(default=None, examples=["500m"])
     """CPU that the pod requests, for example 200m; if absent, `cores`."""
-    memory: JvmMemory = "1g"
+    memory: JvmMemory = Field(default="1g", examples=["4g"])
     """Heap of the JVM, for example 1g. The pod asks for more (docs/operator.md)."""
-    node_selector: dict[str, Setting] = Field(default_factory=dict)
+    node_selector: dict[str, Setting] = Field(default_factory=dict, examples=[{"disk": "ssd"}])
     """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that the pod tolerates."""
@@ -57,10 +57,10 @@ class ExecutorSpec(DriverSpec):
     """For the operator; without meaning on a laptop. With `maxInstances`, Spark adds executors up to that while
     tasks wait, and takes idle ones away down to `instances`."""
 
-    instances: Annotated[Int, Field(ge=1)] = 2
+    instances: Annotated[Int, Field(ge=1)] = Field(default=2, examples=[4])
     """How many executors run; at least so many with `maxInstances`. It may change while the job runs (`kubectl scale`):
     executors come and go, and nothing restarts. With `maxInstances`, a change is a rollout."""
-    max_instances: Annotated[Int, Field(ge=1)] | None = None
+    max_instances: Annotated[Int, Field(ge=1)] | None = Field(default=None, examples=[8])
     """How many executors Spark may run while tasks wait."""
 
 
@@ -68,17 +68,17 @@ class Autoscale(Model):
     """The driver decides how many executors run, by what arrives, what waits and what records have cost. Shards follow,
     so that all executors get as many. For the operator; without meaning on a laptop."""
 
-    min_instances: Annotated[Int, Field(ge=1)] = 1
+    min_instances: Annotated[Int, Field(ge=1)] = Field(default=1, examples=[2])
     """Fewest executors."""
-    max_instances: Annotated[Int, Field(ge=1)]
+    max_instances: Annotated[Int, Field(ge=1)] = Field(examples=[8])
     """Most executors."""
-    target_busy: Annotated[Int, Field(ge=1, le=100)] = 70
+    target_busy: Annotated[Int, Field(ge=1, le=100)] = Field(default=70, examples=[60])
     """Percent of their time that executors are to be busy with the records that arrive."""
-    target_lag: Length = 60_000
+    target_lag: Length = Field(default=60_000, examples=["2m"])
     """How long it may take to read what waits, beside what arrives."""
-    up_after: Length = 30_000
+    up_after: Length = Field(default=30_000, examples=["1m"])
     """How long more executors must have been needed before they are asked for."""
-    down_after: Length = 300_000
+    down_after: Length = Field(default=300_000, examples=["15m"])
     """How long fewer executors must have been enough before others end."""
 
 
@@ -89,17 +89,17 @@ class LocalRef(SecretRef):
 class SparkSpec(Model):
     """`conf` counts everywhere; all else is for the operator."""
 
-    image: Text | None = None
+    image: Text | None = Field(default=None, examples=["registry.example.com/joinery-runtime:0.1.0"])
     """The image of driver and executors; if absent, the operator's default."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled."""
     image_pull_secrets: tuple[LocalRef, ...] = ()
     """Secrets for the image's registry."""
-    service_account: Text | None = None
+    service_account: Text | None = Field(default=None, examples=["shop-driver"])
     """The driver's service account; if absent, the operator's setting (`joinery-driver`)."""
     driver: DriverSpec = DriverSpec()
     """The driver's pod."""
     executor: ExecutorSpec = ExecutorSpec()
     """The executors' pods."""
-    conf: dict[str, Setting] = Field(default_factory=dict)
+    conf: dict[str, Setting] = Field(default_factory=dict, examples=[{"spark.executor.memoryOverhead": "1g"}])
     """Spark's settings by their names. The operator sets those of the cluster itself."""

@@ -40,22 +40,21 @@ class Trigger(Model):
     """When epochs begin, and what one reads at most. The memory of a task is a multiple of the bytes
     (docs/operations.md, "Memory")."""
 
-    interval: PositiveDuration = 0
-    """Least time between the beginnings of two epochs, for example 10s: fewer files, commits and transactions, and rows
-    that come later. 0: the next epoch begins at once. Where as much waits as an epoch may read, nothing is waited
-    for."""
-    max_records_per_epoch: Annotated[Int, Field(ge=1)] = 500_000
+    interval: PositiveDuration = Field(default=0, examples=["10s"])
+    """Least time between the starts of two epochs, a duration: fewer files, commits and transactions, but rows go out
+    later. With 0, and when as many records wait as one epoch may read, the next epoch starts at once."""
+    max_records_per_epoch: Annotated[Int, Field(ge=1)] = Field(default=500_000, examples=[2_000_000])
     """Most records that an epoch reads, of all inputs together."""
-    max_bytes_per_epoch: ByteCount = 64 * 2**20
+    max_bytes_per_epoch: ByteCount = Field(default=64 * 2**20, examples=["256Mi"])
     """Most bytes that an epoch reads, of all inputs together, as a number or as 64Mi."""
 
 
 class ShadowComparison(Model):
     """What `upgrade.mode: shadow` compares before the edited job takes over."""
 
-    epochs: Annotated[Int, Field(ge=1, le=1000)] = 10
+    epochs: Annotated[Int, Field(ge=1, le=1000)] = Field(default=10, examples=[100])
     """How many epochs that the running job commits are computed under the edited job too."""
-    within: Length = 300_000
+    within: Length = Field(default=300_000, examples=["8m"])
     """How long to wait for them: what was committed by then is compared. Less than `progressDeadline`."""
 
 
@@ -70,7 +69,7 @@ class Upgrade(Model):
     rollback: Literal["automatic", "manual", "disabled"] = "automatic"
     """What happens when the new driver does not start: `automatic` returns to the savepoint and the last revision that
     ran, `manual` does so once the resource asks for another job, `disabled` never."""
-    progress_deadline: Length = 600_000
+    progress_deadline: Length = Field(default=600_000, examples=["30m"])
     """How long a rollout, or a pod, may get no further: to a node, an image, a migrated segment, readiness."""
 
 
@@ -80,7 +79,8 @@ class JobSpec(Model):
     output: Output
     """Where rows go: exactly one of `kafka`, `postgres`, `file`, `iceberg`, `delta` and `console`."""
     dead_letter: DeadLetter | None = None
-    """Where records go that cannot be used: exactly one of `kafka` and `file`. If absent, they are only counted."""
+    """Where records go that cannot be used: exactly one of `kafka` and `file`. If absent, such a record stops the
+    job."""
     state_store: StoreSpec = StoreSpec()
     """Where state and offsets are kept: at most one of `postgres` and `memory`. With neither, an embedded Postgres,
     which is for a laptop."""
@@ -88,9 +88,9 @@ class JobSpec(Model):
     """`exactlyOnce`, or `atLeastOnce`: Kafka output may repeat rows after a crash."""
     trigger: Trigger = Trigger()
     """When epochs begin, and how much one reads."""
-    shards: Annotated[Int, Field(ge=1, le=MOST_SHARDS)] = 8
-    """Into how many parts the keys are divided: how many tasks join at once. It may change while the job runs: the next
-    epoch has another number, and nothing restarts. With `autoscale`, epochs have at least so many."""
+    shards: Annotated[Int, Field(ge=1, le=MOST_SHARDS)] = Field(default=8, examples=[32])
+    """Into how many parts the keys are divided: how many tasks join at once. May change while the job runs: the next
+    epoch has the new number, and nothing restarts. With `autoscale`, the least number."""
     autoscale: Autoscale | None = None
     """Between which bounds, and by which targets, the driver decides how many executors run. It starts with
     `spark.executor.instances`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from joinery_runtime.job.model.base import Model
 
@@ -33,12 +33,12 @@ def _key(value: str) -> str:
 class SecretRef(Model):
     """A secret whose every key is the name of a setting."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[str, AfterValidator(_name)] = Field(examples=["orders-paid"])
     """The object's name, in the job's namespace."""
 
 
 class SecretKeyRef(SecretRef):
     """One key of a secret."""
 
-    key: Annotated[str, AfterValidator(_key)]
+    key: Annotated[str, AfterValidator(_key)] = Field(examples=["dsn"])
     """The key in the secret."""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.job.sql.conditions import Predicate, Predicates
+from joinery_runtime.job.sql.conditions import ClauseConditions, Predicate
 from joinery_runtime.job.sql.names import Named, Names
 from joinery_runtime.job.sql.report import Report
-from joinery_runtime.job.sql.shape import Joined, JoinType
+from joinery_runtime.job.sql.shape import JoinClause, JoinType
 
 _MIRRORED: dict[JoinType, JoinType] = {"inner": "inner", "left": "right", "right": "left", "full": "full"}
 
@@ -28,7 +28,7 @@ class Link:
     earlier: tuple[Named, ...]
     right: Named
     type: JoinType
-    joined: Joined
+    joined: JoinClause
     predicates: list[Predicate] = field(default_factory=list)
     broken: bool = False
 
@@ -40,7 +40,7 @@ class Link:
         return predicate.inputs <= {named.table.name for named in (*self.earlier, self.right)}
 
 
-def chain_of(joined: Sequence[Joined], names: Names, first: str, report: Report) -> list[Link]:
+def chain_of(joined: Sequence[JoinClause], names: Names, first: str, report: Report) -> list[Link]:
     """The joins without conditions. `first` is the job's first input, where a chain starts: the first two may come in
     either order."""
     order, types = list(names.named.values()), [join.type for join in joined]
@@ -52,7 +52,9 @@ def chain_of(joined: Sequence[Joined], names: Names, first: str, report: Report)
     return [Link(tuple(order[: i + 1]), order[i + 1], types[i], join) for i, join in enumerate(joined)]
 
 
-def place_conditions(links: Sequence[Link], on: Sequence[Predicates], where: Predicates, report: Report) -> None:
+def place_conditions(
+    links: Sequence[Link], on: Sequence[ClauseConditions], where: ClauseConditions, report: Report
+) -> None:
     for i, predicates in enumerate(on):
         links[i].broken = predicates.broken or where.broken or links[i].joined.broken
         for predicate in predicates.good:

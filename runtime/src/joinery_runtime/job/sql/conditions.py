@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from joinery_runtime.job.sql.names import Names
-from joinery_runtime.job.sql.report import Place, place_of
+from joinery_runtime.job.sql.report import TextPosition, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +18,22 @@ class Predicate:
 
     node: exp.Expr
     inputs: frozenset[str]
-    at: Place
+    at: TextPosition
 
 
 @dataclass(frozen=True, slots=True)
-class Predicates:
+class ClauseConditions:
     """The conditions of one clause; `broken` says that one was refused."""
 
     good: tuple[Predicate, ...] = ()
     broken: bool = False
 
 
-def read_predicates(condition: exp.Expr | None, names: Names) -> Predicates:
+def read_predicates(condition: exp.Expr | None, names: Names) -> ClauseConditions:
     if condition is None:
-        return Predicates()
+        return ClauseConditions()
     predicates = [_predicate(node, names) for node in _ands(condition)]
-    return Predicates(tuple(predicate for predicate in predicates if predicate is not None), None in predicates)
+    return ClauseConditions(tuple(predicate for predicate in predicates if predicate is not None), None in predicates)
 
 
 def _ands(condition: exp.Expr) -> Iterator[exp.Expr]:

@@ -10,7 +10,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.model.duration import parse_duration
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql.report import Place, Report, token_place
+from joinery_runtime.job.sql.report import Report, TextPosition, token_place
 from joinery_runtime.job.sql.windows import WindowKind
 
 JoinKind = WindowKind | Literal["interval", "asof"]
@@ -45,7 +45,7 @@ class Options:
     ms: dict[str, int] = field(default_factory=dict)
     late_data: str = "drop"
     broadcast: tuple[str, ...] = ()
-    at: dict[str, Place] = field(default_factory=dict)
+    at: dict[str, TextPosition] = field(default_factory=dict)
     broken: bool = False
 
 

@@ -11,7 +11,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from joinery_runtime.job.sql.report import Place, Report, token_place
+from joinery_runtime.job.sql.report import Report, TextPosition, token_place
 from joinery_runtime.job.sql.windows import KINDS, WindowClause, read_window
 
 
@@ -55,12 +55,12 @@ def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
     try:
         tokens = sqlglot.tokenize(sql)
     except TokenError as error:
-        report.add(Place(0, sql.strip()[:40]), f"is not SQL: {_first_line(error)}; check quotes and comments")
+        report.add(TextPosition(0, sql.strip()[:40]), f"is not SQL: {_first_line(error)}; check quotes and comments")
         return None
     while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
         tokens.pop()
     if not tokens or tokens[0].token_type != TokenType.SELECT:
-        at = token_place(tokens[0]) if tokens else Place(0, sql.strip())
+        at = token_place(tokens[0]) if tokens else TextPosition(0, sql.strip())
         report.add(at, f"the SQL of a job is one SELECT; {form.example}")
         return None
     body, clauses = _without_clauses(_window_last(tokens) if form.window_inside else tokens, report, form)
@@ -87,7 +87,7 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         what = str(first.get("description") or _first_line(error)).partition(" but got <Token")[0].rstrip(".")
         line, column = int(first.get("line") or 1), int(first.get("col") or 1) - len(highlight)
         start = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + max(column, 0)
-        report.add(Place(start, highlight), f"is not SQL that is understood here: {what}; see docs/sql.md")
+        report.add(TextPosition(start, highlight), f"is not SQL that is understood here: {what}; see docs/sql.md")
         return None
 
 

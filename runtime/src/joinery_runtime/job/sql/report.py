@@ -20,28 +20,28 @@ class Report:
         """In the order of their places, each once."""
         return tuple(dict.fromkeys(message for _, message in sorted(self._found, key=lambda found: found[0])))
 
-    def add(self, at: Place, message: str) -> None:
+    def add(self, at: TextPosition, message: str) -> None:
         self._found.append((at.start, f"{self._where(at)}: {message}"))
 
-    def _where(self, at: Place) -> str:
+    def _where(self, at: TextPosition) -> str:
         before = self._sql[: at.start]
         line, column = before.count("\n") + 1, at.start - (before.rfind("\n") + 1) + 1
         shown = at.fragment if len(at.fragment) <= _LONGEST else at.fragment[: _LONGEST - 3] + "..."
         return f"line {line}, column {column}, `{shown}`"
 
 
-class Place:
+class TextPosition:
     """`start` is an offset in the text, in characters."""
 
     def __init__(self, start: int, fragment: str) -> None:
         self.start, self.fragment = start, fragment
 
 
-def place_of(node: exp.Expr) -> Place:
+def place_of(node: exp.Expr) -> TextPosition:
     """Where the node's first name or number stands: sqlglot keeps no other places."""
     starts = [part.meta["start"] for part in node.walk() if "start" in part.meta]
-    return Place(min(starts, default=0), node.sql(comments=False))
+    return TextPosition(min(starts, default=0), node.sql(comments=False))
 
 
-def token_place(token: Token) -> Place:
-    return Place(token.start, token.text)
+def token_place(token: Token) -> TextPosition:
+    return TextPosition(token.start, token.text)

@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.sql.names import Named, Names
-from joinery_runtime.job.sql.report import Place, Report, place_of
+from joinery_runtime.job.sql.report import Report, TextPosition, place_of
 
 Item = dict[str, str]  # an entry of `spec.select`
 
@@ -29,7 +29,7 @@ def selection(
 
 class _Chosen(NamedTuple):
     item: Item
-    at: Place
+    at: TextPosition
     by_star: bool = False
 
 
@@ -66,7 +66,7 @@ def _items(item: exp.Expr, names: Names, report: Report) -> Iterator[Item]:
 
 
 def _star_in(item: exp.Expr) -> exp.Star | None:
-    """Of `*` or `a.*`; None of anything else."""
+    """The star of `*` or `a.*`; None for anything else."""
     value = item.unalias().unnest()
     star = value.this if isinstance(value, exp.Column) else value
     return star if isinstance(star, exp.Star) else None

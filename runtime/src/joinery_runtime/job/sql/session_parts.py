@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from joinery_runtime.job.sql.parse import SESSIONS, Parsed
-from joinery_runtime.job.sql.report import Place, Report, place_of, token_place
+from joinery_runtime.job.sql.report import Report, TextPosition, place_of, token_place
 from joinery_runtime.job.sql.shape import Source, refuse_queries, source_of
 from joinery_runtime.job.sql.windows import WindowClause
 
@@ -32,7 +32,7 @@ class SessionParts:
     items: tuple[exp.Expr, ...]
     where: exp.Expr | None
     groups: tuple[exp.Expr, ...]
-    group_at: Place
+    group_at: TextPosition
     window: WindowClause | None
 
 
@@ -59,10 +59,10 @@ def session_parts(parsed: Parsed, report: Report) -> SessionParts | None:
     return SessionParts(source, tuple(select.expressions), condition, groups, at, parsed.window)
 
 
-def _groups(parsed: Parsed, report: Report) -> tuple[tuple[exp.Expr, ...], Place]:
+def _groups(parsed: Parsed, report: Report) -> tuple[tuple[exp.Expr, ...], TextPosition]:
     group = parsed.select.args.get("group")
     words = (token for token in parsed.tokens if token.text.upper().split() == ["GROUP", "BY"])
-    at = next((Place(token.start, "GROUP BY") for token in words), None)
+    at = next((TextPosition(token.start, "GROUP BY") for token in words), None)
     if group is None or at is None:
         at = token_place(parsed.tokens[0])
         report.add(at, f"there is no GROUP BY; {SESSIONS.example}")
@@ -83,5 +83,5 @@ def _refuse_other_parts(parsed: Parsed, report: Report) -> None:
                 name, (name.strip("_").upper(), "a job of sessions has no such part; leave it out")
             )
             token = next((token for token in parsed.tokens if token.text.upper() == word), parsed.tokens[0])
-            report.add(Place(token.start, word), f"is not supported: {why}")
+            report.add(TextPosition(token.start, word), f"is not supported: {why}")
     refuse_queries(parsed.select, report)

@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.references import SESSION_COLUMNS
 from joinery_runtime.job.sql.names import Names
-from joinery_runtime.job.sql.report import Place, Report, place_of
+from joinery_runtime.job.sql.report import Report, TextPosition, place_of
 from joinery_runtime.job.sql.session_aggregates import KNOWN, BadAggregateError, is_aggregate, read_call
 from joinery_runtime.job.sql.session_groups import SessionGrouping, column_name, unqualified
 
@@ -70,7 +70,7 @@ def _own_column(value: exp.Expr, names: Names) -> str:
 def _read_group_item(
     value: exp.Expr,
     renamed: str,
-    at: Place,
+    at: TextPosition,
     chosen: Chosen,
     groups: SessionGrouping,
     names: Names,
@@ -93,7 +93,9 @@ def _read_group_item(
         chosen.add(group.name, renamed)
 
 
-def _read_aggregate(value: exp.Expr, renamed: str, at: Place, chosen: Chosen, names: Names, report: Report) -> None:
+def _read_aggregate(
+    value: exp.Expr, renamed: str, at: TextPosition, chosen: Chosen, names: Names, report: Report
+) -> None:
     try:
         call = read_call(value)
     except BadAggregateError as error:

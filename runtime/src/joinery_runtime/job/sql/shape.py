@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.sql.options import JoinKind
 from joinery_runtime.job.sql.parse import Parsed
-from joinery_runtime.job.sql.report import Place, Report, place_of, token_place
+from joinery_runtime.job.sql.report import Report, TextPosition, place_of, token_place
 from joinery_runtime.job.sql.windows import WindowClause
 
 _WORDS = {
@@ -34,12 +34,12 @@ class Source:
     name: str
     alias: str
     quoted: bool
-    at: Place
+    at: TextPosition
     as_of: exp.Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinClause:
     """`broken`: what stood for ON was refused."""
 
     source: Source
@@ -53,7 +53,7 @@ class Shape:
     """`first` is what FROM names (None: nothing), `joined` are the others in the order of the text."""
 
     first: Source | None
-    joined: tuple[Joined, ...]
+    joined: tuple[JoinClause, ...]
     items: tuple[exp.Expr, ...]
     where: exp.Expr | None
     window: WindowClause | None
@@ -105,7 +105,7 @@ def _refuse_other_parts(parsed: Parsed, report: Report) -> None:
         if value and name not in _READ:
             word = _WORDS.get(name, name.strip("_").upper())
             token = next((token for token in parsed.tokens if token.text.upper() == word), parsed.tokens[0])
-            at = Place(token.start, word)
+            at = TextPosition(token.start, word)
             report.add(at, "is not supported: a job puts out every pair as it is found; leave it out")
     refuse_queries(parsed.select, report)
 
@@ -117,7 +117,7 @@ def refuse_queries(select: exp.Select, report: Report) -> None:
             report.add(place_of(query), "a sub-query is not supported; use columns of the inputs")
 
 
-def _joined(join: exp.Join, report: Report) -> Joined:
+def _joined(join: exp.Join, report: Report) -> JoinClause:
     at = place_of(join.this)
     kind = " ".join(filter(None, (join.method, join.side, join.kind)))
     known = not join.method and join.side in _TYPES and join.kind in ({"", "OUTER"} if join.side else {"", "INNER"})
@@ -126,7 +126,7 @@ def _joined(join: exp.Join, report: Report) -> Joined:
     using = join.args.get("using")
     if using:
         report.add(at, "USING is not supported; write ON with the equality of the columns")
-    return Joined(
+    return JoinClause(
         source_of(join.this, report), _TYPES.get(join.side, "inner"), join.args.get("on"), bool(using or not known)
     )
 
@@ -145,5 +145,5 @@ def source_of(table: exp.Expr, report: Report) -> Source:
         what = "a sub-query" if isinstance(table, exp.Query) else "this"
         report.add(place_of(table), f"{what} is not supported here; name an input of the job: FROM <input> [alias]")
         return Source("", table.alias_or_name, False, place_of(table))
-    at = place_of(table) if as_of is None else Place(place_of(table).start, table.name)
+    at = place_of(table) if as_of is None else TextPosition(place_of(table).start, table.name)
     return Source(table.name, table.alias_or_name, bool(table.this.args.get("quoted")), at, as_of)

@@ -12,7 +12,7 @@ from sqlglot.errors import ParseError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
-from joinery_runtime.job.sql.report import Place, Report, token_place
+from joinery_runtime.job.sql.report import Report, TextPosition, token_place
 
 WindowKind = Literal["tumbling", "hopping", "session"]
 
@@ -39,7 +39,7 @@ class WindowClause:
     """`lengths` are milliseconds by SIZE, SLIDE or GAP."""
 
     kind: WindowKind
-    at: Place
+    at: TextPosition
     lengths: dict[str, int] = field(default_factory=dict)
 
     def as_field(self) -> dict[str, Any]:

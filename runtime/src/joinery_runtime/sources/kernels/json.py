@@ -60,7 +60,7 @@ _FLOAT_MAX = 3.4028235677973366e38  # from here on a double as a float is infini
 
 @inlined
 def _bucket(at: int, size: int) -> int:
-    """Of the name at this address, `size` bytes with the closing quote, whose opening one is before it."""
+    """The bucket of the name at this address, `size` bytes with the closing quote, whose opening one is before it."""
     return (load8(at) + 31 * load8(at + size - 2) + 7 * size) & (BUCKETS - 1)
 
 

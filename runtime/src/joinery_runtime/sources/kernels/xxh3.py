@@ -67,7 +67,7 @@ def _folded(a: int, b: int) -> int:
 
 @inlined
 def _mixed(at: int, secret: int) -> int:
-    """Of 16 bytes, with two words of the secret."""
+    """Mixes 16 bytes with two words of the secret."""
     return _folded(load64(at) ^ _SECRET[secret], load64(at + 8) ^ _SECRET[secret + 1])
 
 

@@ -169,7 +169,7 @@ class _StateRows:
 
 
 def _groups(number: np.ndarray) -> Groups:
-    """Of ascending numbers."""
+    """One group for each of these ascending numbers."""
     return Groups(np.flatnonzero(changes(number)), len(number))
 
 

@@ -227,7 +227,7 @@ def accept_arrivals(
     side: SideSpec, of: SessionParameters, work: StepWork, rows: pa.RecordBatch, kept: pa.RecordBatch
 ) -> AcceptedArrivals:
     """Which arrivals go into sessions, under the horizon before which no session is kept any more."""
-    evicted = work.horizons[0].now
+    evicted = work.horizons[0].current
     on_time = _on_time(of, rows, work.accept_from[0], evicted)
     late = rows.num_rows - on_time.num_rows
     elements = _sorted_elements(side, kept, on_time)

@@ -70,7 +70,7 @@ class SessionAggregation(SessionParameters, Kind):
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
         """S4. After an edit, not below what was evicted under longer times either."""
-        (lowest,), evicted = self.accept_from(step, watermarks), horizons[step.sides[side].part].now
+        (lowest,), evicted = self.accept_from(step, watermarks), horizons[step.sides[side].part].current
         return lowest if lowest is None or evicted is None else max(lowest, evicted)
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
@@ -88,8 +88,8 @@ class SessionAggregation(SessionParameters, Kind):
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         """What ends before the horizon of the last epoch has gone out, and may be kept for a long time (S5)."""
-        assert horizon.now is not None, "asked when a horizon moves"
-        return meta.ts_min < horizon.now and (horizon.before is None or meta.ts_max >= horizon.before)
+        assert horizon.current is not None, "asked when a horizon moves"
+        return meta.ts_min < horizon.current and (horizon.previous is None or meta.ts_max >= horizon.previous)
 
     def live_rows(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
         """S5: a session that is complete has gone out, and may be reopened."""
@@ -107,10 +107,10 @@ class SessionAggregation(SessionParameters, Kind):
         return f"the sessions of {step.sides[side].time}"
 
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        gone = f"forgets sessions whose last row is before {format_time(horizons[step.sides[side].part].now)}"
+        gone = f"forgets sessions whose last row is before {format_time(horizons[step.sides[side].part].current)}"
         if self.drop_late:
             return gone
-        complete = format_time(horizons[step.sides[side].complete].now)
+        complete = format_time(horizons[step.sides[side].complete].current)
         return f"lets those go out whose last row is before {complete}, {gone}"
 
     def shown(
@@ -147,7 +147,7 @@ class _SessionEpoch:
     def __init__(self, kind: SessionAggregation, step: StepSpec, work: StepWork) -> None:
         (self._side,), (kept,), (self._horizon,), (self._rows,) = step.sides, work.kept, work.horizons, work.arrivals
         self._work, self._kind, self._complete = work, kind, work.complete
-        self._kept = StoredSessions(kept, self._horizon.before, self._side.segment_schema())
+        self._kept = StoredSessions(kept, self._horizon.previous, self._side.segment_schema())
         self._out = SessionOutput(kind, step, ordered=work.ordered)
         self._added: Run | None = None
         self._dropped: dict[str, int] = {}
@@ -165,15 +165,15 @@ class _SessionEpoch:
 
     def complete(self) -> Iterator[pa.RecordBatch]:
         """What the horizons have passed since the last epoch goes out, unless it has (S4, S5), and is forgotten."""
-        now = self._complete.now
-        if now is not None and now != self._complete.before:
+        now = self._complete.current
+        if now is not None and now != self._complete.previous:
             for rows, chosen in self._kept.where(self._completes):
                 yield from self._out.emit(rows, chosen, CLOSING)
-        self._kept.forget(self._horizon.now)
+        self._kept.forget(self._horizon.current)
 
     def _completes(self, rows: pa.RecordBatch) -> np.ndarray:
-        last, before = rows.column(TS).to_numpy(), self._complete.before
-        complete = last < cast(int, self._complete.now)
+        last, before = rows.column(TS).to_numpy(), self._complete.previous
+        complete = last < cast(int, self._complete.current)
         if before is not None:
             complete &= last >= before
         return np.asarray(complete & ~_flags(rows, EMITTED) & ~_flags(rows, FORCED))
@@ -187,7 +187,7 @@ class _SessionEpoch:
         self._dropped, self._looked_up, self._after_eviction = arrived.dropped, arrived.taken, arrived.after_eviction
         if not arrived.taken:
             return
-        changed = change(self._side, self._kind, arrived, self._complete.now)
+        changed = change(self._side, self._kind, arrived, self._complete.current)
         if self._kind.retracts:
             yield from self._out.emit(kept.batch, changed.retracted, ARRIVAL, retracted=True)
         yield from self._out.emit(changed.rows, changed.goes_out, ARRIVAL)

@@ -42,10 +42,10 @@ class SessionTimers:
 
     def is_kept(self, last: np.ndarray) -> np.ndarray:
         """Whether no committed epoch has forgotten it: its row may stay stored for longer, with its segment."""
-        return _not_before(last, self.outlook.horizons[self.step.sides[0].part].before)
+        return _not_before(last, self.outlook.horizons[self.step.sides[0].part].previous)
 
     def has_gone_out(self, last: np.ndarray, emitted: np.ndarray) -> np.ndarray:
-        return np.asarray(emitted | ~_not_before(last, self.outlook.horizons[self.step.sides[0].complete].before))
+        return np.asarray(emitted | ~_not_before(last, self.outlook.horizons[self.step.sides[0].complete].previous))
 
     def goes_out_next(self, last: np.ndarray) -> np.ndarray:
         """Whether the next epoch finds it complete."""

@@ -35,7 +35,10 @@ function duration(ms) {
   return `${short(s / 86400)} days`;
 }
 
-const clock = (ms) => new Date(ms).toLocaleTimeString();
+// Of 24 hours wherever the browser is: axes have no room for am and pm.
+const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+const hourAndMinute = (s) => clock(s * 1000).slice(0, 5);
+const rate = (n) => (n != null && n < 10 ? short(n) : whole(n));
 
 // --- elements --------------------------------------------------------------------------------------------------------
 
@@ -163,7 +166,7 @@ function drawFlow() {
   byId("inputs").replaceChildren(...status.inputs.map(inputCard));
   const rows = status.sides.reduce((sum, side) => sum + side.rows, 0);
   byId("join").replaceChildren(
-    element("h2", "", history.title || "Join"),
+    element("h2", "", history.title ? history.title.replace(/^an? /, "") : "join"),
     facts([
       ["rows kept", whole(rows)], ["state", bytes(status.stateBytes)],
       ["rows out per record in", status.amplification == null ? null : short(status.amplification)],
@@ -171,10 +174,10 @@ function drawFlow() {
     ]));
   const out = rates((sample) => sample.rowsOut).filter((rate) => rate != null);
   byId("output").replaceChildren(
-    element("h2", "", "Output"),
+    element("h2", "", "output"),
     element("p", "quiet", history.output),
     facts([
-      ["rows/s", out.length ? short(out[out.length - 1]) : "–"], ["rows out", whole(status.rowsOut)],
+      ["rows/s", rate(out.at(-1))], ["rows out", whole(status.rowsOut)],
       ["of these not visible yet", status.rowsHeld ? whole(status.rowsHeld) : null],
       ["records in", whole(status.rowsIn)],
     ]));
@@ -282,8 +285,8 @@ function drawCharts() {
     overTime[i].draw(lines.map(([name]) => name).join("\n"), [times, ...lines.map(([, line]) => line)], () => ({
       cursor: { sync: { key: "time" } },
       scales: fromZero,
-      axes: [axis(), axis(format)],
-      series: [{ label: "at" }, ...lines.map(([name], k) => ({
+      axes: [{ ...axis(hourAndMinute), size: 30 }, axis(format)],
+      series: [{ label: "at", value: (_, value) => (value == null ? "–" : clock(value * 1000)) }, ...lines.map(([name], k) => ({
         label: name, stroke: colour(`c${k % PALETTE}`), width: 1.5, value: (_, value) => format(value),
       }))],
     }));

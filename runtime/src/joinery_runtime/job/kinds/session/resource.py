@@ -29,30 +29,43 @@ _NO_FIELDS = {
 class SessionWindowSpec(JobSpec):
     """`gap` and `max_duration` are milliseconds of event time."""
 
-    input: Input
+    input: Input = Field(
+        examples=[
+            {
+                "name": "clicks",
+                "kafka": {"bootstrapServers": "kafka:9092", "topic": "clicks"},
+                "format": "json",
+                "schema": [{"name": "user_id", "type": "string"}, {"name": "ts", "type": "timestamp"}],
+                "eventTime": "ts",
+            }
+        ]
+    )
     """What the rows come from."""
-    group_by: tuple[Text, ...] | None = None
+    group_by: tuple[Text, ...] | None = Field(default=None, examples=[["user_id"]])
     """Columns whose values have sessions of their own."""
-    gap: Length | None = None
+    gap: Length | None = Field(default=None, examples=["30s"])
     """A session ends when the group has no row for longer than this, a duration."""
-    max_duration: Length
+    max_duration: Length = Field(examples=["2h"])
     """The longest that a session may be, a duration: a longer one is cut."""
     compute: tuple[ComputedColumn, ...] = ()
     """Columns that SQL expressions make, for `groupBy` and `aggregates`."""
-    where: Text | None = None
+    where: Text | None = Field(default=None, examples=["page <> '/health'"])
     """An SQL condition over the input's columns that a row must meet."""
     aggregates: tuple[Aggregate, ...] = ()
     """What is computed of each session."""
     select: Annotated[tuple[SessionColumn, ...], Field(min_length=1)] | None = None
     """What goes out: exactly these columns, in this order. If absent, groups, session_id, window_start,
     window_end and aggregates."""
-    sql: Text | None = None
+    sql: Text | None = Field(
+        default=None,
+        examples=["SELECT user_id, COUNT(*) AS events FROM clicks GROUP BY user_id, SESSION(ts, INTERVAL '30' SECOND)"],
+    )
     """A SELECT with `GROUP BY ..., SESSION(...)`, instead of `groupBy`, `gap`, `compute`, `where`, `aggregates` and
     `select`."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
     """What becomes of late rows: `drop` counts them, `reopen` changes sessions that have gone out, `dlq` writes them
     to the dead letters."""
-    allowed_lateness: PositiveDuration = 0
+    allowed_lateness: PositiveDuration = Field(default=0, examples=["1m"])
     """How much longer sessions are kept for rows behind the watermark, a duration."""
     emit_retractions: Bool = False
     """With `reopen`: a row that takes back the old session goes out before the changed one."""

@@ -35,9 +35,9 @@ FROM_SQL = ("groupBy", "gap", "compute", "where", "aggregates", "select")
 class ComputedColumn(Model):
     """A column that an SQL expression over the input's columns makes, for `groupBy` and aggregates."""
 
-    expression: Text
+    expression: Text = Field(examples=["lower(country)"])
     """An SQL expression over the input's columns."""
-    as_: Annotated[Text, Field(alias="as")]
+    as_: Annotated[Text, Field(alias="as")] = Field(examples=["country"])
     """The column's name."""
 
 
@@ -47,13 +47,13 @@ class Aggregate(Model):
 
     function: Function
     """count, count_col, sum, min, max, avg, first, last or count_distinct."""
-    column: Text | None = None
+    column: Text | None = Field(default=None, examples=["page"])
     """The column to aggregate. `count` has none."""
     method: Literal["exact", "hll"] | None = None
     """For count_distinct: `exact`, or `hll`, a sketch with a relative standard error of about 1.6 %."""
-    limit: Annotated[Int, Field(ge=1)] | None = None
+    limit: Annotated[Int, Field(ge=1)] | None = Field(default=None, examples=[100_000])
     """For count_distinct with `exact`: more values than this in one session fail the job; if absent, 10,000."""
-    as_: Annotated[Text, Field(alias="as")]
+    as_: Annotated[Text, Field(alias="as")] = Field(examples=["pages"])
     """The output column's name."""
 
     @property
@@ -66,9 +66,9 @@ class Aggregate(Model):
 class SessionColumn(Model):
     """One output column (docs/semantics.md#s6)."""
 
-    column: Text
+    column: Text = Field(examples=["user_id"])
     """A group, an aggregate, or session_id, window_start, window_end."""
-    as_: Annotated[str | None, Field(alias="as", min_length=1)] = None
+    as_: Annotated[str | None, Field(alias="as", min_length=1)] = Field(default=None, examples=["visitor"])
     """The output column's name; if absent, the column's own."""
 
 

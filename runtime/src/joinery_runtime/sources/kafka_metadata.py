@@ -34,10 +34,10 @@ _UNSETTLED = {
 
 HIGH_WATERMARK: Final = "high watermark"
 """The offset after the newest record, also of a transaction that is open."""
-Place: TypeAlias = OffsetSpec | Literal["high watermark"]
+OffsetQuery: TypeAlias = OffsetSpec | Literal["high watermark"]
 
-Answer = TypeVar("Answer")
-Asked = Mapping[PartitionRef, "Future[ListOffsetsResultInfo]"]
+Result = TypeVar("Result")
+OffsetFutures = Mapping[PartitionRef, "Future[ListOffsetsResultInfo]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Topic:
     partitions: tuple[PartitionRef, ...]
 
 
-class KafkaAdmin:
+class KafkaMetadata:
     """All methods raise SourceUnavailable when the broker does not answer, and SourceError when it refuses the login or
     denies the access."""
 
@@ -78,7 +78,7 @@ class KafkaAdmin:
         found = {name: self._topic(name, answer) for name, answer in asked.items()}
         return {name: topic for name, topic in found.items() if topic is not None}
 
-    def offsets(self, partitions: Collection[PartitionRef], *specs: Place) -> list[dict[PartitionRef, int]]:
+    def offsets(self, partitions: Collection[PartitionRef], *specs: OffsetQuery) -> list[dict[PartitionRef, int]]:
         """For each spec the offsets of committed records (HIGH_WATERMARK: of all); -1 where no record has its timestamp
         or a later one. Leaders that move and partitions that have just been made are asked again for a while."""
         deadline = time.monotonic() + kafka_errors.SETTLE_SECONDS
@@ -89,7 +89,7 @@ class KafkaAdmin:
                 return [self.answers(each) for each in asked]
             time.sleep(kafka_errors.RETRY_SECONDS)
 
-    def ask(self, partitions: Collection[PartitionRef], spec: Place) -> Asked:
+    def ask(self, partitions: Collection[PartitionRef], spec: OffsetQuery) -> OffsetFutures:
         """One request for all partitions (with none the client raises)."""
         if not partitions:
             return {}
@@ -101,13 +101,13 @@ class KafkaAdmin:
         )
         return {wanted[key]: answer for key, answer in asked.items()}
 
-    def answers(self, asked: Asked) -> dict[PartitionRef, int]:
+    def answers(self, asked: OffsetFutures) -> dict[PartitionRef, int]:
         """The offsets that were asked for."""
         for ref, error in self._failures(asked):
             raise self._unanswered(error, self._cluster.at(ref.topic)) from KafkaException(error)
         return {ref: int(answer.result().offset) for ref, answer in asked.items()}
 
-    def _failures(self, asked: Asked) -> Iterator[tuple[PartitionRef, KafkaError]]:
+    def _failures(self, asked: OffsetFutures) -> Iterator[tuple[PartitionRef, KafkaError]]:
         for ref, answer in asked.items():
             try:
                 offset = int(self._result(answer).offset)
@@ -129,7 +129,7 @@ class KafkaAdmin:
             name, _topic_id_text(found.topic_id), tuple(PartitionRef(self._cluster.input, name, n) for n in numbers)
         )
 
-    def _result(self, asked: Future[Answer]) -> Answer:
+    def _result(self, asked: Future[Result]) -> Result:
         """Waits in short turns: a refused login is reported between them, and needs no patience."""
         if not asked.done():
             self._errors.forget()

@@ -13,13 +13,13 @@ from confluent_kafka.admin import OffsetSpec
 from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SourceUnavailable
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_admin import KafkaAdmin
 from joinery_runtime.sources.kafka_client import Cluster
+from joinery_runtime.sources.kafka_metadata import KafkaMetadata
 
 REF = PartitionRef("orders", "orders", 0)
 
 
-class Answers(KafkaAdmin):
+class Answers(KafkaMetadata):
     """Each request has the next of these offsets, the last one for ever."""
 
     def __init__(self, *offsets: int) -> None:

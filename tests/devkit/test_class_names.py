@@ -1,0 +1,32 @@
+"""One name, one meaning: a public class has its name to itself in the runtime, the operator and the devkit together."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from joinery_devkit.release import ROOT
+
+
+def shared_names(files: Iterable[Path]) -> dict[str, list[str]]:
+    """Public classes, of modules and inside of classes, whose name occurs more than once: where."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(f"{file.name}:{node.lineno}")
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    files = sorted(ROOT.glob("*/src/**/*.py"))
+    assert len(files) > 300, "the check reads the wrong folder"
+    assert shared_names(files) == {}
+
+
+def test_a_name_that_occurs_twice_is_found(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text("class Row: ...\nclass _Row: ...\n")
+    (tmp_path / "plan.py").write_text("class Plan:\n    class Row: ...\nclass _Row: ...\n")
+    assert shared_names(sorted(tmp_path.iterdir())) == {"Row": ["loop.py:1", "plan.py:2"]}
