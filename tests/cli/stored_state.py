@@ -15,6 +15,7 @@ from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.plan import EpochPlan, InputState
+from joinery_runtime.engine.report import Totals
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.store import EpochCommit, JobRecord, StateStore
@@ -44,11 +45,13 @@ def commit_rows(
     watermarks: Mapping[str, int] | None = None,
     rows_out: int = 0,
     next_plan: EpochPlan | None = None,
+    version: int = 1,
+    totals: Totals | None = None,
 ) -> None:
     """One epoch that kept these rows, of the left and of the right input."""
     who = identity(job, compile_join(job), lambda _: None)
     staged = [
-        segment_of(job, side, rows, f"{part_name(0, side)}/{record.generation}-{epoch}", epoch)
+        segment_of(job, side, rows, f"{part_name(0, side)}/{record.generation}-{epoch}", epoch, version)
         for side, rows in enumerate(sides)
         if rows
     ]
@@ -66,7 +69,12 @@ def commit_rows(
         EpochCommit(
             epoch=epoch,
             plan=plan_of(epoch, watermarks).to_json(),
-            result={"rows_out": rows_out, "output": [], "dead_letters": []},
+            result={
+                "rows_out": rows_out,
+                "output": [],
+                "dead_letters": [],
+                **({} if totals is None else {"totals": totals.to_json()}),
+            },
             upserts=[meta.key for meta, _ in staged],
             deletes=[],
             offsets=offsets,

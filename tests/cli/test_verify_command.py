@@ -7,21 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from cli.commands import Joinery
-from cli.verified import left_join
+from cli.verified import inputs_of, left_join, write_files
 from joinery_runtime.cli.verify import Verdict, verify
-from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
-from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, replayable
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import StepInputs, in_order
-from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
+from joinery_runtime.hosts.trace_environment import in_order
 from joinery_runtime.job import parse_job
-from joinery_runtime.sinks.encode import json_lines
 from joinery_runtime.state.memory import MemoryStore
 
 COLUMNS = "[{name: k, type: string}, {name: v, type: string}, {name: ts, type: timestamp}]"
@@ -43,7 +37,6 @@ STEPS: list[dict[str, Any]] = [
     }
     for step in range(EPOCHS)
 ]
-PART = "epoch-{:012d}-shard-00000.jsonl"
 
 
 @pytest.fixture
@@ -53,19 +46,8 @@ def verdict(tmp_path: Path) -> Callable[..., Verdict]:
     job = parse_job(JOB.replace("OUT", str(out)).replace("DEAD", str(dead)), "job.yaml")
     store = MemoryStore()
     lines = list(run_trace(job, STEPS, store, 3))
-    inputs = StepInputs(job, logs := {side.name: StepLog(side) for side in job.inputs})
-    for step in STEPS:
-        for name, rows in rows_by_input(step).items():
-            logs[name].append(rows)
-    replay, written = Replay(job, inputs, tmp_path / "cache"), []
-    for entry in replayable(job, store):
-        replayed = replay.run(EpochPlan.from_json(entry.plan))
-        rows = [table.drop_columns(list(ORDER_COLUMNS)) for table in replayed.rows]
-        for folder, tables in ((out, rows), (dead, replayed.dead)):
-            folder.mkdir(exist_ok=True)
-            if tables:
-                (folder / PART.format(entry.epoch)).write_bytes(json_lines(pa.concat_tables(tables)))
-        written += in_order(replayed.rows)
+    inputs = inputs_of(job, STEPS)
+    written = in_order(write_files(job, store, inputs, tmp_path / "cache"))
     assert sorted(map(json.dumps, written)) == sorted(json.dumps(row) for line in lines for row in line["output"])
     return lambda first=None, last=None: verify(job, store, inputs, first, last)
 

@@ -48,12 +48,17 @@ def row(value: int) -> bytes:
 
 
 def compared(
-    topic: Topic, folder: Path, *, alone: bool = True, may_repeat: bool = False
+    topic: Topic,
+    folder: Path,
+    *,
+    alone: bool = True,
+    may_repeat: bool = False,
+    since: int | None = None,
 ) -> tuple[RowComparison, list[str]]:
     whole, into = WholeOutput("output", topic, folder, ["l"]), RowComparison()
     for epoch, value in EPOCHS.items():
         whole.expect(epoch, [pa.table({"a": [value]})])
-    into.rows = whole.compare(into, 1, 3, alone=alone, may_repeat=may_repeat)
+    into.rows = whole.compare(into, 1, 3, alone=alone, may_repeat=may_repeat, since=since)
     whole.close()
     return into, whole.notes
 
@@ -65,6 +70,19 @@ def test_a_row_that_is_there_twice_is_extra_whoever_else_writes_there(tmp_path: 
     assert dict(into.counted) == {"extra": 1}
     assert [(each.epoch, each.found, each.found_at) for each in into.differences] == [(3, {"a": 3}, "t:0=3")]
     assert ["1 rows are there once too often" in note for note in notes] == [True] * (not (alone and ours))
+
+
+def test_equal_rows_of_epochs_before_the_first_one_are_a_note(tmp_path: Path) -> None:
+    """Of epochs that were not computed: 8 and 9 are theirs, and so may the second 3 be if they have equal rows."""
+    for name, earlier, found in (("unique", (8, 9, 3), {"extra": 1}), ("equal", (9, 9, 3), {})):
+        (tmp_path / name).mkdir()
+        topic = Topic([*map(row, (*earlier, 1, 2, 3))])
+        into, notes = compared(topic, tmp_path / name, alone=False, since=1)
+        assert dict(into.counted) == found
+        often = "1 rows are there more often than these epochs put them out; epochs before 1 may have put out equal"
+        assert [often in note for note in notes if "more often" in note] == [True] * (name == "equal")
+        (note,) = [each for each in notes if "these epochs have not put out" in each]
+        assert note.startswith("output: 2 rows are there")
 
 
 @pytest.fixture

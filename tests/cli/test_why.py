@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
+from cli.verified import inputs_of
 from joinery_runtime.cli.replay_commands import why_command
-from joinery_runtime.cli.why import Answer, Explained, whole_topic
+from joinery_runtime.cli.why import Answer, Explained, whole_topic, why
 from joinery_runtime.cli.why_records import FoundRecord, Place
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.hosts.trace import run_trace
@@ -288,6 +290,121 @@ def test_when_a_record_left_and_until_when_one_is_kept(tmp_path: Path, way: str,
     assert "  taken; nothing went out because of it so far" in list(kept.lines())
 
 
+def _of(tmp_path: Path, text: str, steps: list[dict[str, Any]], record: str) -> Explained:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    (found,) = why_command(parse_job(text, "job.yaml"), (), record, None, path).records
+    return found
+
+
+def _nearest(found: Explained) -> tuple[Any, ...]:
+    nearest = found.document()["nearest"]
+    return () if nearest is None else tuple(nearest[name] for name in ("offset", "misses", "why", "rule"))
+
+
+LEFT_ROW = {"input": "l", "rows": [{"k": "a", "v": "A", "ts": 100}]}
+
+
+def test_what_was_dropped_is_not_what_came_near(tmp_path: Path) -> None:
+    """The record was asked for alone: nobody has said of the others what became of them. One that was late is nearer
+    than one that was taken."""
+    steps = [
+        {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 60}]},
+        {"watermark": {"r": 95}},
+        {"input": "r", "rows": [{"k": "a", "v": "late", "ts": 80}]},
+        LEFT_ROW,
+    ]
+    assert _nearest(_of(tmp_path, JOB, steps, "l:0=0"))[:2] == (0, 30)
+
+
+def test_of_dropped_records_only_one_within_reach_is_named(tmp_path: Path) -> None:
+    late = [{"watermark": {"r": 109}}, {"input": "r", "rows": [{"k": "a", "v": "late", "ts": 101}]}]
+    dropped = (0, 0, "within reach, but it was dropped: late", "docs/semantics.md#t10")
+    assert _nearest(_of(tmp_path, JOB, [*late, LEFT_ROW], "l:0=0")) == dropped
+    # `where` is not asked of what was dropped.
+    where = JOB.replace("upper: 10}", 'upper: 10}, where: "l.v = r.v"')
+    assert _nearest(_of(tmp_path, where, [*late, LEFT_ROW], "l:0=0")) == dropped
+    # One that was taken comes first, and if it is further away.
+    taken = [{"input": "r", "rows": [{"k": "a", "v": "x", "ts": 109}]}]
+    assert _nearest(_of(tmp_path, where, [*late, *taken, LEFT_ROW], "l:0=0"))[:3] == (
+        1,
+        0,
+        "within reach, but `where` is not true for the two",
+    )
+    far = [{"watermark": {"r": 109}}, {"input": "r", "rows": [{"k": "a", "v": "late", "ts": 50}]}, LEFT_ROW]
+    found = _of(tmp_path, JOB, far, "l:0=0")
+    assert _nearest(found) == ()
+    assert "  all records of r with its key were dropped that can match" in list(found.lines())
+
+
+FUTURE = JOB.replace("eventTime: ts,", "eventTime: ts, watermark: {maxFuture: 50},")
+
+
+def test_a_record_of_the_future_is_neither_nearest_nor_a_newer_version(tmp_path: Path) -> None:
+    steps = [
+        {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 85}]},
+        {"input": "r", "rows": [{"k": "a", "v": "future", "ts": 160}]},
+        LEFT_ROW,
+    ]
+    assert _of(tmp_path, FUTURE, steps, "r:0=1").reason == "future"
+    assert _nearest(_of(tmp_path, FUTURE, steps, "l:0=0"))[:2] == (0, 5)
+    versions = FUTURE.replace(WAYS["interval"], WAYS["asOf"]).replace("{name: r,", "{name: r, table: {key: [k]},")
+    version = _of(tmp_path, versions, [*steps, {"watermark": {"l": 300, "r": 300}}], "r:0=0")
+    assert version.fate is not None
+    assert version.fate.stay.words == "a newer version of its key comes (of r)"
+
+
+def test_what_is_too_far_ahead_is_so_among_all_records(tmp_path: Path) -> None:
+    """Of a file, a record before it in the range has brought the time on: one of another key."""
+    steps = [
+        {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 85}]},
+        {"input": "r", "rows": [{"k": "b", "v": "y", "ts": 130}, {"k": "a", "v": "z", "ts": 170}]},
+    ]
+    assert _of(tmp_path, FUTURE, steps, "r:0=2").reason is None
+    steps[1]["rows"].pop(0)
+    assert _of(tmp_path, FUTURE, steps, "r:0=1").reason == "future"
+
+
+def test_the_partner_had_left_before_the_record_came(tmp_path: Path) -> None:
+    """Of a left row without a watermark of its own that would make it late."""
+    reopen = JOB.replace("upper: 10}", "upper: 10}, lateData: reopen")
+    steps = [{"input": "r", "rows": [{"k": "a", "v": "x", "ts": 101}]}, {"watermark": {"l": 300}}, LEFT_ROW]
+    found = _of(tmp_path, reopen, steps, "l:0=0")
+    at = "1970-01-01T00:00:00.{:03}Z".format
+    assert _nearest(found) == (
+        0,
+        0,
+        "within reach, but it left the state in epoch 2, before the record came: "
+        f"the watermark of l ({at(300)}) is above {at(111)}",
+        "docs/semantics.md#j3",
+    )
+    # In an as-of join without grace, the row of the stream was joined when it came.
+    versions = JOB.replace(WAYS["interval"], WAYS["asOf"]).replace("{name: r,", "{name: r, table: {key: [k]},")
+    version = _of(tmp_path, versions, [LEFT_ROW, {"input": "r", "rows": [{"k": "a", "ts": 90}]}], "r:0=0")
+    assert _nearest(version) == (
+        0,
+        0,
+        "within reach, but it was never kept, before the record came: a row of the stream is joined when it comes",
+        "docs/semantics.md#a3",
+    )
+
+
+def test_the_job_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, store = parse_job(JOB, "job.yaml"), MemoryStore()
+    for _ in run_trace(job, STEPS, store):
+        """It is asked for below."""
+    compiled = []
+
+    def counting(of: Job) -> Any:
+        compiled.append(of)
+        return compile_job(of)
+
+    for module in ("cli.why", "cli.state_show", "hosts.replay"):
+        monkeypatch.setattr(f"joinery_runtime.{module}.compile_job", counting)
+    assert len(why(job, store, inputs_of(job, STEPS), ["k=a"], None).records) == 5
+    assert len(compiled) == 1
+
+
 def test_no_other_record_of_the_key(asked: Any) -> None:
     (only,) = asked("--record", "l:0=1").lines[0]["records"]
     assert (only["state"]["left"], only["nearest"]) == (3, None)
@@ -320,6 +437,76 @@ def test_which_version_of_a_table_each_row_met(tmp_path: Path) -> None:
         "l:0=0": ([("s9", None)], []), "l:0=1": ([("s10", "v10")], []), "l:0=2": ([("s19", "v10")], []),
         "l:0=3": ([("s20", "v20")], []), "l:0=4": ([("s99", "v20")], []),
     }  # fmt: skip
+
+
+# --- chains, and sessions that reach the cap --------------------------------------------------------------------------
+
+
+def _of_trace(name: str, record: str, tmp_path: Path, upto: int | None = None) -> Explained:
+    (trace,) = [each for each in load_traces() if each.name == name]
+    steps = [step.given for step in trace.steps][:upto]
+    return _of(tmp_path, json.dumps(trace.job), steps, record)
+
+
+def _at(ms: int) -> str:
+    return f"1970-01-01T00:00:00.{ms:03}Z"
+
+
+def _stay(found: Explained) -> tuple[int | None, str, str]:
+    assert found.fate is not None
+    return found.fate.stay.left, found.fate.stay.words, found.fate.stay.rule
+
+
+def test_a_row_of_a_session_that_reached_the_cap_left_with_it(tmp_path: Path) -> None:
+    def stay(offset: int) -> tuple[int | None, str, str]:
+        return _stay(_of_trace("sessions/s2-row-inside-a-mark", f"c:0={offset}", tmp_path, 2))
+
+    forced = f"its session, {_at(100)} to {_at(119)}, reached maxDuration and went out"
+    assert [stay(offset) for offset in (0, 1, 2)] == [(1, forced, "s2")] * 3
+    kept = f"the watermark of c (not known yet) is above {_at(130)}: then its session leaves"
+    assert stay(3) == (None, kept, "s4")  # it has forced the others out
+    assert _of_trace("sessions/s2-row-inside-a-mark", "c:0=4", tmp_path, 2).reason == "closed"
+
+
+def test_rows_in_reach_of_each_other_may_be_of_sessions_that_stay_apart(tmp_path: Path) -> None:
+    def until(offset: int) -> str:
+        left, words, rule = _stay(_of_trace("sessions/s2-left-of-a-full-session", f"c:0={offset}", tmp_path, 3))
+        assert (left, rule) == (None, "s4")
+        return words.partition(" is above ")[2]
+
+    then = ": then its session leaves"
+    # Of `a` 100 and 105 are one session, 110 to 120 another; of `b` all three are one.
+    assert [until(offset) for offset in (0, 1, 4, 6, 7)] == [_at(130) + then] * 2 + [_at(115) + then] * 2 + [
+        _at(130) + then
+    ]
+    assert [until(offset) for offset in (2, 3, 5)] == [_at(129) + then] * 3
+
+
+def test_a_session_that_reached_the_cap_long_after_a_row_came(tmp_path: Path) -> None:
+    """It grew by rows of later epochs until one was too far from its start."""
+    trace = next(each for each in load_traces() if each.name == "sessions/s2-row-inside-a-mark")
+    steps = [{"input": "c", "rows": [{"k": "a", "ts": ts}]} for ts in (100, 108, 116, 124)]
+    left, words, rule = _stay(_of(tmp_path, json.dumps(trace.job), steps, "c:0=0"))
+    assert (left, words, rule) == (4, f"its session, {_at(100)} to {_at(116)}, reached maxDuration and went out", "s2")
+    left, words, rule = _stay(_of(tmp_path, json.dumps(trace.job), steps[:3], "c:0=0"))
+    assert (left, words[-len(_at(126)) - 25 :], rule) == (None, f"{_at(126)}: then its session leaves", "s4")
+
+
+def test_what_a_chain_keeps_of_a_record(tmp_path: Path) -> None:
+    """Step 2 waits for `c`: the row of a and b is neither out nor lost, even when step 1 has let go of the record."""
+    name = "nway/n1-left-left"
+    found = _of_trace(name, "a:0=1", tmp_path, 3)
+    waits = f"the watermark of c ({_at(102)}) is above {_at(105)}"
+    assert found.document()["waiting"] == [{"step": 2, "rows": 1, "when": waits, "rule": "docs/semantics.md#j3"}]
+    assert f"  in step 2, 1 joined row of it is kept until {waits} (docs/semantics.md#j3)" in list(found.lines())
+    assert [each.rows for each in _of_trace(name, "b:0=0", tmp_path, 3).waiting] == [1]
+    assert _of_trace(name, "a:0=0", tmp_path, 3).waiting == []
+    (trace,) = [each for each in load_traces() if each.name == name]
+    steps = [*(step.given for step in trace.steps[:3]), {"watermark": {"a": 150, "b": 150}}]
+    gone = _of(tmp_path, json.dumps(trace.job), steps, "a:0=1")
+    assert (gone.fate is not None and gone.fate.stay.left, [each.rows for each in gone.waiting]) == (4, [1])
+    assert "  taken; nothing went out because of it so far" in list(gone.lines())
+    assert _of_trace(name, "a:0=1", tmp_path).waiting == []  # it went out at the end
 
 
 def test_a_join_on_time_only_is_asked_for_a_record(tmp_path: Path) -> None:

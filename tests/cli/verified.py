@@ -19,6 +19,7 @@ from joinery_runtime.hosts.trace_environment import StepInputs
 from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
 from joinery_runtime.job import Job
 from joinery_runtime.sinks import Attempt, AttemptId, Receipt, Sink, StoreDatabase, dead_letter_sink, sink_for
+from joinery_runtime.sinks.encode import json_lines
 from joinery_runtime.state.memory import MemoryStore
 
 
@@ -44,6 +45,35 @@ class Database:
     schema: str
 
 
+_PART = "epoch-{:012d}-shard-00000.jsonl"
+
+
+def write_files(job: Job, store: MemoryStore, inputs: StepInputs, cache: Path) -> list[pa.Table]:
+    """All epochs' rows and dead letters, in the files of the job; the rows once more, with what orders them."""
+    replay, written = Replay(job, inputs, cache), list[pa.Table]()
+    for entry in replayable(job, store).entries:
+        replayed = replay.run(EpochPlan.from_json(entry.plan))
+        rows = [table.drop_columns(list(ORDER_COLUMNS)) for table in replayed.rows]
+        for output, tables in ((job.spec.output, rows), (job.spec.dead_letter, replayed.dead)):
+            assert output is not None, "the caller's job has both"
+            assert output.file is not None, "and they are files"
+            folder = Path(output.file.path)
+            folder.mkdir(exist_ok=True)
+            if tables:
+                (folder / _PART.format(entry.epoch)).write_bytes(json_lines(pa.concat_tables(tables)))
+        written += replayed.rows
+    return written
+
+
+def inputs_of(job: Job, steps: Sequence[Mapping[str, Any]]) -> StepInputs:
+    """The records of a trace."""
+    logs = {side.name: StepLog(side) for side in job.inputs}
+    for step in steps:
+        for name, rows in rows_by_input(step).items():
+            logs[name].append(rows)
+    return StepInputs(job, logs)
+
+
 class Written:
     """`steps` are those of a trace. Each epoch's rows go through the job's own sinks, in one attempt per shard; those
     of epochs after `published` stay unpublished."""
@@ -59,16 +89,12 @@ class Written:
         self.job, self.database, self.store = job, database, store or MemoryStore()
         for _ in run_trace(job, steps, self.store, 2):
             """The rows go out below."""
-        logs = {side.name: StepLog(side) for side in job.inputs}
-        for step in steps:
-            for name, rows in rows_by_input(step).items():
-                logs[name].append(rows)
-        self.inputs = StepInputs(job, logs)
+        self.inputs = inputs_of(job, steps)
         record = self.store.record(job.name)
         assert record is not None
         self.lineage, self.rows, self.dead = record.lineage, dict[int, pa.Table](), dict[int, pa.Table]()
         replay = Replay(job, self.inputs, cache)
-        for entry in replayable(job, self.store):
+        for entry in replayable(job, self.store).entries:
             replayed = replay.run(EpochPlan.from_json(entry.plan))
             if replayed.rows:
                 self.rows[entry.epoch] = pa.concat_tables(replayed.rows).drop_columns(list(ORDER_COLUMNS))

@@ -17,11 +17,15 @@ from pathlib import Path
 
 import pytest
 
+from cli.verified import inputs_of, write_files
 from docs.blocks import ROOT, blocks_of, command_lines
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.binaries import program
 from joinery_runtime.cli.replay_commands import why_command
+from joinery_runtime.cli.verify import verify
+from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import parse_job
+from joinery_runtime.state.memory import MemoryStore
 
 
 def in_one_line(text: str) -> str:
@@ -139,6 +143,27 @@ def test_the_page_about_why_shows_what_it_prints(tmp_path: Path) -> None:
     job = parse_job((tmp_path / "job.yaml").read_text(), "job.yaml")
     printed = why_command(job, ["k=o-17"], None, None, tmp_path / "steps.jsonl").lines()
     assert block.text.splitlines()[1:] == list(printed)
+
+
+def test_the_page_about_why_shows_what_a_changed_row_gives(tmp_path: Path) -> None:
+    blocks = [block for block in blocks_of(ROOT / "docs/why.md") if block.language == "console"]
+    assert [command_lines(block)[0].split()[1] for block in blocks] == ["why", "verify"]  # that is all of them
+    output = f"output: {{file: {{path: {tmp_path / 'out'}}}}}\n  deadLetter: {{file: {{path: {tmp_path / 'dead'}}}}}"
+    job = parse_job(_ORDERS_AND_PAYMENTS.replace("output: {console: {}}", output), "job.yaml")
+    trace = [
+        {"rows": {name: [{"k": f"o-{n}", "v": value, "ts": _TEN + n} for n in range(17, 17 + count)]}}
+        for name, value, count in (("orders", "book", 3), ("payments", "card", 2))
+    ]
+    store = MemoryStore()
+    for _ in run_trace(job, [*trace, {"end": True}], store):
+        """What goes out is written below."""
+    inputs = inputs_of(job, trace)
+    write_files(job, store, inputs, tmp_path / "cache")
+    part = next(path for path in sorted((tmp_path / "out").iterdir()) if "o-18" in path.read_text())
+    first, changed, *rest = part.read_text().splitlines(keepends=True)
+    part.write_text("".join([first, changed.replace('"card"', '"cash"'), *rest]))
+    _, block = blocks
+    assert block.text.splitlines()[1:] == list(verify(job, store, inputs, None, None).lines())
 
 
 def as_in_a_notebook(text: str) -> str:

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from cli.trimmed import TrimmedStore
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, check_records, replayable
+from joinery_runtime.hosts.replay import Replay, check_records, replayable, wrong_counts
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_environment import StepInputs, in_order
 from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
+from joinery_runtime.state.store import EpochRecord
 from traces.corpus import Trace, load_traces
 
 # A watermark that was reset has changed the state beside the log.
@@ -26,9 +28,9 @@ TRACES = [
 ]
 
 
-def played(trace: Trace) -> tuple[Job, MemoryStore, dict[str, StepLog], list[str]]:
+def played(trace: Trace, store: MemoryStore | None = None) -> tuple[Job, MemoryStore, dict[str, StepLog], list[str]]:
     """The job, its store after all steps, the records, and the rows that went out."""
-    job, store = parse_job(json.dumps(trace.job), "job.yaml"), MemoryStore()
+    job, store = parse_job(json.dumps(trace.job), "job.yaml"), store or MemoryStore()
     steps = [step.given for step in trace.steps]
     out = [json.dumps(row) for line in run_trace(job, steps, store, 3) for row in line["output"]]
     logs = {side.name: StepLog(side) for side in job.inputs}
@@ -49,7 +51,7 @@ def played(trace: Trace) -> tuple[Job, MemoryStore, dict[str, StepLog], list[str
 def test_the_same_rows_again(trace: Trace, tmp_path: Path) -> None:
     job, store, logs, out = played(trace)
     replay, again = Replay(job, StepInputs(job, logs), tmp_path), []
-    for entry in replayable(job, store):
+    for entry in replayable(job, store).entries:
         replayed = replay.run(EpochPlan.from_json(entry.plan))
         check_records(entry, replayed.result["rows_in"])
         counts = ("rows_in", "rows_out", "dropped", "lost")
@@ -63,7 +65,7 @@ def test_epochs_in_which_nothing_happens_may_be_left_out(tmp_path: Path) -> None
     for number, trace in enumerate(TRACES[::20]):
         job, store, logs, out = played(trace)
         replay, again = Replay(job, StepInputs(job, logs), tmp_path / str(number)), []
-        for entry in replayable(job, store):
+        for entry in replayable(job, store).entries:
             plan = EpochPlan.from_json(entry.plan)
             if all(each.start == each.end_exclusive for each in plan.ranges) and not replay.closes(plan):
                 left_out += 1
@@ -71,6 +73,36 @@ def test_epochs_in_which_nothing_happens_may_be_left_out(tmp_path: Path) -> None
             again += [json.dumps(row) for row in in_order(replay.run(plan).rows)]
         assert Counter(again) == Counter(out), trace.name
     assert left_out >= 5
+
+
+def test_the_same_rows_again_from_a_savepoint(tmp_path: Path) -> None:
+    begun = 0
+    for number, trace in enumerate(TRACES[::10]):
+        known, full, _, _ = played(trace)
+        epochs = len(full.epochs(known.name))
+        store = TrimmedStore(noon=max(1, epochs // 2))
+        job, _, logs, _ = played(trace, store)
+        everything = replayable(job, store)
+        whole = Replay(job, StepInputs(job, logs), tmp_path / f"{number}-whole")
+        rows = {entry.epoch: _rows(whole, entry) for entry in everything.entries}
+        store.trim()
+        if epochs < 2:
+            continue
+        course = replayable(job, store)
+        assert [entry.epoch for entry in course.entries] == [epoch for epoch in rows if epoch > epochs // 2], trace.name
+        begun += course.record is not None
+        rest = Replay(job, StepInputs(job, logs), tmp_path / f"{number}-rest", course.stored(store))
+        assert {entry.epoch: _rows(rest, entry) for entry in course.entries} == {
+            entry.epoch: rows[entry.epoch] for entry in course.entries
+        }, trace.name
+    assert begun >= 10
+
+
+def _rows(replay: Replay, entry: EpochRecord) -> Counter[str]:
+    replayed = replay.run(EpochPlan.from_json(entry.plan))
+    check_records(entry, replayed.result["rows_in"])
+    assert not wrong_counts(entry, replayed)
+    return Counter(json.dumps(row) for row in in_order(replayed.rows))
 
 
 def test_a_job_whose_watermark_was_reset_is_refused() -> None:
@@ -82,7 +114,7 @@ def test_a_job_whose_watermark_was_reset_is_refused() -> None:
 
 def test_records_that_are_gone_are_named() -> None:
     job, store, _, _ = played(next(each for each in TRACES if each.name == "time/t10-counts"))
-    (entry, *_) = [each for each in replayable(job, store) if any(each.result["rows_in"].values())]
+    (entry, *_) = [each for each in replayable(job, store).entries if any(each.result["rows_in"].values())]
     gone = dict.fromkeys(entry.result["rows_in"], 0)
     with pytest.raises(JoineryError, match="of which 0 are there: retention"):
         check_records(entry, gone)

@@ -678,6 +678,19 @@ class TestSavepoints:
         with pytest.raises(StateError, match="no savepoint gone: there are: sp1, sp2"):
             store.delete_savepoint(job, "gone")
 
+    def test_it_says_what_it_keeps(self, store: StateStore, job: str) -> None:
+        record = store.acquire(job)
+        run_epoch(store, record, 1, ["a", "b"])
+        stood = store.record(job)
+        assert stood is not None
+        store.create_savepoint(job, "sp")
+        run_epoch(store, record, 2, ["c"], deletes=["a"])
+        assert store.pinned(job, "sp") == stood
+        with pytest.raises(StateError, match="no savepoint gone: there are: sp"):
+            store.pinned(job, "gone")
+        with pytest.raises(StateError):
+            store.pinned(f"{job}-unknown", "sp")
+
     def test_pinned_segments_outlive_their_deletion(self, store: StateStore, job: str) -> None:
         record = store.acquire(job)
         run_epoch(store, record, 1, ["a", "b"])

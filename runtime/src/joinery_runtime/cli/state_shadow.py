@@ -9,7 +9,7 @@ both into two outputs, whose batches differ.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +22,7 @@ from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import StateError, StoreUnavailable
 from joinery_runtime.hosts.replay import Replay, StoredState, check_records, wrong_counts
 from joinery_runtime.job import Job, under_definition
-from joinery_runtime.state import migrations
 from joinery_runtime.state.store import EpochRecord, JobRecord, StateReader
-from joinery_runtime.state.upgrade import outdated
 
 _POLL_SECONDS = 1.0
 _TRIES = 10
@@ -122,19 +120,8 @@ def _stored(store: StateReader, job: str) -> StoredState:
             if attempt == _TRIES - 1:
                 raise
             continue
-        return _migrated(record, blobs)
+        return StoredState.readable(record, blobs)
     raise AssertionError("the last try raises")
-
-
-def _migrated(record: JobRecord, blobs: Mapping[str, bytes]) -> StoredState:
-    target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
-    old = {meta.key: meta for meta in outdated(record, chain, target)}
-    newer = {key: migrations.migrate(blobs[key], meta.state_version, target, chain) for key, meta in old.items()}
-    segments = [
-        replace(meta, state_version=target, bytes=len(newer[meta.key])) if meta.key in newer else meta
-        for meta in record.segments
-    ]
-    return StoredState(replace(record, segments=tuple(segments)), {**blobs, **newer})
 
 
 def _following(job: Job, store: StateReader, record: JobRecord, clock: Clock) -> Iterator[EpochRecord]:

@@ -16,9 +16,9 @@ from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
-from joinery_runtime.core.pipeline.describe import Shown, StoredRows
+from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows
 from joinery_runtime.core.pipeline.sides import MARKS, SideSpec, stored_rows
-from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run, SegmentMeta
@@ -74,39 +74,47 @@ class ShownKey:
                 yield row.line()
 
 
-def show(job: Job, store: StateReader, texts: Sequence[str], step: int | None = None) -> ShownKey:
-    """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one. Raises
-    JoineryError naming what is wrong with them."""
-    pipeline, record = compile_job(job), record_of(job, store)
+def show(
+    job: Job, store: StateReader, texts: Sequence[str], step: int | None = None, pipeline: Pipeline | None = None
+) -> ShownKey:
+    """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one; `pipeline`
+    is the job, compiled, where that was done before. Raises JoineryError naming what is wrong with them."""
+    pipeline, record = pipeline or compile_job(job), record_of(job, store)
     keys = keys_of(job, pipeline, texts, step, stored_co_partitions(record))
     wanted = [(pipeline.steps[key.step], key) for key in keys]
     record, runs = read_runs(
-        store, record, lambda meta: any(_may_have(step, key, meta) for step, key in wanted), lambda _, run: run
+        store, record, lambda meta: any(may_have(step, key, meta) for step, key in wanted), lambda _, run: run
     )
     after = NextEpoch.of(pipeline, record)
     shown = [_shown(after, record, runs, step, key) for step, key in wanted]
     return ShownKey(job.name, record.committed, after.watermarks, shown)
 
 
-def _may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
+def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
     """Whether a segment may hold rows of the key, or marks of such rows."""
     parts = {part for side in step.sides for part in (side.part, side.marks_part)}
     return meta.part in parts and meta.hash_min <= key.hash <= meta.hash_max
 
 
 def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> ShownStep:
-    metas = [meta for meta in record.segments if _may_have(step, key, meta)]
-    marks = [runs[meta.key].batch for meta in metas if meta.part.endswith(MARKS)]
+    segments = [(meta, runs[meta.key]) for meta in record.segments if may_have(step, key, meta)]
+    rows = kept_of(step, key, segments, after.outlook)
+    return ShownStep(step.number + 1, key.shown, key.hash, len(segments), step.kind.count_text(rows), rows)
+
+
+def kept_of(
+    step: StepSpec, key: StepKey, segments: Sequence[tuple[SegmentMeta, Run]], outlook: Outlook
+) -> Sequence[Shown]:
+    """What live segments, each of which may have it, keep of the key."""
+    marks = [run.batch for meta, run in segments if meta.part.endswith(MARKS)]
     stored = []
     for side, spec in enumerate(step.sides):
-        for meta in metas:
+        for meta, run in segments:
             if meta.part == spec.part:
-                run = runs[meta.key]
                 numbers = _numbers(spec, key.values[side], run.rows_in(HashRange(key.hash, key.hash)), run.batch)
                 marked = marked_rows(run.batch, meta.key, marks)[numbers]
                 stored.append(StoredRows(side, stored_rows(spec, run.batch.take(pa.array(numbers))), marked))
-    rows = step.kind.shown(step, stored, after.outlook, rows_to_json)
-    return ShownStep(step.number + 1, key.shown, key.hash, len(metas), step.kind.count_text(rows), rows)
+    return step.kind.shown(step, stored, outlook, rows_to_json)
 
 
 def _numbers(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:

@@ -1,9 +1,9 @@
 """`joinery verify`: committed epochs computed again, and compared with what is in the output, row by row.
 
 What is expected comes from the epoch log and the inputs alone (`hosts.replay`): no segment, no sink, no Spark and no
-retry of the run that is judged has a part in it. The joins and sessions are the job's own core
-(docs/decisions/0038). Files say which epoch a row is of, and are compared epoch by epoch; topics and tables are
-compared as a whole (docs/decisions/0052).
+retry of the run that is judged has a part in it; but where the log does not go back to an empty state, the segments of
+a savepoint. The joins and sessions are the job's own core (docs/decisions/0038). Files say which epoch a row is of, and
+are compared epoch by epoch; topics and tables are compared as a whole (docs/decisions/0052).
 """
 
 from __future__ import annotations
@@ -23,13 +23,21 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, fingerprint_of, replayable, wrong_counts
+from joinery_runtime.hosts.replay import (
+    Replay,
+    Replayable,
+    ReplayedEpoch,
+    check_records,
+    fingerprint_of,
+    replayable,
+    wrong_counts,
+)
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.sinks import StoreDatabase, dead_letter_content, output_content
 from joinery_runtime.sinks.base import Receipt, life_of
 from joinery_runtime.sinks.content import Content
 from joinery_runtime.sinks.files import published
-from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateReader
 
 
 @dataclass(slots=True)
@@ -70,7 +78,7 @@ class Verdict:
 
 def verify(
     job: Job,
-    store: JobReader,
+    store: StateReader,
     inputs: InputAccess,
     first: int | None,
     last: int | None,
@@ -99,9 +107,9 @@ def verify(
         # Read after the outputs: all that is in them is of epochs of the log, or of the plan that is pending.
         record = store.record(job.name)
         assert record is not None, "it was there before"
-        entries = replayable(job, store, *((None, None) if wholes else (first, last)))
-        verdict = _asked(job, entries, first, last, wholes)
-        replay = Replay(job, inputs, folder / "cache")
+        course = replayable(job, store, *((None, None) if wholes else (first, last)))
+        entries, verdict = course.entries, _asked(job, course, first, last, wholes)
+        replay = Replay(job, inputs, folder / "cache", course.stored(store))
         for entry in entries:
             replayed = replay.run(EpochPlan.from_json(entry.plan))
             check_records(entry, replayed.result["rows_in"])
@@ -110,7 +118,7 @@ def verify(
                 _judge(job, entry, receipts, replayed, verdict, life_of(record.lineage))
         if any(not whole.content.exact for whole in wholes) and (plan := _pending(job, record, entries)) is not None:
             _expect(wholes, replay.run(plan))
-        _compare(job, wholes, verdict, alone=entries[0].epoch == 1)
+        _compare(job, wholes, verdict, course)
     return verdict
 
 
@@ -139,16 +147,15 @@ def _whole(job: Job, name: str, content: Content, folder: Path) -> WholeOutput:
     return WholeOutput(name, content, folder, sides, in_order=not isinstance(job, StreamJoin))
 
 
-def _asked(
-    job: Job, entries: Sequence[EpochRecord], first: int | None, last: int | None, wholes: Sequence[WholeOutput]
-) -> Verdict:
+def _asked(job: Job, course: Replayable, first: int | None, last: int | None, wholes: Sequence[WholeOutput]) -> Verdict:
     """Which epochs are judged."""
+    entries = course.entries
     newest = min([entries[-1].epoch, *(whole.content.complete_to for whole in wholes)])
     since, until = entries[0].epoch if first is None else first, newest if last is None else min(last, newest)
     if since < entries[0].epoch:
         raise JoineryError(
             f"Epochs before {entries[0].epoch} of job {job.name} cannot be verified",
-            facts="the job began anew with that one, and its output does not say which rows are older",
+            facts=f"{_beginning(course)}, and the output does not say which rows are older",
             todo=f"Ask for --epochs {entries[0].epoch}..",
         )
     if since > until:
@@ -156,15 +163,22 @@ def _asked(
             f"The output of job {job.name} has no such epoch yet", facts=f"it has rows up to epoch {newest}"
         )
     by_key = any(whole.content.upsert_key for whole in wholes)
-    return Verdict(job.name, since, until, by_key=by_key)
+    notes = [f"computed from {_beginning(course)}"] if course.savepoint else []
+    return Verdict(job.name, since, until, by_key=by_key, notes=notes)
+
+
+def _beginning(course: Replayable) -> str:
+    if course.record is None:
+        return "the job began anew with that one"
+    return f"savepoint {course.savepoint} of job {course.record.job}, the state after epoch {course.record.committed}"
 
 
 def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> EpochPlan | None:
     """The plan of which some rows may be visible already; None too where the job was edited since it was made."""
     if record.plan is None:
         return None
-    plan = EpochPlan.from_json(record.plan)
-    return plan if plan.epoch > entries[-1].epoch and plan.fingerprint in ("", fingerprint_of(job)) else None
+    plan, today = EpochPlan.from_json(record.plan), fingerprint_of(job, compile_job(job))
+    return plan if plan.epoch > entries[-1].epoch and plan.fingerprint in ("", today) else None
 
 
 def _expect(wholes: Sequence[WholeOutput], replayed: ReplayedEpoch) -> None:
@@ -192,10 +206,18 @@ def _judge(
         verdict.compared.dead_letters(replayed, letters)
 
 
-def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, *, alone: bool) -> None:
+def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, course: Replayable) -> None:
+    alone = course.record is None and course.entries[0].epoch == 1
     for whole in wholes:
         may_repeat = not whole.content.exact and job.spec.delivery != "exactlyOnce"
-        rows = whole.compare(verdict.compared, verdict.first, verdict.last, alone=alone, may_repeat=may_repeat)
+        rows = whole.compare(
+            verdict.compared,
+            verdict.first,
+            verdict.last,
+            alone=alone,
+            may_repeat=may_repeat,
+            since=None if course.record is None else course.entries[0].epoch,
+        )
         if whole.name == "output":
             verdict.compared.rows += rows
         else:

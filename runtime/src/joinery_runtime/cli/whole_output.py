@@ -126,11 +126,18 @@ class WholeOutput:
         self._db.unregister("piece")
 
     def compare(
-        self, into: RowComparison, first: int, last: int, *, alone: bool = True, may_repeat: bool = False
+        self,
+        into: RowComparison,
+        first: int,
+        last: int,
+        *,
+        alone: bool = True,
+        may_repeat: bool = False,
+        since: int | None = None,
     ) -> int:
         """Reads the output, and adds how it differs in epochs `first` to `last`; returns how many rows are expected of
-        these. Not `alone`: rows of an earlier life of the job may be there too. `may_repeat`: rows may be there more
-        often than they should."""
+        these. Not `alone`: rows of an earlier life of the job may be there too, and with `since`, of epochs before that
+        one. `may_repeat`: rows may be there more often than they should."""
         for piece in self.content.pieces():
             ours = pa.repeat(pa.scalar(piece.ours and alone), len(piece.texts))
             texts = pa.array(piece.texts, pa.binary())
@@ -143,6 +150,8 @@ class WholeOutput:
             # Another program may have written the same row with other blanks.
             self._write_plainly()
             self._db.execute(_COUNTS)
+        if since is not None and self._has_equal_rows():
+            self._forgive_equal_rows(since)
         self._note_others(may_repeat=may_repeat)
         self._db.execute(_MISSING)
         self._db.execute(_EXTRA)
@@ -191,6 +200,22 @@ class WholeOutput:
         for name in ("expected", "present"):
             self._db.execute(f"UPDATE {name} SET text = plain.text FROM plain WHERE hash({name}.text) = plain.hash")
 
+    def _has_equal_rows(self) -> bool:
+        """Whether epochs put out rows that are equal in all columns: those that are computed, or those before them."""
+        equal = "SELECT count(*) FROM (SELECT 1 FROM expected GROUP BY hash(text) HAVING count(*) > 1 LIMIT 1)"
+        return bool(self._one(equal) or self._one("SELECT count(*) FROM differing WHERE twin IS NULL AND present > 1"))
+
+    def _forgive_equal_rows(self, since: int) -> None:
+        """Where equal rows are usual, one that is there too often may be of an epoch that was not computed."""
+        often = "twin IS NOT NULL AND present > required + optional"
+        more = self._one(f"SELECT sum(present - required - optional) FROM differing WHERE {often}")
+        self._db.execute(f"DELETE FROM differing WHERE {often}")
+        if more:
+            self.notes.append(
+                f"{self.name}: {more:,} rows are there more often than these epochs put them out; epochs before "
+                f"{since} may have put out equal ones, as equal rows are usual in this output"
+            )
+
     def _note_others(self, *, may_repeat: bool) -> None:
         """Counts what is there too often and may be somebody else's, and leaves out of the comparison what does no
         harm."""
@@ -207,13 +232,13 @@ class WholeOutput:
         if again:
             self.notes.append(
                 f"{self.name}: {again:,} rows are there once too often, as `extra` says; another writer may have "
-                "written them too, or the job before its state was deleted or began anew"
+                "written them too, or the job in epochs that were not computed"
             )
         others = self._one("SELECT sum(present - ours) FROM differing WHERE twin IS NULL AND present > ours")
         if others:
             self.notes.append(
                 f"{self.name}: {others:,} rows are there that these epochs have not put out; they may be another "
-                "writer's, or of the job before its state was deleted or began anew"
+                "writer's, or of epochs of the job that were not computed"
             )
 
     def _report(self, into: RowComparison, first: int, last: int) -> None:

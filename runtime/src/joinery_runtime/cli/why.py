@@ -10,26 +10,41 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from joinery_runtime.cli.state import NextEpoch, record_of
-from joinery_runtime.cli.state_key import keys_of
-from joinery_runtime.cli.state_show import ShownKey, show
-from joinery_runtime.cli.why_fates import Fate, Fates, horizons_of, rule_of
+from joinery_runtime.cli.state_key import StepKey, keys_of
+from joinery_runtime.cli.state_show import ShownKey, kept_of, may_have, show
+from joinery_runtime.cli.why_fates import (
+    LATER_RULES,
+    RULES,
+    Fate,
+    Fates,
+    KeptBefore,
+    WaitingRows,
+    horizons_of,
+    rule_of,
+)
 from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.base import Join
-from joinery_runtime.core.pipeline.describe import Outlook
+from joinery_runtime.core.pipeline.describe import Outlook, Span
 from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, PARTNER, PHASE
+from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, PARTNER, PHASE, Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, ReplayedEpoch, check_records, replayable
+from joinery_runtime.hosts.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
 from joinery_runtime.hosts.trace_environment import in_order
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.sinks.encode import rows_to_json
@@ -38,18 +53,8 @@ from joinery_runtime.state.store import StateReader
 MAX_EXPLAINED = 100
 """Records of one question: for each, the epochs that it may touch are run again."""
 
-_RULES = {
-    "null_key": "j4",
-    "filtered": "j4",
-    "expired": "a2",
-    "closed": "s2",
-    "failed": "j1",
-    "future": "t11",
-    "history": "t12",
-    "late": "t10",
-    "dead letter": "t8",
-}
-"""Where docs/semantics.md says what a reason means; T10 says for each kind of step which rows are late."""
+MAX_JUDGED = 100
+"""Likewise, of records that were not asked for and may have been dropped."""
 
 Rows = Mapping[int, Counter[str]]
 """JSON of output rows by epoch."""
@@ -70,6 +75,7 @@ class Explained:
     prevented: Rows  # rows that would have gone out without it
     padded: Padded = field(default_factory=dict)
     fate: Fate | None = None  # None: it was dropped, or never to stay
+    waiting: Sequence[WaitingRows] = ()  # what later steps keep of it
 
     @property
     def unmatched(self) -> bool:
@@ -82,7 +88,7 @@ class Explained:
 
     @property
     def rule(self) -> str | None:
-        return None if self.reason is None else rule_of(_RULES[self.reason])
+        return None if self.reason is None else rule_of(RULES[self.reason])
 
     def document(self) -> dict[str, Any]:
         place, record = self.record.place, self.record
@@ -102,6 +108,7 @@ class Explained:
             "made": [self._made(epoch, row) for epoch, row in _listed(self.made)],
             "prevented": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.prevented)],
             "state": None if self.fate is None else self.fate.stay.document(),
+            "waiting": [each.document() for each in self.waiting],
             "nearest": None if nearest is None else nearest.document(),
         }
 
@@ -125,10 +132,11 @@ class Explained:
         for epoch, row in _listed(self.prevented):
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
         if self.reason is None and not self.made and not self.prevented:
-            kept = self.fate is not None and self.fate.stay.left is None
+            kept = bool(self.waiting) or (self.fate is not None and self.fate.stay.left is None)
             yield f"  taken; nothing went out because of it{' so far' if kept else ''}"
         if self.fate is not None:
             yield from (f"  {line}" for line in self.fate.lines(record.epoch, unmatched=self.unmatched))
+        yield from (f"  {each.line()}" for each in self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +146,13 @@ class Answer:
     records: Sequence[Explained]
     kept: ShownKey | None  # what the state still has of the key; None: the record has no key
     left_out: int = 0  # records of the key that are not explained
+    savepoint: str = ""  # what the first of the epochs began with; empty: with an empty state
 
     def document(self) -> dict[str, Any]:
         return {
             "job": self.job,
             "epochs": list(self.epochs),
+            "savepoint": self.savepoint or None,
             "records": [each.document() for each in self.records],
             "left_out": self.left_out,
             "kept": None if self.kept is None else self.kept.document(),
@@ -150,7 +160,8 @@ class Answer:
 
     def lines(self) -> Iterator[str]:
         first, last = self.epochs
-        yield f"job {self.job}, epochs {first} to {last}: {len(self.records)} records"
+        begins = f", from savepoint {self.savepoint} on" if self.savepoint else ""
+        yield f"job {self.job}, epochs {first} to {last}{begins}: {len(self.records)} records"
         for each in self.records:
             yield from each.lines()
         if self.left_out:
@@ -169,7 +180,9 @@ def why(
 ) -> Answer:
     """`key` are COLUMN=VALUE texts, or else `at` is the place of one record (topic, partition, offset); epochs after
     `last` do not count. Raises JoineryError where the epochs cannot be run again, or no record is found."""
-    pipeline, entries = compile_job(job), replayable(job, store, last=last)
+    pipeline = compile_job(job)
+    course = replayable(job, store, last=last, pipeline=pipeline)
+    entries = course.entries
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
     texts, alone = list(key), False
     if at is not None:
@@ -178,7 +191,7 @@ def why(
         texts = _texts(job, record)
         # Where the record's input joins on time only, all others may meet it.
         alone = not texts and (record.columns is None or bool(record.key))
-    steps = keys_of(job, pipeline, texts, None) if texts else []
+    steps = keys_of(job, pipeline, texts, None, stored_co_partitions(course.record)) if texts else []
     names = [side.name for side in job.inputs]
     gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, alone=alone)
     for entry, plan in zip(entries, plans, strict=True):
@@ -190,14 +203,35 @@ def why(
             todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
         )
     records, chosen = wanted[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
-    comparison = _Comparison(job, plans, chosen)
+    stored = _begins_with(course, store, pipeline, steps)
+    comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
     explained = [comparison.of(each) for each in records]
     outlook = _after(job, pipeline, store, plans[-1] if last is not None else None)
-    dropped = {each.record.place: each.reason for each in explained if each.reason is not None}
-    fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, dropped)
-    explained = [each if each.reason else replace(each, fate=fates.of(each.record)) for each in explained]
-    kept = show(job, store, texts) if steps and last is None else None
-    return Answer(job.name, (plans[0].epoch, plans[-1].epoch), explained, kept, len(wanted) - len(records))
+    before = KeptBefore(pipeline, stored)
+    fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, comparison.reason, before, comparison.spans)
+    explained = [
+        each
+        if each.reason
+        else replace(each, fate=fates.of(each.record), waiting=fates.waiting(comparison.joined[each.record.place]))
+        for each in explained
+    ]
+    kept = show(job, store, texts, pipeline=pipeline) if steps and last is None else None
+    epochs = (plans[0].epoch, plans[-1].epoch)
+    return Answer(job.name, epochs, explained, kept, len(wanted) - len(records), course.savepoint)
+
+
+def _begins_with(
+    course: Replayable, store: StateReader, pipeline: Pipeline, keys: Sequence[StepKey]
+) -> StoredState | None:
+    """Of the state that the epochs begin with, what rows of the key may meet. In a step whose key was not asked for,
+    and where nothing has one, that is everything."""
+    asked = {key.step for key in keys}
+
+    def wanted(meta: SegmentMeta) -> bool:
+        step, _ = pipeline.side(meta.part)
+        return step.number not in asked or any(may_have(pipeline.steps[key.step], key, meta) for key in keys)
+
+    return course.stored(store, wanted)
 
 
 def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> Outlook:
@@ -250,46 +284,133 @@ def _texts(job: Job, record: FoundRecord) -> list[str]:
 # --- what each record did ---------------------------------------------------------------------------------------------
 
 
-class _Comparison:
-    """Compares what the epochs give with all of the records, and without one of them."""
+_JoinedRows = Counter[tuple[str, int, int, int, int]]
+"""By part of the state, event time, hash, and the place of the record that came last."""
 
-    def __init__(self, job: Job, plans: Sequence[EpochPlan], chosen: ChosenRecords) -> None:
-        self._job, self._plans, self._chosen = job, plans, chosen
-        self._last = compile_job(job).last
-        self._with = self._run(chosen)
+
+class _Comparison:
+    """Compares what the epochs give with all of the records, and without one of them. `future` are those that are too
+    far ahead, and why; `keys` is the key, by steps.
+
+    `spans` are by epoch what the rows of the key had become after it, of a kind that merges them; `joined`, by record
+    that was asked for, the event times of its rows that later steps keep in the end, by part of the state."""
+
+    def __init__(
+        self,
+        job: Job,
+        pipeline: Pipeline,
+        plans: Sequence[EpochPlan],
+        chosen: ChosenRecords,
+        stored: StoredState | None,
+        future: Mapping[Place, str],
+        keys: Sequence[StepKey],
+    ) -> None:
+        self.spans: dict[int, Sequence[Span]] = {}
+        self.joined: dict[Place, Mapping[str, Sequence[int]]] = {}
+        self._keys = keys
+        self._job, self._pipeline, self._stored, self._future = job, pipeline, stored, future
+        # What is too far ahead was found among all records of the ranges.
+        self._plans = {plan.epoch: replace(plan, max_future={}) for plan in plans}
+        self._chosen = replace(chosen, without=frozenset(future))
+        self._reasons: dict[Place, str | None] = {}
+        self._judged = 0
+        self._with, self._kept = self._run(self._chosen, self._note_spans)
 
     def of(self, record: FoundRecord) -> Explained:
-        plan = next(plan for plan in self._plans if plan.epoch == record.epoch)
-        without = self._run(replace(self._chosen, without=record.place))
-        reason, detail = self._dropped(record, without)
+        place, watermarks = record.place, self._plans[record.epoch].watermarks
+        if place in self._future:
+            return Explained(record, watermarks, "future", self._future[place], {}, {})
+        without, kept = self._without(place)
+        reason, detail = self._dropped(place, record.epoch, without)
+        self._reasons[place] = reason
+        self.joined[place] = _times_by_part(self._kept - kept)
         ours, theirs = _rows(self._with), _rows(without)
         made, prevented = _more(ours, theirs), _more(theirs, ours)
-        return Explained(record, plan.watermarks, reason, detail, made, prevented, self._padded(made))
+        return Explained(record, watermarks, reason, detail, made, prevented, self._padded(made))
+
+    def reason(self, place: Place, epoch: int) -> str | None:
+        """Why a record of an epoch was dropped, where other records or the state decided that. Of very many, the rest
+        counts as taken."""
+        if place in self._future:
+            return "future"
+        if place not in self._reasons:
+            name, judged = place.partition.input, None
+            dropped = epoch in self._with and _counts(self._with[epoch]).keys() & {(name, each) for each in LATER_RULES}
+            if dropped and self._judged < MAX_JUDGED:
+                self._judged += 1
+                judged, _ = self._dropped(place, epoch, self._without(place)[0])
+            self._reasons[place] = judged
+        return self._reasons[place]
 
     def _padded(self, made: Rows) -> Padded:
-        kind = self._last.kind
+        kind = self._pipeline.last.kind
         if not isinstance(kind, Join):
             return {}
         return {epoch: _without_partner(self._with[epoch], kind.padded_by) for epoch in made}
 
-    def _run(self, chosen: ChosenRecords) -> dict[int, ReplayedEpoch]:
-        with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
-            replay = Replay(self._job, chosen, Path(cache))
-            return {plan.epoch: replay.run(plan) for plan in self._plans if chosen.holds(plan) or replay.closes(plan)}
+    def _without(self, place: Place) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
+        return self._run(replace(self._chosen, without=self._chosen.without | {place}))
 
-    def _dropped(self, record: FoundRecord, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
+    def _run(
+        self, chosen: ChosenRecords, note: Callable[[EpochPlan, Replay], None] | None = None
+    ) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
+        """What the epochs give, and what later steps keep of it in the end."""
+        found: dict[int, ReplayedEpoch] = {}
+        with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
+            replay = Replay(self._job, chosen, Path(cache), self._stored, self._pipeline)
+            for epoch, plan in self._plans.items():
+                if chosen.holds(plan) or replay.closes(plan):
+                    found[epoch] = replay.run(plan)
+                    if note is not None:
+                        note(plan, replay)
+            return found, _joined_rows(self._pipeline, replay)
+
+    def _note_spans(self, plan: EpochPlan, replay: Replay) -> None:
+        for key in self._keys:
+            step = self._pipeline.steps[key.step]
+            if step.kind.merges_rows:
+                floors = replay.floors
+                closed = {
+                    part: Horizon(floors.get(part), floors.get(part)) for part in horizons_of(self._pipeline, plan)
+                }
+                segments = replay.kept(partial(may_have, step, key))
+                shown = kept_of(step, key, segments, Outlook(plan.watermarks, closed))
+                self.spans[plan.epoch] = step.kind.spans(shown)
+
+    def _dropped(self, place: Place, epoch: int, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
         """Which counter of rule T10 the record has moved, and what its dead letter says."""
-        epoch, place = record.epoch, record.place
         letters = [row for table in self._with[epoch].dead for row in table.to_pylist()]
         detail = [row["reason"] for row in letters if _is_at(row, place)]
         moved = _counts(self._with[epoch]) - (_counts(without[epoch]) if epoch in without else Counter())
-        reasons = sorted(reason for name, reason in moved if name == place.partition.input)
         name = place.partition.input
+        reasons = sorted(reason for of, reason in moved if of == name)
         if not reasons and _failed(self._with, name) > _failed(without, name):
             reasons = ["failed"]  # with a partner that came later
         if reasons:
             return reasons[0], "".join(detail[:1])
         return ("dead letter", detail[0]) if detail else (None, "")
+
+
+def _joined_rows(pipeline: Pipeline, replay: Replay) -> _JoinedRows:
+    """Rows of the step before that a step keeps."""
+    chained = {
+        side.part: (step, at) for step in pipeline.steps for at, side in enumerate(step.sides) if side.intake.chained
+    }
+    found: _JoinedRows = Counter()
+    for meta, run in replay.kept(lambda meta: meta.part in chained):
+        (step, side), floor = chained[meta.part], replay.floors.get(meta.part)
+        since = None if floor is None else step.kind.keep_from(side, floor)
+        rows = run.batch if since is None else run.batch.filter(pa.array(run.ts >= since))
+        columns = (rows.column(name).to_pylist() for name in (TS, HASH, PARTITION, OFFSET))
+        found.update((meta.part, *row) for row in zip(*columns, strict=True))
+    return found
+
+
+def _times_by_part(rows: _JoinedRows) -> Mapping[str, Sequence[int]]:
+    found: dict[str, list[int]] = {}
+    for part, ts, *_ in rows.elements():
+        found.setdefault(part, []).append(ts)
+    return found
 
 
 def _failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:

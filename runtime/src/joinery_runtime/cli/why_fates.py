@@ -3,7 +3,7 @@ came nearest to meeting it. A kind of step answers for its own rules (`Kind.has_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,36 @@ from joinery_runtime.cli.why_records import FoundRecord, Place
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.describe import Outlook, TakenRow
+from joinery_runtime.core.pipeline.describe import Outlook, Span, TakenRow
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
-from joinery_runtime.core.pipeline.sides import LEFT
+from joinery_runtime.core.pipeline.sides import LEFT, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
-from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.job_state import stored_floors
+from joinery_runtime.engine.plan import EpochPlan, input_states
+from joinery_runtime.engine.stored_rows import decoded
 from joinery_runtime.engine.worker import InputAccess
+from joinery_runtime.hosts.replay import StoredState
 from joinery_runtime.job import format_time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.sources.base import PartitionRef, RawBatch
+
+LATER_RULES = {"late": "t10", "expired": "a2", "closed": "s2"}
+"""Where docs/semantics.md says what a reason means that other records, or the state, decide; T10 says for each kind of
+step which rows are late."""
+
+RULES = LATER_RULES | {
+    "null_key": "j4",
+    "filtered": "j4",
+    "failed": "j1",
+    "future": "t11",
+    "history": "t12",
+    "dead letter": "t8",
+}
+
+Reason = Callable[[Place, int], str | None]
+"""Why a record of an epoch was dropped; None: it was taken."""
 
 
 def rule_of(anchor: str) -> str:
@@ -45,6 +64,23 @@ class Stay:
 
     def document(self) -> dict[str, Any]:
         return {"kept": self.left is None, "left": self.left, "when": self.words, "rule": rule_of(self.rule)}
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRows:
+    """Joined rows of a record that a later step keeps (2 is the second), and until when."""
+
+    step: int
+    rows: int
+    words: str
+    rule: str
+
+    def document(self) -> dict[str, Any]:
+        return {"step": self.step, "rows": self.rows, "when": self.words, "rule": rule_of(self.rule)}
+
+    def line(self) -> str:
+        rows = "1 joined row of it is" if self.rows == 1 else f"{self.rows:,} joined rows of it are"
+        return f"in step {self.step}, {rows} kept until {self.words} ({rule_of(self.rule)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +141,51 @@ class _Rows:
         return len(self.places)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptBefore:
+    """The state that the first of the epochs began with; None: it was empty."""
+
+    pipeline: Pipeline
+    stored: StoredState | None
+
+    def rows(self, name: str) -> Iterator[tuple[pa.RecordBatch, list[Place]]]:
+        """Of an input: rows as `prepare` makes them, with their places."""
+        spec = self.pipeline.input(name)
+        step = self.pipeline.steps[spec.step]
+        side = step.sides[spec.side]
+        if self.stored is None or side.state is not None:
+            return
+        record = self.stored.record
+        positions = input_states([name], record)[name].positions
+        floor = stored_floors(record).get(side.part)
+        since = None if floor is None else step.kind.keep_from(spec.side, floor)
+        for meta in record.segments:
+            if meta.part == side.part:
+                rows = stored_rows(side, decoded(meta, self.stored.blobs[meta.key]).batch)
+                if since is not None:
+                    rows = rows.filter(pa.array(rows.column(TS).to_numpy() >= since))
+                schema = side.intake.prepared_schema()
+                columns = [
+                    pa.repeat(pa.scalar(True), len(rows)) if each.name == JOINABLE else rows.column(each.name)
+                    for each in schema
+                ]
+                places = zip(rows.column(PARTITION).to_pylist(), rows.column(OFFSET).to_pylist(), strict=True)
+                yield (
+                    pa.record_batch(columns, schema=schema),
+                    [Place(_partition(name, number, offset, positions), offset) for number, offset in places],
+                )
+
+
+def _partition(name: str, number: int, offset: int, positions: Mapping[PartitionRef, int]) -> PartitionRef:
+    """A stored row has no topic. If several topics have that partition, and it may be of each, all are named."""
+    topics = {ref.topic for ref, end in positions.items() if ref.partition == number and offset < end}
+    return PartitionRef(name, " or ".join(sorted(topics)) or name, number)
+
+
 class Fates:
     """`batches` are the records that may have met each other, with their epochs, `outlook` that of the epoch after the
-    last plan. `dropped` are the reasons of records that are known not to have been taken."""
+    last plan. `dropped` says which were not taken, `before` what was there before the first of the plans, `spans` by
+    epoch what the rows of the key had become after it, of a kind that merges them."""
 
     def __init__(
         self,
@@ -116,9 +194,12 @@ class Fates:
         batches: Mapping[PartitionRef, Sequence[tuple[int, RawBatch]]],
         plans: Sequence[EpochPlan],
         outlook: Outlook,
-        dropped: Mapping[Place, str],
+        dropped: Reason,
+        before: KeptBefore,
+        spans: Mapping[int, Sequence[Span]],
     ) -> None:
         self._pipeline, self._plans, self._outlook, self._dropped = pipeline, plans, outlook, dropped
+        self._before, self._spans = before, spans
         self._decoders, self._batches = decoders, batches
         self._read: dict[str, _Rows | None] = {}
 
@@ -130,83 +211,143 @@ class Fates:
         if rows is None or at is None:
             return None
         step, own = self._pipeline.steps[spec.step], Selection(rows.batch, np.array([at]))
-        stay = self._stay(step, spec.side, record, own, rows)
+        stay = (self._merged_stay if step.kind.merges_rows else self._stay)(step, spec.side, record.epoch, own)
         nearest, alone = None, ""
         if isinstance(step.kind, Join):
-            nearest, alone = self._nearest(step, step.kind, spec.side, own, stay)
+            nearest, alone = self._nearest(step, step.kind, spec.side, own, record.epoch, stay)
         return Fate(stay, nearest, alone)
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
-    def _stay(self, step: StepSpec, side: int, record: FoundRecord, own: Selection, rows: _Rows) -> Stay:
+    def _stay(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Stay:
+        """Of the one row `own`, which came in this epoch; 0: before the first one."""
         part, kind = step.sides[side].part, step.kind
         rule = kind.leaves_by(side)
         near = self._of_key(step, own)
         for plan in self._plans:
-            if plan.epoch < record.epoch:
+            if plan.epoch < epoch:
                 continue
-            row = _taken(side, own, near, max(plan.epoch, record.epoch + 1))
+            row = _taken(side, own, near, max(plan.epoch, epoch + 1))
             horizons = horizons_of(self._pipeline, plan)
             if kind.has_left(step, row, horizons[part].current):
                 return Stay(plan.epoch, kind.leaves_when(step, row, Outlook(plan.watermarks, horizons)), rule)
-        row = _taken(side, own, near, self._plans[-1].epoch + 1)
-        words = kind.leaves_when(step, row, self._outlook)
-        if kind.has_left(step, row, self._outlook.horizon(part)):
+        return self._stays(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
+
+    def _merged_stay(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Stay:
+        """Of a row that has become part of something: it leaves with that."""
+        (ts,) = own.numbers(TS).tolist()
+        part, kind, last = step.sides[side].part, step.kind, ts
+        for plan in self._plans:
+            if plan.epoch < epoch:
+                continue
+            outlook = Outlook(plan.watermarks, horizons_of(self._pipeline, plan))
+            row = TakenRow(side, last, np.array([last]))
+            left = Stay(plan.epoch, kind.leaves_when(step, row, outlook), kind.leaves_by(side))
+            if plan.epoch > epoch and kind.has_left(step, row, outlook.horizon(part)):
+                return left
+            if plan.epoch in self._spans:
+                having = [span for span in self._spans[plan.epoch] if span.start <= ts <= span.last]
+                span = min(having, key=lambda span: bool(span.ended), default=None)
+                if span is None:
+                    return left
+                if span.ended:
+                    return Stay(plan.epoch, span.ended, span.ended_by)
+                last = span.last
+        return self._stays(step, side, TakenRow(side, last, np.array([last])))
+
+    def waiting(self, rows: Mapping[str, Sequence[int]]) -> list[WaitingRows]:
+        """`rows` are event times of joined rows, by part of the state."""
+        found = []
+        for part, times_of in sorted(rows.items()):
+            step, side = self._pipeline.side(part)
+            stay = self._stays(step, side, TakenRow(side, max(times_of), np.array([max(times_of)])))
+            found.append(WaitingRows(step.number + 1, len(times_of), stay.words, stay.rule))
+        return found
+
+    def _stays(self, step: StepSpec, side: int, row: TakenRow) -> Stay:
+        """Of a row that the last plan has left there."""
+        words = step.kind.leaves_when(step, row, self._outlook)
+        if step.kind.has_left(step, row, self._outlook.horizon(step.sides[side].part)):
             words = f"the next epoch: {words}"
-        return Stay(None, words, rule)
+        return Stay(None, words, step.kind.leaves_by(side))
 
     def _of_key(self, step: StepSpec, own: Selection) -> Sequence[tuple[int, _Rows, np.ndarray]]:
-        """Per input that the step reads itself: its side, its rows, and which of them have the key of the row. None
-        where all rows are of one key: what joins on time only looks at a row alone."""
+        """Per input that the step reads itself: its side, its rows, and which of them have the key of the row and were
+        taken. None where all rows are of one key: what joins on time only looks at a row alone."""
         found = []
         for other, spec in enumerate(step.sides):
             rows = None if step.broadcast or spec.intake.chained else self._rows(spec.time)
             if rows is not None:
-                found.append((other, rows, _same(step, own, rows)))
+                of_key = _same(step, own, rows)
+                found.append((other, rows, of_key[self._taken_in(rows, of_key)]))
         return found
+
+    def _taken_in(self, rows: _Rows, numbers: np.ndarray) -> np.ndarray:
+        """bool[n]: which of these rows were not dropped."""
+        return np.array([self._reason(rows, at) is None for at in numbers.tolist()], dtype=bool)
+
+    def _reason(self, rows: _Rows, at: int) -> str | None:
+        return self._dropped(rows.places[at], int(rows.epochs[at]))
 
     # --- the other side -----------------------------------------------------------------------------------------------
 
-    def _nearest(self, step: StepSpec, kind: Join, side: int, own: Selection, stay: Stay) -> tuple[Nearest | None, str]:
+    def _nearest(
+        self, step: StepSpec, kind: Join, side: int, own: Selection, epoch: int, stay: Stay
+    ) -> tuple[Nearest | None, str]:
         other = step.sides[1 - side]
         if other.intake.chained:
             return None, f"what it may meet are the rows of step {step.number}: ask for a record of {other.time}"
         rows = self._rows(other.time)
         found = _same(step, own, rows) if rows is not None else np.zeros(0, dtype=np.int64)
+        with_key = "" if step.broadcast else " with its key"
         if rows is None or not len(found):
-            with_key = "" if step.broadcast else " with its key"
-            return None, f"no record of {other.time}{with_key} was read that can match"
+            kept = " or is kept from before" if self._before.stored is not None else ""
+            return None, f"no record of {other.time}{with_key} was read{kept} that can match"
         there = Selection(rows.batch, found)
         mine, theirs = np.repeat(own.numbers(TS), len(found)), there.numbers(TS)
         misses = kind.misses(*((mine, theirs) if side == LEFT else (theirs, mine)))
         pairs = Pairs.of(side, Selection(own.batch, np.repeat(own.index, len(found))), there)
-        true = residual(step, pairs, PairFailures())
-        # Of versions only the newest one that is in reach counts, whatever `where` says of it.
-        refused = np.zeros(len(found), dtype=bool) if kind.right_is_table and side == LEFT else ~true
-        order = np.lexsort((-there.numbers(OFFSET), np.abs(theirs - mine), refused & (misses == 0), misses))
+        true, taken = residual(step, pairs, PairFailures()), self._taken_in(rows, found)
+        if not (taken | (misses == 0)).any():
+            return None, f"all records of {other.time}{with_key} were dropped that can match"
+        # Of versions only the newest one that is in reach counts, whatever `where` says of it. What was dropped met
+        # nothing: it is named where it would have, if nothing else would.
+        refused = 0 if kind.right_is_table and side == LEFT else ~true
+        rank = np.where(misses == 0, np.where(taken, refused, 2), 0)
+        order = np.lexsort((-there.numbers(OFFSET), np.abs(theirs - mine), rank, misses, ~taken & (misses > 0)))
         best = int(order[0])
         at = int(found[best])
-        miss, place, ts = int(misses[best]), rows.places[at], int(theirs[best])
+        miss, place, ts, rule = int(misses[best]), rows.places[at], int(theirs[best]), kind.matches_by
         if miss:
             words = f"{format_duration(miss)} outside {kind.reach_text}"
         else:
-            words = self._in_the_way(rows, at, bool(true[best]), stay)
-        return Nearest(place, ts, miss, words, kind.matches_by), ""
+            words, rule = self._in_the_way(step, 1 - side, rows, at, epoch, stay, true=bool(true[best]))
+        return Nearest(place, ts, miss, words, rule), ""
 
-    def _in_the_way(self, rows: _Rows, at: int, true: bool, stay: Stay) -> str:
-        """What else than the times may part two records of one key."""
-        place = rows.places[at]
+    def _in_the_way(
+        self, step: StepSpec, side: int, rows: _Rows, at: int, epoch: int, stay: Stay, *, true: bool
+    ) -> tuple[str, str]:
+        """What else than the times may part the row `at` of a side from the record, which came in an epoch, and by
+        which rule; in the order in which the engine asks (T3): what is dropped or gone meets nothing."""
+        came, kind = int(rows.epochs[at]), step.kind
+        assert isinstance(kind, Join), "only those have a row nearest"
+        reason = self._reason(rows, at)
+        if reason is not None:
+            return f"within reach, but it was dropped: {reason}", RULES[reason]
+        if stay.left is not None and came >= stay.left and came > epoch:
+            return f"within reach, but it came in epoch {came}, when the record was gone", stay.rule
+        if came < epoch:
+            theirs = self._stay(step, side, came, Selection(rows.batch, np.array([at])))
+            if theirs.left is not None and theirs.left <= epoch:
+                gone = "it was never kept" if theirs.left == came else f"it left the state in epoch {theirs.left}"
+                return f"within reach, but {gone}, before the record came: {theirs.words}", theirs.rule
         if DELETED in rows.batch.schema.names and rows.batch.column(DELETED)[at].as_py():
-            return "within reach, and it deletes the key"
+            return "within reach, and it deletes the key", kind.matches_by
         if not true:
-            return "within reach, but `where` is not true for the two"
-        if place in self._dropped:
-            return f"within reach, but it was dropped: {self._dropped[place]}"
-        if stay.left is not None and int(rows.epochs[at]) >= stay.left:
-            return f"within reach, but it came in epoch {int(rows.epochs[at])}, when the record was gone"
+            return "within reach, but `where` is not true for the two", kind.matches_by
         if len(self._pipeline.steps) > 1:
-            return "they meet; the steps that follow have put out nothing of it so far"
-        return "within reach; nothing of the two has gone out so far"
+            return "they meet; the steps that follow have put out nothing of it so far", kind.matches_by
+        return "within reach; nothing of the two has gone out so far", kind.matches_by
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -228,9 +369,13 @@ class Fates:
                     if JOINABLE in prepared.schema.names:
                         prepared = prepared.filter(prepared.column(JOINABLE))
                     batches.append(prepared)
-                    there = prepared.column(OFFSET).to_pylist()
-                    places += [Place(ref, offset) for offset in there]
-                    epochs += [epoch] * len(there)
+                    at = prepared.column(OFFSET).to_pylist()
+                    places += [Place(ref, offset) for offset in at]
+                    epochs += [epoch] * len(at)
+        for kept, there in self._before.rows(name):
+            batches.append(kept)
+            places += there
+            epochs += [0] * len(there)
         if not places:
             return None
         (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from joinery_runtime.cli.state_key import StepKey
 from joinery_runtime.cli.state_show import same_value
+from joinery_runtime.core.pipeline.future import FutureRows
+from joinery_runtime.core.pipeline.prepare import too_far_ahead
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.plan import EpochPlan, partition_id
@@ -54,11 +56,11 @@ class FoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRecords:
-    """An `InputAccess` of the records that were chosen: ranges of a plan give those alone. `without` leaves one out."""
+    """An `InputAccess` of the records that were chosen: ranges of a plan give those alone, but for those `without`."""
 
     decoders: InputAccess
     batches: Mapping[PartitionRef, Sequence[tuple[int, RawBatch]]]
-    without: Place | None = None
+    without: frozenset[Place] = frozenset()
 
     def reader(self, name: str, lane: int) -> ChosenRecords:
         return self
@@ -70,8 +72,9 @@ class ChosenRecords:
         for each in planned:
             for _, raw in self.batches.get(each.partition, ()):
                 inside = (raw.offsets >= each.start) & (raw.offsets < each.end_exclusive)
-                if self.without is not None and self.without.partition == each.partition:
-                    inside &= raw.offsets != self.without.offset
+                left_out = [place.offset for place in self.without if place.partition == each.partition]
+                if left_out:
+                    inside &= ~np.isin(raw.offsets, left_out)
                 if inside.any():
                     yield raw.take(np.flatnonzero(inside))
 
@@ -97,6 +100,9 @@ class Gathering:
     alone: bool = False
     batches: dict[PartitionRef, list[tuple[int, RawBatch]]] = field(default_factory=dict)  # with their epochs
     found: list[FoundRecord] = field(default_factory=list)
+    future: dict[Place, str] = field(default_factory=dict)
+    """Those of the records that are too far ahead (T11), and why. Other records of their ranges decide that, which are
+    not kept."""
     _kept: int = 0
 
     def take(self, plan: EpochPlan) -> dict[str, int]:
@@ -105,14 +111,17 @@ class Gathering:
         read: Counter[str] = Counter()
         for planned in plan.ranges:
             name = planned.partition.input
+            most = plan.max_future.get(name)
+            future = None if most is None else FutureRows(most, plan.watermarks[name])
             for raw in self.inputs.reader(name, 0).read(planned):
                 read[f"{name}:{partition_id(planned.partition)}"] += len(raw.offsets)
                 if len(raw.offsets):
-                    self._take(plan.epoch, name, raw)
+                    self._take(plan.epoch, name, raw, future)
         return read
 
-    def _take(self, epoch: int, name: str, raw: RawBatch) -> None:
+    def _take(self, epoch: int, name: str, raw: RawBatch, future: FutureRows | None) -> None:
         decoded = self.inputs.decoder(name, 0).decode_batch(raw)
+        ahead = {} if future is None else self._ahead(name, raw, decoded, future)
         named = self._named(raw)
         of_key = np.zeros(len(raw.offsets), dtype=bool)
         for key in self.keys.get(name, ()):
@@ -121,6 +130,9 @@ class Gathering:
         chosen = np.flatnonzero(of_key | named | everything)
         if not len(chosen):
             return
+        self.future |= {
+            Place(raw.partition, int(raw.offsets[at])): ahead[at] for at in ahead.keys() & set(chosen.tolist())
+        }
         self._kept += len(chosen)
         if self._kept > MAX_RECORDS:
             raise JoineryError(
@@ -130,6 +142,15 @@ class Gathering:
             )
         self.batches.setdefault(raw.partition, []).append((epoch, raw.take(chosen)))
         self.found += self._records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
+
+    def _ahead(self, name: str, raw: RawBatch, decoded: Decoded, future: FutureRows) -> dict[int, str]:
+        """By position in the batch."""
+        of_all, batches = raw.timestamps, decoded.rows.combine_chunks().to_batches()
+        if not batches:
+            return {}
+        timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
+        found = too_far_ahead(self.pipeline.intake(name), batches[0], future, timestamps)
+        return {int(decoded.index[row]): reason for row, reason in found.items()}
 
     def _named(self, raw: RawBatch) -> np.ndarray:
         """bool[n]: the record that was asked for by its place."""

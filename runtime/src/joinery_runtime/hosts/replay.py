@@ -1,13 +1,13 @@
 """Committed epochs, run once more: the job's own core over the ranges, watermarks and horizons of the epoch log.
 
 A plan fixes all that decides an epoch's rows (rule T9). So what went out can be computed again from the log and the
-inputs alone, in this process, with an empty state in memory at the start. Nothing of the job is touched: no store, no
-output, no consumer group.
+inputs, in this process, with an empty state in memory at the start; where the log does not go back so far, with the
+state that a savepoint keeps. Nothing of the job is touched: no store, no output, no consumer group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,25 @@ import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.core.pipeline.times import Floors
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.assembly import fingerprint, identity, input_clocks
-from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.job_state import JobState, compare_with_state
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
-from joinery_runtime.engine.plan import EpochPlan, input_states
+from joinery_runtime.engine.plan import EpochPlan, input_states, partition_id
 from joinery_runtime.engine.report import result_json
+from joinery_runtime.engine.stored_rows import decoded
 from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
-from joinery_runtime.errors import JoineryError
+from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.job import Job
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Standing
+from joinery_runtime.state import migrations
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, SegmentReader, Standing, StateReader
+from joinery_runtime.state.upgrade import outdated
 
 _PAGE = 1000
 
@@ -56,13 +61,32 @@ class StoredState:
     record: JobRecord
     blobs: Mapping[str, bytes]
 
+    @classmethod
+    def readable(cls, record: JobRecord, blobs: Mapping[str, bytes]) -> StoredState:
+        """With segments that this release can read."""
+        target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
+        old = {meta.key: meta for meta in outdated(record, chain, target)}
+        newer = {key: migrations.migrate(blobs[key], meta.state_version, target, chain) for key, meta in old.items()}
+        segments = [
+            replace(meta, state_version=target, bytes=len(newer[meta.key])) if meta.key in newer else meta
+            for meta in record.segments
+        ]
+        return cls(replace(record, segments=tuple(segments)), {**blobs, **newer})
+
 
 class Replay:
     """The job's state, in memory, and what runs its next epoch: the state is empty at first, or as it is `stored`.
-    `cache` is an empty directory."""
+    `cache` is an empty directory. `pipeline` is the job, compiled, where that was done before."""
 
-    def __init__(self, job: Job, inputs: InputAccess, cache: Path, stored: StoredState | None = None) -> None:
-        self._pipeline, self._clocks = compile_job(job), input_clocks(job)
+    def __init__(
+        self,
+        job: Job,
+        inputs: InputAccess,
+        cache: Path,
+        stored: StoredState | None = None,
+        pipeline: Pipeline | None = None,
+    ) -> None:
+        self._pipeline, self._clocks = pipeline or compile_job(job), input_clocks(job)
         self._output, self._dead = LocalCapture(), LocalCapture()
         self._segments = _Segments({} if stored is None else stored.blobs)
         parts = WorkerParts(
@@ -76,7 +100,7 @@ class Replay:
 
     def goes_on(self, plan: EpochPlan) -> bool:
         """Whether the plan reads on from where the state stands. Not after a restore or a reset."""
-        there = {ref: offset for one in self._state.inputs.values() for ref, offset in one.positions.items()}
+        there = _positions(self._state)
         return all(planned.start >= there.get(planned.partition, planned.start) for planned in plan.ranges)
 
     def closes(self, plan: EpochPlan) -> bool:
@@ -94,6 +118,16 @@ class Replay:
         return ReplayedEpoch(
             plan, self._output.take(), self._dead.take(), result_json(plan, outcome, self._state.totals)
         )
+
+    def kept(self, wanted: Callable[[SegmentMeta], bool]) -> list[tuple[SegmentMeta, Run]]:
+        """The live segments, of which the `wanted` ones."""
+        there = self._state.segments.items()
+        return [(meta, decoded(meta, self._segments.blob(key))) for key, meta in there if wanted(meta)]
+
+    @property
+    def floors(self) -> Floors:
+        """Up to where the parts of the state are closed."""
+        return self._state.floors
 
     def _after_what_was_left_out(self, plan: EpochPlan) -> EpochPlan:
         floors = self._state.floors
@@ -118,6 +152,9 @@ class _Segments:
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         return {key: self._blobs[key] for key in keys}
 
+    def blob(self, key: str) -> bytes:
+        return self._blobs[key]
+
     def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
         return None
 
@@ -129,25 +166,77 @@ class _Segments:
 # --- which epochs can be replayed -------------------------------------------------------------------------------------
 
 
-def replayable(job: Job, store: JobReader, first: int | None = None, last: int | None = None) -> list[EpochRecord]:
-    """The log's entries from where the state was empty up to epoch `last` (None: the newest one). `first` has to be
-    among them (None: whatever there is). Raises JoineryError that says why an epoch cannot be computed again."""
-    entries = [entry for entry in _log(job.name, store) if last is None or entry.epoch <= last]
+@dataclass(frozen=True, slots=True)
+class Replayable:
+    """Entries of the log that can be computed again, each after the one before. They begin with an empty state, or with
+    what a savepoint keeps: `savepoint` is its name, `record` what it keeps, of the job or of one that it started from.
+    """
+
+    entries: Sequence[EpochRecord]
+    savepoint: str = ""
+    record: JobRecord | None = None
+
+    def stored(
+        self, store: SegmentReader, wanted: Callable[[SegmentMeta], bool] = lambda _: True
+    ) -> StoredState | None:
+        """The state that they begin with, of its segments those that are `wanted`; None: it is empty. Raises
+        JoineryError where the savepoint was deleted meanwhile."""
+        if self.record is None:
+            return None
+        segments = tuple(meta for meta in self.record.segments if wanted(meta))
+        try:
+            blobs = store.read_segments(self.record.job, [meta.key for meta in segments])
+        except StoreUnavailable:
+            raise
+        except StateError as error:
+            raise JoineryError(
+                f"Savepoint {self.savepoint} of job {self.record.job} was deleted while it was read",
+                facts=str(error),
+                todo="Ask again: another savepoint may do",
+            ) from error
+        return StoredState.readable(replace(self.record, segments=segments), blobs)
+
+
+def replayable(
+    job: Job,
+    store: StateReader,
+    first: int | None = None,
+    last: int | None = None,
+    pipeline: Pipeline | None = None,
+) -> Replayable:
+    """The log's entries up to epoch `last` (None: the newest one), from where the state was empty or, where the log
+    does not go back so far, from a savepoint: the oldest one that fits, or the newest one before epoch `first`, which
+    has to be among them. `pipeline` is the job, compiled, where that was done before. Raises JoineryError that says why
+    an epoch cannot be computed again, and what would help."""
+    log = list(_log(job.name, store))
+    own = _own(log)
+    entries = [entry for entry in own if last is None or entry.epoch <= last]
     if not entries or (first is not None and first > entries[-1].epoch):
         newest = f"the newest one is {entries[-1].epoch}" if entries else "the log is empty"
         raise JoineryError(f"The epoch log of job {job.name} has no such epoch", facts=newest)
-    plans = {entry.epoch: EpochPlan.from_json(entry.plan) for entry in entries}
-    goal = entries[-1].epoch if first is None else first
-    empty = [number for number, plan in plans.items() if number <= goal and _state_is_empty(plan)]
-    if not empty:
-        raise JoineryError(
-            f"The epochs of job {job.name} cannot be computed again",
-            facts=f"the log begins with epoch {entries[0].epoch}, when the job already kept rows of earlier ones",
-            todo="Keep the log longer: stateStore.postgres.epochLogRetention",
-        )
-    chosen = [entry for entry in entries if entry.epoch >= empty[-1]]
-    _check(job, [plans[entry.epoch] for entry in chosen])
-    return chosen
+    plans = [EpochPlan.from_json(entry.plan) for entry in entries]
+    pipeline = pipeline or compile_job(job)
+    course = _last_course(fingerprint_of(job, pipeline), plans)
+    asked = [at for at, entry in enumerate(entries) if at >= course.begin and (first is None or entry.epoch <= first)]
+    if course.empty and asked:
+        return Replayable(entries[course.begin :])
+    found = _starts(job, store, plans, course, begun=len(own) < len(log))
+    starts = sorted((start for start in found if start.at >= course.begin), key=lambda start: start.at)
+    early = [start for start in starts if start.at in asked]
+    late = [start for start in starts if start.at not in asked]
+    for start in [*(early if first is None else reversed(early)), *late]:
+        record = store.pinned(start.job, start.savepoint)
+        if _fits(job, pipeline, record, plans[start.at :]):
+            if start in late:
+                raise _only_later(job, course, plans[start.at].epoch, start.savepoint)
+            return Replayable(entries[start.at :], start.savepoint, record)
+    raise _not_again(job, plans, course)
+
+
+def _own(entries: list[EpochRecord]) -> list[EpochRecord]:
+    """Without the entry that a job has of the one that it started from, of which it has put nothing out: what an epoch
+    wrote is left out of the copy."""
+    return entries[1:] if entries and "output" not in entries[0].result else entries
 
 
 def _log(job: str, store: JobReader) -> Iterator[EpochRecord]:
@@ -157,6 +246,36 @@ def _log(job: str, store: JobReader) -> Iterator[EpochRecord]:
         after = page[-1].epoch
 
 
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """The last plans that follow each other under the job as it is now, from the one at `begin`. `empty`: the state was
+    empty before it; else `why` says what parts it from the plans before it."""
+
+    begin: int
+    empty: bool
+    why: str
+
+
+def _last_course(today: str, plans: Sequence[EpochPlan]) -> _Course:
+    why = f"the log begins with epoch {plans[0].epoch}, when the job already kept rows of earlier ones"
+    course = _Course(0, False, why)
+    ends: dict[PartitionRef, int] = {}
+    floors: dict[str, int] = {}
+    for at, plan in enumerate(plans):
+        if plan.fingerprint and plan.fingerprint != today:
+            why = f"epoch {plan.epoch} was made by the job before an edit, which the log does not keep"
+            course = _Course(at + 1, False, why)
+        elif _state_is_empty(plan):
+            course = _Course(at, True, "")
+        elif at > course.begin and (back := _goes_back(plan, ends, floors)):
+            course = _Course(at, False, f"in epoch {plan.epoch} {back}")
+        if at <= course.begin:
+            ends, floors = {}, {}
+        ends |= {planned.partition: planned.end_exclusive for planned in plan.ranges}
+        floors |= times.floors_after(plan.horizons)
+    return course
+
+
 def _state_is_empty(plan: EpochPlan) -> bool:
     """Before this epoch no row with an event time had been read, and nothing had been closed: the job, or its life
     after `start_anew`, began with it."""
@@ -164,43 +283,106 @@ def _state_is_empty(plan: EpochPlan) -> bool:
     return unread and all(horizon.previous is None for horizon in plan.horizons.values())
 
 
-def fingerprint_of(job: Job) -> str:
+def fingerprint_of(job: Job, pipeline: Pipeline) -> str:
     """What plans that were made under the job as it is now have."""
-    return fingerprint(identity(job, compile_job(job), lambda _: None).signature)
+    return fingerprint(identity(job, pipeline, lambda _: None).signature)
 
 
-def _check(job: Job, plans: Sequence[EpochPlan]) -> None:
-    """Raises JoineryError unless each epoch goes on where the one before ended, under the job as it is now."""
-    today = fingerprint_of(job)
-    ends: dict[PartitionRef, int] = {}
-    floors: dict[str, int] = {}
+def _goes_back(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mapping[str, int]) -> str:
+    """Why the plan does not go on where the ones before it ended; empty if it does."""
+    for planned in plan.ranges:
+        if planned.start < ends.get(planned.partition, planned.start):
+            place = f"{planned.partition.topic}/{planned.partition.partition}"
+            offsets = f"from offset {ends[planned.partition]} to {planned.start}"
+            return f"{place} went back {offsets}: a restore or a reset took the job back"
+    for part, horizon in plan.horizons.items():
+        if horizon.previous != floors.get(part):
+            return (
+                f"part {part} of the state was closed up to {horizon.previous}, the epochs before it closed it up to "
+                f"{floors.get(part)}: the state was restored, or a watermark was reset"
+            )
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A savepoint, of which job, that the plan at `at` may go on from."""
+
+    at: int
+    job: str
+    savepoint: str
+
+
+def _starts(
+    job: Job, store: StateReader, plans: Sequence[EpochPlan], course: _Course, *, begun: bool
+) -> Iterator[_Start]:
+    """By the numbers of the epochs; whether the state fits is another question. `begun`: the first of the plans is the
+    job's first one after it started from another job."""
+    record = store.record(job.name)
+    lineage = None if record is None else record.lineage
+    for pin in store.savepoints(job.name):
+        following = next((at for at, plan in enumerate(plans) if plan.epoch > pin.epoch), None)
+        if following is None or pin.lineage != lineage:
+            continue
+        # The log has all epochs since the savepoint only if it has one from before it, or the very next.
+        if following > 0 or plans[0].epoch == pin.epoch + 1:
+            yield _Start(following, job.name, pin.name)
+        if following < course.begin < len(plans):  # the job may have been taken back to it
+            yield _Start(course.begin, job.name, pin.name)
+    begin = job.spec.state_store.start_from
+    if begin is not None:
+        other = job.name_beside(begin.job)
+        for pin in store.savepoints(other):
+            if pin.name == begin.savepoint and (begun or plans[0].epoch == pin.committed + 1):
+                yield _Start(0, other, pin.name)
+
+
+def _fits(job: Job, pipeline: Pipeline, record: JobRecord, plans: Sequence[EpochPlan]) -> bool:
+    """Whether the first of the plans was made on this state: each partition is read on where the state stands, by the
+    first plan that reads it, and the state is closed, and has seen event times, up to where that plan says."""
+    try:
+        compare_with_state(identity(job, pipeline, lambda _: None), record)
+    except IncompatibleState:
+        return False
+    state, first = JobState.of(pipeline, record, None), plans[0]
+    there, lost = _positions(state), {place for plan in plans for place in plan.lost}
     for plan in plans:
-        if plan.fingerprint and plan.fingerprint != today:
-            raise _not_again(job, plan, "it was made by the job before an edit, which the log does not keep")
         for planned in plan.ranges:
-            if planned.start < ends.get(planned.partition, planned.start):
-                place = f"{planned.partition.topic}/{planned.partition.partition}"
-                raise _not_again(
-                    job,
-                    plan,
-                    f"{place} went back from offset {ends[planned.partition]} to {planned.start}: a restore or a reset "
-                    "took the job back",
-                )
-            ends[planned.partition] = planned.end_exclusive
-        for part, horizon in plan.horizons.items():
-            if horizon.previous != floors.get(part):
-                raise _not_again(
-                    job, plan, f"part {part} of the state was closed up to {horizon.previous}, the epochs before it "
-                    f"closed it up to {floors.get(part)}: the state was restored, or a watermark was reset"
-                )  # fmt: skip
-        floors |= times.floors_after(plan.horizons)
+            ref, stands = planned.partition, there.pop(planned.partition, planned.start)
+            if planned.start != stands and not (planned.start > stands and partition_id(ref) in lost):
+                return False
+    newest = {name: one.progress.newest for name, one in state.inputs.items()}
+    closed = all(horizon.previous == state.floors.get(part) for part, horizon in first.horizons.items())
+    return closed and all(newest.get(name) == highest for name, highest in first.highest.items())
 
 
-def _not_again(job: Job, plan: EpochPlan, facts: str) -> JoineryError:
+def _positions(state: JobState) -> dict[PartitionRef, int]:
+    return {ref: offset for one in state.inputs.values() for ref, offset in one.positions.items()}
+
+
+def _only_later(job: Job, course: _Course, since: int, savepoint: str) -> JoineryError:
     return JoineryError(
-        f"Epoch {plan.epoch} of job {job.name} cannot be computed again",
-        facts=facts,
-        todo="Name epochs before it, or after the next start with empty state",
+        f"Epochs before {since} of job {job.name} cannot be computed again",
+        facts=f"{course.why}; savepoint {savepoint} is the first one that keeps the state since then",
+        todo=f"Ask for epochs from {since} on: --epochs {since}..",
+    )
+
+
+def _not_again(job: Job, plans: Sequence[EpochPlan], course: _Course) -> JoineryError:
+    if course.empty:
+        since = plans[course.begin].epoch
+        return JoineryError(
+            f"Epochs before {since} of job {job.name} cannot be computed again together with later ones",
+            facts=f"the job began with an empty state in epoch {since}",
+            todo=f"Ask for epochs up to {since - 1}, or from {since} on",
+        )
+    others = f", or ask for epochs up to {plans[course.begin - 1].epoch}" if course.begin else ""
+    return JoineryError(
+        f"The epochs of job {job.name} cannot be computed again",
+        facts=f"{course.why}, and no savepoint keeps the state from there on",
+        todo=f"Make a savepoint now (`joinery state savepoint JOB NAME`): epochs from {plans[-1].epoch + 1} on can "
+        "then be computed again, while the savepoint is kept and the log goes back to it. stateStore.savepoints makes "
+        f"some from time to time, stateStore.postgres.epochLogRetention keeps the log longer{others}",
     )
 
 

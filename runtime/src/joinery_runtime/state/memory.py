@@ -263,6 +263,23 @@ class MemoryStore:
             pins = self._jobs[job].pins if job in self._jobs else {}
             return [pins[name].savepoint for name in sorted(pins)]
 
+    def pinned(self, job: str, name: str) -> JobRecord:
+        with self._lock:
+            entry = self._existing(job)
+            pin = self._pin(entry, name)
+            return replace(
+                entry.record(self._clock()),
+                lineage=pin.savepoint.lineage,
+                epoch=pin.savepoint.epoch,
+                signature=decode_optional(pin.signature),
+                definition=decode_optional(pin.definition),
+                plan=None,
+                planned_for_ms=0,
+                offsets=dict(pin.offsets),
+                segments=tuple(entry.segments[key].meta for key in sorted(pin.keys)),
+                committed=pin.savepoint.committed,
+            )
+
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         with self._lock:
             entry = self._existing(job)

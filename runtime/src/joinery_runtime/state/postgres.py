@@ -222,6 +222,14 @@ class PostgresStore:
         with self._connection.session() as connection:
             return list(self._savepoints(connection, job).values())
 
+    def pinned(self, job: str, name: str) -> JobRecord:
+        with self._connection.session() as connection:
+            row = self._sql.run(connection, statements.PINNED, job, name=name).fetchone()
+            if row is None:
+                decisions.require_job(self._stored(connection, job), job)
+                raise decisions.no_savepoint(job, name, list(self._savepoints(connection, job)))
+        return _record(job, row)
+
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         with self._connection.transaction() as connection:
             stored = decisions.require_job(self._lock(connection, job), job)

@@ -175,6 +175,18 @@ SAVEPOINTS = """
 SELECT name, epoch, (extract(epoch FROM created_at) * 1000)::bigint, rows, bytes, committed, lineage::text, rolled_back
 FROM {schema}.savepoints WHERE pipeline_name = %(job)s ORDER BY name COLLATE "C"
 """
+
+# In the columns of RECORD.
+PINNED = """
+SELECT s.lineage::text, j.generation, s.epoch, s.signature::text, s.definition::text, NULL, 0,
+    s.source_ids, s.source_offsets,
+    (SELECT coalesce(json_agg(meta ORDER BY group_key), '[]')
+     FROM {schema}.state JOIN {schema}.savepoint_segments p USING (pipeline_name, group_key)
+     WHERE p.pipeline_name = s.pipeline_name AND p.name = s.name),
+    s.committed, NULL
+FROM {schema}.savepoints s JOIN {schema}.jobs j USING (pipeline_name)
+WHERE s.pipeline_name = %(job)s AND s.name = %(name)s AND NOT j.deleted
+"""
 MARK_ROLLED_BACK = "UPDATE {schema}.savepoints SET rolled_back = TRUE WHERE pipeline_name = %(job)s AND name = %(name)s"
 
 DELETE_SAVEPOINT = "DELETE FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s"

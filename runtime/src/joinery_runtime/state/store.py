@@ -42,6 +42,7 @@ __all__ = [
     "JobRecord",
     "Json",
     "Migration",
+    "SavepointReader",
     "Savepoints",
     "SegmentMeta",
     "SegmentReader",
@@ -185,7 +186,20 @@ class SegmentReader(Protocol):
         ...
 
 
-class StateReader(JobReader, SegmentReader, Protocol):
+class SavepointReader(Protocol):
+    """What savepoints keep."""
+
+    def savepoints(self, job: str) -> list[StoredSavepoint]:
+        """By name."""
+        ...
+
+    def pinned(self, job: str, name: str) -> JobRecord:
+        """What the savepoint keeps, as the record of the job that stood there: nothing is planned, `epoch` is the last
+        number that had been used. Raises StateError if there is no such savepoint."""
+        ...
+
+
+class StateReader(JobReader, SegmentReader, SavepointReader, Protocol):
     """All that can be read of a job."""
 
 
@@ -232,12 +246,8 @@ class Epochs(Protocol):
         ...
 
 
-class Savepoints(Protocol):
+class Savepoints(SavepointReader, Protocol):
     """Pins the state as it is. Pinned segments stay readable; live ones are not touched, and no driver is fenced."""
-
-    def savepoints(self, job: str) -> list[StoredSavepoint]:
-        """By name."""
-        ...
 
     def create_savepoint(self, job: str, name: str) -> StoredSavepoint:
         """Pins the live segments with offsets, signature and definition; copies no blob. Raises StateError if the

@@ -81,6 +81,17 @@ class TakenRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """What a kind has made of several rows, by their first and last event times. `ended` says why it takes no more rows
+    and has gone out, by the rule `ended_by`; empty: it is open."""
+
+    start: int
+    last: int
+    ended: str = ""
+    ended_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RowStatus:
     """When a stored row leaves, and whether it goes out then: in words, and as facts for a document."""
 

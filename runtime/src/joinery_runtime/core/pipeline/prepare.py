@@ -102,8 +102,7 @@ def prepare(
 ) -> Prepared:
     rows, offsets = records.rows, records.offsets
     times = rows.column(intake.event_time).cast(pa.int64())
-    values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
-    usable = np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
+    values, usable = _event_times(times)
     ahead: dict[int, str] = {}
     if checks.future is not None:
         ahead = _ahead(checks.future, intake.event_time, values, usable, records.timestamps)
@@ -118,6 +117,20 @@ def prepare(
     prepared, dropped = _prepared(intake, read, hasher, bad, checks)
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
     return Prepared(prepared, span["min"], span["max"], counted, bad)
+
+
+def too_far_ahead(
+    intake: Intake, rows: pa.RecordBatch, future: FutureRows, timestamps: Timestamps | None
+) -> dict[int, str]:
+    """By position, why rows are too far ahead, as `prepare` finds them."""
+    values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
+    return _ahead(future, intake.event_time, values, usable, timestamps)
+
+
+def _event_times(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n], and bool[n]: which of them are usable."""
+    values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
+    return values, np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
 
 
 def _ahead(

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, Summary, TakenRow, ToJson
+from joinery_runtime.core.pipeline.describe import Outlook, Shown, Span, StoredRows, Summary, TakenRow, ToJson
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.sides import LEFT, MARKS, RIGHT, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepRun, StepWork
@@ -152,6 +152,13 @@ class Kind(ABC):
         return {name for name, at in known.items() if at == lowest}
 
     # --- for people ---------------------------------------------------------------------------------------------------
+
+    merges_rows: ClassVar[bool] = False
+    """Whether the state has no rows, but what was made of several: `spans`."""
+
+    def spans(self, shown: Sequence[Shown]) -> Sequence[Span]:
+        """Of all that is stored of a key."""
+        return ()
 
     def side_text(self, step: StepSpec, side: int) -> str:
         """A side in words: `step 2, left side (orders, payments)`."""

@@ -20,7 +20,7 @@ from joinery_runtime.core.kinds.rows import rows_at_once
 from joinery_runtime.core.kinds.session.change import Folding, change, rows_to_add
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
 from joinery_runtime.core.kinds.session.report import SessionCounts, ShownSession, shown_sessions
-from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows, TakenRow, ToJson
+from joinery_runtime.core.pipeline.describe import Outlook, Shown, Span, StoredRows, TakenRow, ToJson
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
 from joinery_runtime.core.pipeline.step import (
     ARRIVAL,
@@ -117,6 +117,11 @@ class SessionAggregation(SessionParameters, Kind):
         self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
     ) -> Sequence[ShownSession]:
         return shown_sessions(self, step, stored, outlook, to_json)
+
+    merges_rows: ClassVar[bool] = True
+
+    def spans(self, shown: Sequence[Shown]) -> Sequence[Span]:
+        return [session.span for session in shown if isinstance(session, ShownSession)]
 
     def leaves_by(self, side: int) -> str:
         return "s4" if self.drop_late else "s5"

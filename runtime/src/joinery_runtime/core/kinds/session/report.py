@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.session.change import Folding
 from joinery_runtime.core.kinds.session.form import SessionParameters
-from joinery_runtime.core.pipeline.describe import Outlook, StoredRows, ToJson
+from joinery_runtime.core.pipeline.describe import Outlook, Span, StoredRows, ToJson
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.table.columns import EMITTED, FORCED, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
@@ -82,6 +82,13 @@ class ShownSession:
             return facts
         out = None if self.emitted else self.timers.goes_out_above(self.last)
         return {**facts, "goes_out": out, "aggregates": dict(self.aggregates)}
+
+    @property
+    def span(self) -> Span:
+        """S2: one that was forced out is a mark."""
+        times = f"{format_time(self.start)} to {format_time(self.last)}"
+        ended = (f"its session, {times}, reached maxDuration and went out", "s2") if self.capped else ()
+        return Span(self.start, self.last, *ended)
 
     def line(self) -> str:
         place = f"{format_time(self.start)} to {format_time(self.last)}, id {self.session_id}"
