@@ -1,6 +1,14 @@
 """Manifests of a job's children: pure functions of a revision."""
 
-from joinery_operator.manifests.objects import config_map, drifted, network_policy, page_ingress, page_url, service
+from joinery_operator.manifests.objects import (
+    config_map,
+    drifted,
+    network_policy,
+    page_ingress,
+    page_url,
+    service,
+    stored_job,
+)
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.pods import (
     MAIN_CONTAINER,
@@ -9,6 +17,7 @@ from joinery_operator.manifests.pods import (
     check_pod,
     delete_state_pod,
     driver_pod,
+    question_pod,
     restore_pod,
     savepoint_pod,
     scale_annotation,
@@ -30,9 +39,11 @@ __all__ = [
     "network_policy",
     "page_ingress",
     "page_url",
+    "question_pod",
     "restore_pod",
     "savepoint_pod",
     "scale_annotation",
     "service",
     "spark_problems",
+    "stored_job",
 ]
