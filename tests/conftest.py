@@ -118,3 +118,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no worker is still at them when the others are done."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Figures that tests have recorded (`record_property`), with or without xdist."""
+    for report in terminalreporter.stats.get("passed", []) + terminalreporter.stats.get("failed", []):
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{report.nodeid}: {name}: {value}")

@@ -207,6 +207,10 @@ class Log:
         found = self._store.epochs(self._name, limit=100_000)
         return [{"epoch": e.epoch, "generation": e.generation, "plan": e.plan, "result": e.result} for e in found]
 
+    def commits(self) -> list[int]:
+        """When each epoch was committed, in milliseconds by the store's clock."""
+        return [each.committed_at for each in self._store.epochs(self._name, limit=100_000)]
+
 
 class Stored(Protocol):
     """A job, and where its state is."""

@@ -14,7 +14,7 @@ import pytest
 from pyspark import SparkContext
 
 from joinery_devkit.environment import java_command
-from joinery_devkit.spark_cluster import spark_home
+from joinery_devkit.spark_cluster import NOT_LET_IN, OPENED, spark_home
 from joinery_runtime.hosts.spark import start_context, stop_context
 from joinery_runtime.hosts.spark_security import ENV_SECRET
 
@@ -46,13 +46,7 @@ def executors(context: SparkContext) -> set[str]:
     return {found.apply(i) for i in range(found.size())}
 
 
-# By a connection that is closed on it while it still sends, or by an answer.
-REFUSED = "TransportClient(Factory)?: (Failed to send RPC|Exception while bootstrapping)|Unknown challenge message"
 GUESSES = {ENV_SECRET: "guessed"}
-# What the libraries of a JVM of Spark's may look into; `spark-class` would say so, and bring settings of its own.
-OPENED = [
-    f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch")
-]
 
 
 @pytest.mark.parametrize("environment", [{}, GUESSES], ids=["without a secret", "with another secret"])
@@ -74,7 +68,7 @@ def test_an_uninvited_executor_is_refused(context: SparkContext, tmp_path: Path,
     )
     assert ended.returncode != 0
     assert "Successfully registered with driver" not in ended.stderr
-    assert re.search(REFUSED, ended.stderr)
+    assert re.search(NOT_LET_IN, ended.stderr)
     assert executors(context) == invited
 
 

@@ -22,6 +22,8 @@ here = pathlib.Path(__file__).parent
 asked = sys.argv[1:]
 with (here / "asked").open("a") as log:
     log.write(json.dumps(asked) + "\\n")
+if "create" in asked:
+    (here / "created").write_text(sys.stdin.read())
 for words, code, out, err in json.loads((here / "answers.json").read_text()):
     if all(word in asked for word in words):
         sys.stdout.write(out)
@@ -67,6 +69,12 @@ class FakeKubectl:
     @property
     def asked(self) -> list[list[str]]:
         return [json.loads(line) for line in (self.folder / "asked").read_text().splitlines()]
+
+    @property
+    def created(self) -> Manifest:
+        """What was last handed to `kubectl create`."""
+        found: Manifest = json.loads((self.folder / "created").read_text())
+        return found
 
     def _write(self, answers: list[Any]) -> None:
         (self.folder / "answers.json").write_text(json.dumps(answers))

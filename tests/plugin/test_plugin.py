@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from joinery_operator.names import ChildNames
+from joinery_operator.plugin import question
 from joinery_runtime.job.crd import ENDING_FILE, KINDS, ResourceKind
 from plugin.conftest import FakeKubectl, Manifest, Run
 from simulated_cluster.resources import resource_of
@@ -90,34 +91,106 @@ def test_savepoint(kubectl: FakeKubectl, plugin: Run) -> None:
     assert kubectl.asked[-1][-5:] == ["joinery", "state", "savepoint", "/etc/joinery/job.yaml", "before-sale"]
 
 
+def _in_force(job: Manifest, **spec: Any) -> Manifest:
+    """The ConfigMap of its revision."""
+    about = {name: job[name] for name in ("apiVersion", "kind", "metadata")}
+    now = {name: value for name, value in {**job["spec"], **spec}.items() if value is not None}
+    written = yaml.safe_dump({**about, "spec": now})
+    return {"metadata": {"name": "orders-payments-job-1a2b"}, "data": {"job.yaml": written}}
+
+
+IN_FORCE = {"revision": "1a2b", "image": "joinery-runtime:1"}
+MEMORY = {"stateStore": {"memory": {}}, "output": {"file": {"path": "joined"}, "format": "json"}, "deadLetter": None}
+ENDED = {"name": "joinery", "state": {"terminated": {"exitCode": 1}}}
+NO_IMAGE = {"name": "joinery", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+
+
+def _questions_are_pods(kubectl: FakeKubectl, phase: str, container: Manifest) -> None:
+    kubectl.answer("create", "--filename=-", out={})
+    kubectl.answer("get", "pod", out={"status": {"phase": phase, "containerStatuses": [container]}})
+    kubectl.answer("logs", out="rows\n")
+    kubectl.answer("delete", "pod")
+
+
 @pytest.mark.parametrize(
-    ("job", "pod", "told"),
+    ("job", "pod", "why"),
     [
-        (_job(phase="Pending"), None, r"has no driver pod. `kubectl joinery status orders-payments` says why"),
+        (_job(suspend=True, phase="Suspended", **IN_FORCE), None, r"phase Suspended\)\."),
         (
-            _job(suspend=True, phase="Suspended"),
-            None,
-            r"The job is suspended: `kubectl joinery resume orders-payments`",
+            _job(phase="Starting", driver=_attempt(2), **IN_FORCE),
+            {"phase": "Pending"},
+            r"phase Starting\): driver pod orders-payments-driver-2 is Pending",
         ),
-        (_job(phase="Starting", driver=_attempt(2)), {"phase": "Pending"}, r"orders-payments-driver-2 is Pending"),
         (
-            _job(phase="Stopping", driver=_attempt(2)),
+            _job(phase="Stopping", driver=_attempt(2), **IN_FORCE),
             {"phase": "Running", "deletionTimestamp": "2026-11-21T10:00:00Z"},
             r"orders-payments-driver-2 is being stopped",
         ),
     ],
 )
-def test_without_a_running_driver_it_says_what_to_do(
-    kubectl: FakeKubectl, plugin: Run, job: Manifest, pod: dict[str, str] | None, told: str
+def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
+    kubectl: FakeKubectl, plugin: Run, job: Manifest, pod: dict[str, str] | None, why: str
 ) -> None:
+    """With what a driver sees: the image, the job and the secrets of the revision in force. Nothing of it is left."""
     kubectl.knows(job)
     if pod is not None:
         kubectl.has_pod("orders-payments-driver-2", **pod)
+    kubectl.answer(
+        "get", "configmaps", "--field-selector=metadata.name=orders-payments-job-1a2b", out={"items": [_in_force(job)]}
+    )
+    _questions_are_pods(kubectl, "Succeeded", ENDED)
+    ended = plugin("state", "orders-payments", "show", "--key", "order_id=7")
+    assert (ended.code, ended.out) == (1, "rows\n"), ended.err
+    assert re.search(why, ended.err)
+    made = kubectl.created
+    name = made["metadata"]["name"]
+    assert re.fullmatch(r"orders-payments-question-[0-9a-f]{6}", name)
+    assert name in ended.err
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"]) == ("u", False), (
+        "it goes with the job; the operator has not asked for it"
+    )
+    (container,) = made["spec"]["containers"]
+    assert container["image"] == "joinery-runtime:1"
+    assert container["args"] == ["joinery", "state", "show", "/etc/joinery/job.yaml", "--key", "order_id=7"]
+    secrets = {each["secret"]["secretName"] for each in made["spec"]["volumes"] if "secret" in each}
+    assert job["spec"]["stateStore"]["postgres"]["dsnSecretRef"]["name"] in secrets
+    assert kubectl.asked[-1] == ["delete", "pod", name, "--namespace=jobs", "--wait=false"]
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "told"),
+    [
+        ({}, None, r"has started yet, so it has no state. `kubectl joinery status orders-payments` says what"),
+        (IN_FORCE, None, r"ConfigMap orders-payments-job-1a2b of its revision in force is gone"),
+        (IN_FORCE, MEMORY, r"stateStore is memory.* Name a Postgres"),
+    ],
+    ids=["never started", "ConfigMap lost", "memory"],
+)
+def test_where_there_is_nothing_to_ask_it_says_what_to_do(
+    kubectl: FakeKubectl, plugin: Run, status: Manifest, found: Manifest | None, told: str
+) -> None:
+    job = _job(phase="Pending", **status)
+    kubectl.knows(job)
+    kubectl.answer("get", "configmaps", out={"items": [] if found is None else [_in_force(job, **found)]})
     ended = plugin("state", "orders-payments", "ls")
     assert ended.code == 1
-    assert f"(phase {job['status']['phase']})" in ended.err
     assert re.search(told, ended.err)
-    assert not [asked for asked in kubectl.asked if "exec" in asked]
+    assert not [asked for asked in kubectl.asked if "create" in asked]
+
+
+def test_a_pod_of_a_question_that_does_not_start_says_why_and_goes(
+    kubectl: FakeKubectl, plugin: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(question, "_STARTS_WITHIN", -1.0)
+    job = _job(phase="Failed", **IN_FORCE)
+    kubectl.knows(job)
+    kubectl.answer("get", "configmaps", out={"items": [_in_force(job)]})
+    _questions_are_pods(kubectl, "Pending", NO_IMAGE)
+    ended = plugin("why", "orders-payments", "--key", "order_id=7")
+    assert ended.code == 1
+    assert "does not start: ErrImagePull: no such image" in ended.err
+    assert kubectl.asked[-1][0] == "delete"
 
 
 def test_restart_annotates(kubectl: FakeKubectl, plugin: Run) -> None:

@@ -23,6 +23,14 @@ from joinery_runtime.errors import EnvironmentProblem
 
 _START_SECONDS = 90.0
 
+# What the libraries of a JVM of Spark's may look into; `spark-class` would say so, and bring settings of its own.
+OPENED = [
+    f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch")
+]
+# What a program of Spark's says that a driver does not let in: the connection is closed while it still sends, or
+# answered so.
+NOT_LET_IN = "TransportClient(Factory)?: (Failed to send RPC|Exception while bootstrapping)|Unknown challenge message"
+
 
 def spark_home() -> Path:
     """PySpark's own folder, which holds a whole Spark."""

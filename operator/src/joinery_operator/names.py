@@ -15,7 +15,16 @@ from joinery_operator.decision import Manifest
 from joinery_runtime.job.crd.status import Mode
 
 Role = Literal[
-    "driver", "check", "delete-state", "savepoint", "executor", "config", "service", "network-policy", "page"
+    "driver",
+    "check",
+    "delete-state",
+    "savepoint",
+    "question",
+    "executor",
+    "config",
+    "service",
+    "network-policy",
+    "page",
 ]
 
 JOB_LABEL = "joinery.dev/job"
@@ -70,6 +79,10 @@ class ChildNames:
     @property
     def delete_state(self) -> str:
         return f"{self._stem}-delete-state"
+
+    def question(self, number: str) -> str:
+        """Of a command of `kubectl joinery` that runs beside no driver: its pod."""
+        return f"{self._stem}-question-{number}"
 
     def savepoint(self, action: Literal["create", "delete"]) -> str:
         """The pod of a Savepoint resource."""

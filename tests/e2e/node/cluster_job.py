@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -120,6 +121,12 @@ class ClusterJob:
         assert record is not None
         return {segment.state_version for segment in record.segments}
 
+    def events(self, reason: str) -> list[str]:
+        """What the Events of that reason say about it."""
+        chosen = f"--field-selector=reason={reason},involvedObject.uid={self.resource['metadata']['uid']}"
+        found = json.loads(self.kubectl("get", "events", "-n", self.namespace, chosen, "-o", "json"))["items"]
+        return [event["message"] for event in found]
+
     def children(self) -> list[str]:
         """Of every kind that the operator or Spark makes in a namespace, executors included."""
         return self.kubectl.names("pods,services,configmaps,persistentvolumeclaims", self.namespace, self.labels)
@@ -148,6 +155,10 @@ class ClusterJob:
         """Nothing may be arriving any more."""
         ends = self.work.ends()
         self.wait("all records are read", lambda: self._positions() == ends)
+
+    def behind(self) -> int:
+        """Records that are there and not read."""
+        return sum(self.work.ends().values()) - sum(self._positions().values())
 
     def _positions(self) -> dict[tuple[str, int], int]:
         record = self.log.record()

@@ -1,12 +1,14 @@
-"""Which ports of a job's pods another pod connects to."""
+"""What another pod reaches of a job's pods, what it is let do there, and what it hears of what they say."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from e2e.node.cluster_job import ClusterJob
-from joinery_devkit.kubernetes.kubectl import pod
+from joinery_devkit.kubernetes.kubectl import log_of, pod
+from joinery_devkit.spark_cluster import OPENED
 from joinery_operator.manifests.spark import BLOCK_MANAGER_PORT, DRIVER_PORT, UI_PORT
 from joinery_runtime.job.crd import STATUS_PORT
 
@@ -60,3 +62,99 @@ def reached_by_stranger(job: ClusterJob) -> set[str]:
         job.kubectl.apply(sleeper, job.namespace)
         job.kubectl("wait", f"pod/{_STRANGER}", "--for=condition=Ready", "--timeout=60s", "-n", job.namespace)
     return reached_from(job, _STRANGER, job.namespace)
+
+
+# --- who speaks to the driver without being asked ---------------------------------------------------------------------
+
+# In an executor's pod, for whoever may read pods of the namespace: its Java options, and the application's secret.
+_OPTIONS, _SECRET = "SPARK_JAVA_OPT_", "_SPARK_AUTH_SECRET"
+# A profile that there is none of: the driver says so to those it listens to, and makes no executor of them.
+_NO_PROFILE = 4242
+HEARD = f"ResourceProfileId {_NO_PROFILE} not found"
+
+
+def environment_of_executor(job: ClusterJob) -> Mapping[str, str]:
+    """As the API server shows it."""
+    (container,) = job.running("executor")[0]["spec"]["containers"]
+    return {each["name"]: each.get("value", "") for each in container["env"]}
+
+
+def guest_is_told(job: ClusterJob, secret: str | None) -> str:
+    """The words of a program of Spark's own that asks the driver, from the stranger's pod, for what executors are given
+    at their start: the application's settings. It knows all that the API server and Spark's page show, and has that
+    secret."""
+    seen = environment_of_executor(job)
+    options = [value for name, value in seen.items() if name.startswith(_OPTIONS) and "-Dspark." in value]
+    stranger, executor = job.kubectl.get("pod", _STRANGER, job.namespace), job.running("executor")[0]
+    assert stranger is not None
+    address = stranger["status"]["podIP"]
+    program = [
+        *("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", *OPENED, *options),
+        *("-cp", "/opt/joinery/lib/python3.11/site-packages/pyspark/jars/*"),
+        "org.apache.spark.executor.CoarseGrainedExecutorBackend",
+        *("--driver-url", f"spark://CoarseGrainedScheduler@{ports(job)['RPC']}"),
+        *("--app-id", executor["metadata"]["labels"]["spark-app-selector"], "--executor-id", "4242", "--cores", "1"),
+        *("--resourceProfileId", str(_NO_PROFILE), "--bind-address", address, "--hostname", address),
+    ]
+    environment = [f"{_SECRET}={secret}"] if secret else []
+    command = ["env", *environment, "sh", "-c", '"$@" 2>&1 || true', "sh", *program]
+    return job.kubectl("exec", _STRANGER, "-n", job.namespace, "--", *command)
+
+
+def application_secret(job: ClusterJob) -> str | None:
+    return environment_of_executor(job).get(_SECRET)
+
+
+# --- who listens on the wire ------------------------------------------------------------------------------------------
+
+_LISTENER = "listener"
+_LISTEN = """
+import json, pathlib, socket, sys
+
+ports, words = json.loads(sys.argv[1])
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**25)
+packets.settimeout(0.2)
+count, found, end = 0, set(), pathlib.Path("/tmp/end")
+pathlib.Path("/tmp/listens").touch()
+while not end.exists():
+    try:
+        packet = packets.recv(2**17)
+    except TimeoutError:
+        continue
+    if packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
+        continue
+    segment = packet[(packet[0] & 15) * 4:]
+    if {int.from_bytes(segment[:2], "big"), int.from_bytes(segment[2:4], "big")} & set(ports):
+        said = segment[(segment[12] >> 4) * 4:]
+        count += len(said)
+        found |= {word for word in words if word.encode() in said}
+print(json.dumps([count, sorted(found)]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheard:
+    """`bytes` went through Spark's ports; `words` are those of the asked ones that could be read in them."""
+
+    bytes: int
+    words: Sequence[str]
+
+
+def listen(job: ClusterJob, namespace: str, words: Sequence[str]) -> None:
+    """Starts a pod that listens to the node's whole network, for `words` between the pods of Spark jobs. `namespace`
+    must let it."""
+    script = json.dumps([[DRIVER_PORT, BLOCK_MANAGER_PORT], list(words)])
+    ready = {"exec": {"command": ["test", "-e", "/tmp/listens"]}, "periodSeconds": 1}
+    root = {"runAsUser": 0, "capabilities": {"add": ["NET_RAW"]}}
+    command = ("python3", "-u", "-c", _LISTEN, script)
+    listener = pod(_LISTENER, job.image, *command, securityContext=root, readinessProbe=ready)
+    listener["spec"]["hostNetwork"] = True
+    job.kubectl.apply(listener, namespace)
+    job.kubectl("wait", f"pod/{_LISTENER}", "--for=condition=Ready", "--timeout=60s", "-n", namespace)
+
+
+def overheard(job: ClusterJob, namespace: str) -> Overheard:
+    """What it heard, whose pod ends."""
+    job.kubectl("exec", _LISTENER, "-n", namespace, "--", "touch", "/tmp/end")
+    return Overheard(*json.loads(log_of(job.kubectl, _LISTENER, namespace)))

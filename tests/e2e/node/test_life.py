@@ -6,10 +6,13 @@ The tests go on from one another, in this order; those of `make soak` come in be
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from e2e.node import probe
 from e2e.node.cluster_job import PATIENCE_S, ClusterJob
@@ -17,6 +20,7 @@ from e2e.node.conftest import MakeJob
 from e2e.node.installation import OPERATOR_NAMESPACE, jobs_policies
 from e2e.node.works import Pairs, Sessions
 from joinery_devkit.kubernetes.providers import KubernetesCluster
+from joinery_devkit.spark_cluster import NOT_LET_IN
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.job.model.resource import API_VERSION
 
@@ -24,7 +28,8 @@ from joinery_runtime.job.model.resource import API_VERSION
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
 
 GetImage = Callable[[str], str]
-SHADOW = {"mode": "shadow", "shadow": {"epochs": 3}}
+SHADOW: dict[str, Any] = {"mode": "shadow", "shadow": {"epochs": 3}}
+COMPARED = r"shadow: epochs (\d+) to (\d+) \(([\d,]+) rows\)"
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +74,44 @@ def test_strangers_reach_no_port_of_its_pods(job: ClusterJob) -> None:
         assert not probe.reached_by_stranger(job)
 
 
-def test_strangers_reach_every_port_where_the_chart_wants_no_policies(
+def test_where_the_chart_wants_no_policies_strangers_reach_every_port_and_the_driver_does_not_listen_to_them(
     cluster: KubernetesCluster, job: ClusterJob
 ) -> None:
     driver = job.driver()["metadata"]["uid"]
     jobs_policies(cluster, enabled=False)
     try:
         job.wait("strangers come in", lambda: probe.reached_by_stranger(job) == set(probe.ports(job)), 60)
+        with ThreadPoolExecutor(3) as pool:
+            secrets = (None, "guessed", probe.application_secret(job))
+            nothing, guessed, invited = pool.map(lambda secret: probe.guest_is_told(job, secret), secrets)
+        assert probe.HEARD in invited, "or the other two are refused for another reason"
+        for refused in (nothing, guessed):
+            assert probe.HEARD not in refused
+            assert re.search(NOT_LET_IN, refused), refused
+        assert len(job.running("executor")) == 2
     finally:
         jobs_policies(cluster, enabled=True)
     job.wait("strangers are kept out again", lambda: not probe.reached_by_stranger(job), 60)
     assert job.driver()["metadata"]["uid"] == driver
 
 
-def test_its_driver_is_deleted(job: ClusterJob) -> None:
+def test_its_driver_is_deleted_and_what_the_next_one_says_to_its_executors_cannot_be_read(
+    job: ClusterJob, cluster_namespace: str
+) -> None:
+    """From their registration on, with settings and tasks: no secret, nothing of the job, no word of Spark's own."""
+    password = conninfo_to_dict(job.work.dsn)["password"]
+    words = [password, "payments", "joinery_runtime", "org.apache.spark"]
     before = job.driver()["metadata"]["uid"]
+    probe.listen(job, cluster_namespace, words)
     with job.feeder:
         job.kubectl("delete", "pod", job.driver()["metadata"]["name"], "-n", job.namespace, "--grace-period=1")
         job.wait("another driver", lambda: [p["metadata"]["uid"] for p in job.running("driver")] not in ([], [before]))
         job.wait_until_running()
+    overheard = probe.overheard(job, cluster_namespace)
+    assert overheard.bytes > 100_000
+    assert not overheard.words
+    own = {name: value for name, value in probe.environment_of_executor(job).items() if password in value}
+    assert not own, "an executor has the password from the Secret, not from what anybody may see of its pod"
 
 
 @pytest.mark.soak
@@ -191,6 +215,7 @@ def test_it_becomes_wider_and_narrower_while_it_runs(job: ClusterJob) -> None:
     assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
 
 
+@pytest.mark.soak
 def test_it_scales_by_its_load(job: ClusterJob) -> None:
     """One percent of busy time is little: any load asks for all executors, and none for one."""
     driver, generation = job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]
@@ -206,8 +231,7 @@ def test_it_scales_by_its_load(job: ClusterJob) -> None:
     job.apply()
     job.judge()
     assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
-    events = job.kubectl("get", "events", "-n", job.namespace, "--field-selector", "reason=Rescaled")
-    assert "executors instead of" in events
+    assert any("executors instead of" in message for message in job.events("Rescaled"))
 
 
 @pytest.mark.soak
@@ -263,10 +287,21 @@ def test_rows_that_differ_in_the_shadow_are_refused(job: ClusterJob) -> None:
     with job.feeder:
         job.apply(joins=[{**step, "where": "payments.paid % 2 = 0"}], upgrade=SHADOW)
         job.wait("it is refused", lambda: job.condition("Degraded").get("reason") == "RowsDiffer")
-        assert "missing" in job.condition("Degraded")["message"]
+        told = job.condition("Degraded")["message"]
         job.apply(joins=[step])
         job.wait_until_running()
     assert job.driver()["metadata"]["uid"] == before
+    compared = re.search(rf"{COMPARED} differ under the edited job: ([\d,]+) missing", told)
+    assert compared, told
+    first, last, rows, missing = (int(each.replace(",", "")) for each in compared.groups())
+    assert last - first + 1 == SHADOW["shadow"]["epochs"]
+    assert rows > missing > 0
+    (epoch, expected) = re.search(
+        r"epoch (\d+), output, (?:orders|payments) \d/\d+ with (?:orders|payments) \d/\d+: missing; expected ({.*?})",
+        told,
+    ).groups()
+    assert first <= int(epoch) <= last
+    assert json.loads(expected)["right_paid"] % 2 == 1, "a pair that the edit leaves out"
 
 
 def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str) -> None:
@@ -277,6 +312,13 @@ def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str
         job.wait_until_running()
     assert job.images() == [migrating]
     assert job.state_versions() == {STATE_VERSION + 1}
+    found = [
+        re.search(rf"{COMPARED} are the same under the edited job", each) for each in job.events("RolloutStopping")
+    ]
+    (compared,) = (each for each in found if each)
+    first, last, rows = (int(each.replace(",", "")) for each in compared.groups())
+    assert last - first + 1 == SHADOW["shadow"]["epochs"]
+    assert rows > 0
 
 
 def test_after_the_migration_every_pair_went_out_once(job: ClusterJob) -> None:

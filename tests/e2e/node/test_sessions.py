@@ -7,16 +7,27 @@ is in test_life.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 
 from e2e.node.cluster_job import ClusterJob
 from e2e.node.conftest import MakeJob
 from e2e.node.works import Pairs, Sessions
+from joinery_operator.names import REVISION_LABEL
 from joinery_runtime.core.table.segment import STATE_VERSION
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
+
+EPOCH = 100  # records: what it reads at most while it is to lag
+WAITING, GROWS_PER_S = 3 * EPOCH, 20  # records
+WIDE = 4  # executors
+SCALE = {"maxInstances": WIDE, "targetBusy": 100, "targetLag": "5s", "upAfter": "2s", "downAfter": "5s"}
+# No limit of the product: what may go by on a machine that is not this test's alone.
+PAUSE_MS = 20_000
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +76,74 @@ def test_its_driver_is_killed(job: ClusterJob) -> None:
     job.judge()
 
 
-def test_its_shards_and_executors_are_changed_while_it_is_suspended(job: ClusterJob) -> None:
+def test_suspended_edited_and_resumed_it_never_starts_what_was_suspended(job: ClusterJob) -> None:
+    """Nor with the executors and shards of before. Every start has the next number, and takes part in it."""
+    job.apply(suspend=True)
+    job.wait("it is suspended", lambda: job.status.get("phase") == "Suspended")
+    before = job.status
+    assert json.loads(job.joinery("state", job.name, "stats"))["epoch"] == job.log.committed()
+    executor = {**job.manifest["spec"]["spark"]["executor"], "instances": 1}
+    job.apply(shards=7, spark={**job.manifest["spec"]["spark"], "executor": executor})
+    job.apply(trigger={"maxRecordsPerEpoch": EPOCH})
+    job.apply(suspend=False)
     with job.feeder:
-        job.apply(suspend=True)
-        job.wait("it is suspended", lambda: job.status.get("phase") == "Suspended")
-        executor = {**job.manifest["spec"]["spark"]["executor"], "instances": 1}
-        job.apply(shards=7, spark={**job.manifest["spec"]["spark"], "executor": executor}, suspend=False)
         job.wait_until_running()
-
-
-def test_with_other_shards_every_session_is_there_once(job: ClusterJob) -> None:
-    job.judge()
+    assert job.driver()["metadata"]["labels"][REVISION_LABEL] == job.status["revision"] != before["revision"]
+    assert job.status["driver"]["number"] == before["driver"]["number"] + 1
     assert job.log.entries()[-1]["plan"]["shards"] == 7
+
+
+def test_under_a_growing_lag_it_becomes_wide_without_a_pause(
+    job: ClusterJob, record_property: Callable[[str, object], None]
+) -> None:
+    """Epochs are small, so that records wait on any machine; more arrive than are read."""
+    driver, generation = job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]
+    began = len(job.log.commits())
+    _wait_under_a_growing_lag(job, "epochs of one executor", lambda: len(job.log.commits()) >= began + 5)
+    asked = len(job.log.commits())
+    job.apply(autoscale=SCALE)
+    _wait_under_a_growing_lag(job, "it is wide", lambda: len(job.running("executor")) == WIDE and _shards(job) == 8)
+    usual, wider = (_longest(job.log.commits()[at]) for at in (slice(began, asked), slice(asked - 1, None)))
+    record_property("longest time from output to output, of one executor, in ms", usual)
+    record_property(f"the same while {WIDE - 1} more came, in ms", wider)
+    assert wider < usual + PAUSE_MS
+    assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
+    job.wait("it says why", lambda: f"{WIDE} executors instead of" in job.status["scaling"]["reason"])
+    assert re.search(r"records/s arrive and [1-9][\d,]* wait; an executor can read", job.status["scaling"]["reason"])
+    assert any(f"{WIDE} executors instead of" in message for message in job.events("Rescaled"))
+
+
+def test_with_a_lower_limit_and_then_without_a_load_it_becomes_narrow_without_a_pause(
+    job: ClusterJob, record_property: Callable[[str, object], None]
+) -> None:
+    driver, generation = job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]
+    asked = len(job.log.commits())
+    job.apply(autoscale={**SCALE, "maxInstances": 2})
+    _wait_under_a_growing_lag(job, "it is narrower", lambda: len(job.pods("executor")) == 2)
+    _wait_under_a_growing_lag(job, "epochs of two", lambda: len(job.log.commits()) >= asked + 5)
+    narrower = _longest(job.log.commits()[asked - 1 :])
+    record_property(f"longest time from output to output while {WIDE - 2} executors went, in ms", narrower)
+    assert narrower < PAUSE_MS
+    job.wait("it is narrow", lambda: len(job.pods("executor")) == 1)
+    del job.manifest["spec"]["autoscale"]
+    job.apply()
+    with job.feeder:
+        job.wait_for_more_epochs(3)
+    job.judge()
+    assert _shards(job) == 7
+    assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
+
+
+def test_an_image_that_cannot_be_pulled_is_named_and_an_edit_leads_out(job: ClusterJob) -> None:
+    before, image = job.driver()["metadata"]["uid"], "localhost/joinery-runtime:nowhere"
+    with job.feeder:
+        job.apply_spark(image=image)
+        job.wait("it is told", lambda: image in job.condition("Progressing")["message"])
+        assert "ImagePullFailed" in job.condition("Progressing")["message"]
+        job.wait_for_more_epochs(3)
+        job.apply_spark(image=job.image)
+        job.wait_until_running()
+    assert job.driver()["metadata"]["uid"] == before
 
 
 def test_another_grouping_is_refused(job: ClusterJob) -> None:
@@ -114,3 +181,25 @@ def test_deleted_with_its_state_it_leaves_nothing(job: ClusterJob) -> None:
     job.delete()
     job.wait("its children are gone", lambda: not job.children())
     assert job.log.record() is None
+
+
+def _wait_under_a_growing_lag(job: ClusterJob, what: str, met: Callable[[], bool]) -> None:
+    """Records arrive as fast as it reads, and some more."""
+    began = time.monotonic()
+
+    def fed() -> bool:
+        more = WAITING + GROWS_PER_S * (time.monotonic() - began) - job.behind()
+        for _ in range(max(0, int(more)) // 4):
+            job.feeder.tick()
+        return met()
+
+    job.wait(what, fed)
+
+
+def _shards(job: ClusterJob) -> int:
+    shards: int = job.log.entries()[-1]["plan"]["shards"]
+    return shards
+
+
+def _longest(commits: Sequence[int]) -> int:
+    return max(after - before for before, after in pairwise(commits))

@@ -8,6 +8,7 @@ from joinery_operator.manifests.objects import (
     page_route,
     page_url,
     service,
+    stored_job,
 )
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.pods import (
@@ -17,6 +18,7 @@ from joinery_operator.manifests.pods import (
     check_pod,
     delete_state_pod,
     driver_pod,
+    question_pod,
     restore_pod,
     savepoint_pod,
     scale_annotation,
@@ -39,9 +41,11 @@ __all__ = [
     "page_ingress",
     "page_route",
     "page_url",
+    "question_pod",
     "restore_pod",
     "savepoint_pod",
     "scale_annotation",
     "service",
     "spark_problems",
+    "stored_job",
 ]

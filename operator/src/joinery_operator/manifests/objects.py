@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from ruamel.yaml.error import YAMLError
+
 from joinery_operator.decision import Manifest, Patch
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
-from joinery_operator.manifests.yaml import to_yaml
+from joinery_operator.manifests.yaml import from_yaml, to_yaml
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames, labels, owner_reference
 from joinery_operator.revision import JobRevision
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import STATUS_PORT
+from joinery_runtime.job.crd import STATUS_PORT, ResourceKind
 
 FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
 
@@ -39,6 +41,21 @@ def config_map(revision: JobRevision) -> Manifest:
             EXECUTOR_FILE: to_yaml(executor_template(revision)),
         },
     }
+
+
+def stored_job(found: Manifest | None, kind: ResourceKind, resource: Manifest) -> tuple[Any, Manifest] | None:
+    """The job of a revision's ConfigMap, and the resource as it was then; None when the ConfigMap is gone or of no use
+    to this release."""
+    text = (found or {}).get("data", {}).get(JOB_FILE)
+    if text is None:
+        return None
+    try:
+        written = from_yaml(text)
+        spec = written["spec"] if isinstance(written, Mapping) else None
+        then = {**resource, "spec": spec}
+        return kind.model.model_validate(then, by_alias=True, by_name=False), then
+    except (YAMLError, ValueError, KeyError):
+        return None
 
 
 def _job(resource: Manifest) -> Manifest:

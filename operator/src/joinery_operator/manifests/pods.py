@@ -1,8 +1,9 @@
-"""The pods that the operator makes for a job: its driver, the check of a changed job, its savepoints, and the end of
-its state."""
+"""The pods that are made for a job: its driver, the check of a changed job, its savepoints, the end of its state, and
+questions about it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from joinery_operator.decision import Manifest
@@ -128,6 +129,17 @@ def savepoint_pod(revision: JobRevision, savepoint: Manifest, *, delete: bool = 
     name = ChildNames(savepoint).savepoint("delete" if delete else "create")
     arguments = ("savepoint", _JOB, savepoint["metadata"]["name"], "--idempotent", *(["--delete"] if delete else []))
     return _pod(revision, "savepoint", name, _state_container(revision, *arguments), owner=savepoint)
+
+
+def question_pod(revision: JobRevision, name: str, arguments: Sequence[str]) -> Manifest:
+    """Runs `joinery ARGUMENTS` where no driver runs, with what a driver sees. Goes with the job, but is nothing that
+    the operator has asked for. Needs the revision's ConfigMap. Raises ManifestError."""
+    container = {**_container(revision), "args": [_COMMAND, *arguments], "resources": _resources(revision)}
+    pod = _pod(revision, "question", name, container)
+    pod["metadata"]["ownerReferences"] = [
+        {**owner_reference(revision.resource), "controller": False, "blockOwnerDeletion": False}
+    ]
+    return pod
 
 
 def check_manifests(revision: JobRevision) -> None:

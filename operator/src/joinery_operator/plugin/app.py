@@ -11,7 +11,15 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from joinery_operator.manifests import MAIN_CONTAINER
-from joinery_operator.plugin.kubectl import KubectlError, KubectlTarget, find_job, newest_driver, running_driver
+from joinery_operator.plugin.kubectl import (
+    KubectlError,
+    KubectlTarget,
+    NoDriver,
+    find_job,
+    newest_driver,
+    running_driver,
+)
+from joinery_operator.plugin.question import ask
 from joinery_operator.plugin.report import status_lines
 from joinery_operator.revision import RESTARTED_AT
 from joinery_runtime.errors import JoineryError
@@ -81,6 +89,7 @@ def logs(job: JobName, /, *, follow: Annotated[bool, Parameter(name=["--follow",
 def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
           target: KubectlTarget = _HERE) -> int:  # fmt: skip
     """Runs `joinery state COMMAND` in a job's driver pod, as in `kubectl joinery state orders show --key id=1`.
+    Where no driver runs, this and `why`, `verify` and `sql` are run in a pod of their own.
 
     Parameters
     ----------
@@ -170,9 +179,11 @@ def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
 
 
 def _in_the_driver(target: KubectlTarget, job: str, *command: str) -> int:
-    """Runs `joinery COMMAND` in the job's driver pod. Raises JoineryError where none runs."""
+    """Runs `joinery COMMAND` in the job's driver pod, or where none runs in a pod of its own. Raises JoineryError."""
     found = find_job(target, job)
     pod = running_driver(target, found)
+    if isinstance(pod, NoDriver):
+        return ask(target, found, pod.why, command)
     # Only the driver reports how the pod ended, not a command that runs beside it.
     inner = ["env", f"--unset={ENDING_FILE}", "joinery", *command]
     return target.run("exec", pod, f"--namespace={found.namespace}", f"--container={MAIN_CONTAINER}", "--", *inner)

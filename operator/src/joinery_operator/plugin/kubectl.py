@@ -47,14 +47,16 @@ class KubectlTarget:
     context: str | None = None
     kubeconfig: str | None = None
 
-    def read(self, *arguments: str) -> Any:
+    def read(self, *arguments: str, stdin: str | None = None) -> Any:
         """What kubectl answers as JSON. Raises KubectlError."""
-        done = subprocess.run(
-            [*self._command(), *arguments, "--output=json"], capture_output=True, text=True, check=False
-        )
+        return json.loads(self.do(*arguments, "--output=json", stdin=stdin))
+
+    def do(self, *arguments: str, stdin: str | None = None) -> str:
+        """What kubectl prints. Raises KubectlError."""
+        done = subprocess.run([*self._command(), *arguments], input=stdin, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise KubectlError(f"kubectl {arguments[0]} failed", done.stderr.strip(), done.returncode)
-        return json.loads(done.stdout)
+        return done.stdout
 
     def run(self, *arguments: str) -> int:
         """Lets kubectl talk to the user; its exit code."""
@@ -129,15 +131,22 @@ def find_job(target: KubectlTarget, name: str) -> JobResource:
     return JobResource(found[0])
 
 
-def running_driver(target: KubectlTarget, job: JobResource) -> str:
-    """The name of the driver pod, in which commands can be run. Raises JoineryError that says what to do."""
+@dataclass(frozen=True, slots=True)
+class NoDriver:
+    """No driver runs, and why."""
+
+    why: str
+
+
+def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
+    """The name of the driver pod, in which commands can be run."""
     pod = _pod(target, job)
     if pod is None:
-        raise _no_driver(job, "it has no driver pod")
+        return NoDriver(_no_driver(job))
     phase = pod.get("status", {}).get("phase", "Unknown")
     if phase != "Running" or "deletionTimestamp" in pod["metadata"]:
         state = "is being stopped" if "deletionTimestamp" in pod["metadata"] else f"is {phase}"
-        raise _no_driver(job, f"driver pod {pod['metadata']['name']} {state}")
+        return NoDriver(f"{_no_driver(job)}: driver pod {pod['metadata']['name']} {state}")
     return str(pod["metadata"]["name"])
 
 
@@ -145,7 +154,8 @@ def newest_driver(target: KubectlTarget, job: JobResource) -> str:
     """The name of the driver pod, which may have ended: its log is there as long as it is. Raises JoineryError."""
     pod = _pod(target, job)
     if pod is None:
-        raise _no_driver(job, "it has no driver pod")
+        todo = f"`kubectl joinery status {job.resource['metadata']['name']}` says why"
+        raise JoineryError(_no_driver(job), facts="it has no driver pod", todo=todo)
     return str(pod["metadata"]["name"])
 
 
@@ -156,14 +166,5 @@ def _pod(target: KubectlTarget, job: JobResource) -> dict[str, Any] | None:
     return next(iter(found["items"]), None)
 
 
-def _no_driver(job: JobResource, facts: str) -> JoineryError:
-    name = job.resource["metadata"]["name"]
-    if job.resource["spec"].get("suspend"):
-        todo = (
-            f"The job is suspended: `kubectl joinery resume {name}` starts it. To look at its state meanwhile, run "
-            "`joinery state ...` with the job's file from where its Postgres can be reached"
-        )
-    else:
-        todo = f"`kubectl joinery status {name}` says why"
-    return JoineryError(f"No driver of job {job.name} runs (phase {job.status.get('phase', 'unknown')})",
-                        facts=facts, todo=todo)  # fmt: skip
+def _no_driver(job: JobResource) -> str:
+    return f"No driver of job {job.name} runs (phase {job.status.get('phase', 'unknown')})"

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import ValidationError
-from ruamel.yaml.error import YAMLError
 
 from joinery_operator.decision import Manifest, Observed
-from joinery_operator.manifests import JOB_FILE, ManifestError, check_manifests, spark_problems
-from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.manifests import ManifestError, check_manifests, spark_problems, stored_job
 from joinery_operator.names import ChildNames
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
 from joinery_runtime.errors import JobError
@@ -62,17 +60,8 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
 def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | None:
     """An earlier revision, from its ConfigMap; None when that is gone or of no use to this release."""
     found = observed.children.config_maps.get(ChildNames(observed.resource).config_map(name))
-    text = (found or {}).get("data", {}).get(JOB_FILE)
-    if text is None:
-        return None
-    try:
-        written = from_yaml(text)
-        spec = written["spec"] if isinstance(written, Mapping) else None
-        resource = {**observed.resource, "spec": spec}
-        job: Any = observed.kind.model.model_validate(resource, by_alias=True, by_name=False)
-    except (YAMLError, ValueError, KeyError):
-        return None
-    return _revision(observed, job, resource, name, image)
+    stored = stored_job(found, observed.kind, observed.resource)
+    return None if stored is None else _revision(observed, *stored, name, image)
 
 
 def _revision(observed: Observed, job: Job, resource: Manifest, name: str, image: str) -> JobRevision:

@@ -1,0 +1,102 @@
+"""A command on a job's state where no driver runs: in a pod of its own, with the image, the file and the secrets of the
+revision in force, which goes once it has answered."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from joinery_operator.decision import Manifest
+from joinery_operator.manifests import MAIN_CONTAINER, question_pod, stored_job
+from joinery_operator.names import ChildNames
+from joinery_operator.plugin.kubectl import JobResource, KubectlTarget
+from joinery_operator.revision import JobRevision
+from joinery_operator.settings import Settings
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job.crd import KINDS
+
+_STARTS_WITHIN, _POLL = 180.0, 0.5  # seconds
+
+
+def ask(target: KubectlTarget, job: JobResource, why: str, command: Sequence[str]) -> int:
+    """Runs `joinery COMMAND` in a pod of its own; its exit code. `why`: no driver runs. Raises JoineryError that says
+    what to do where there is no state to look at, or the pod does not start."""
+    revision = _in_force(target, job, why)
+    name = ChildNames(job.resource).question(secrets.token_hex(3))
+    place = f"--namespace={job.namespace}"
+    sys.stderr.write(f"joinery: {why}. This is asked in a pod of its own, {name}\n")
+    with _made(target, question_pod(revision, name, command), name, place):
+        _wait(target, name, place)
+        target.run("logs", name, place, f"--container={MAIN_CONTAINER}", "--follow")
+        return _exit_code(target, name, place)
+
+
+def _in_force(target: KubectlTarget, job: JobResource, why: str) -> JobRevision:
+    status, told = job.status, f"`kubectl joinery status {job.resource['metadata']['name']}`"
+    if not status.get("revision") or not status.get("image"):
+        facts = "no driver of it has started yet, so it has no state"
+        raise JoineryError(why, facts=facts, todo=f"{told} says what it waits for")
+    config_map = ChildNames(job.resource).config_map(status["revision"])
+    (kind,) = (each for each in KINDS if each.name == job.resource["kind"])
+    stored = stored_job(_config_map(target, job, config_map), kind, job.resource)
+    if stored is None:
+        facts = f"ConfigMap {config_map} of its revision in force is gone, or of no use to this kubectl-joinery"
+        raise JoineryError(why, facts=facts, todo=f"{told} says what brings it back")
+    spec = stored[0].spec
+    if spec.state_store.kind != "postgres":
+        facts = f"spec.stateStore is {spec.state_store.kind}, so its state was lost with the driver"
+        raise JoineryError(why, facts=facts, todo="Name a Postgres (stateStore.postgres) to keep it")
+    ref = spec.spark.driver.pod_template
+    templates = {} if ref is None else {ref.name: _config_map(target, job, ref.name)}
+    return JobRevision(*stored, status["revision"], status["image"], Settings(), templates)
+
+
+def _config_map(target: KubectlTarget, job: JobResource, name: str) -> Manifest | None:
+    asked = ("get", "configmaps", f"--namespace={job.namespace}", f"--field-selector=metadata.name={name}")
+    return next(iter(target.read(*asked)["items"]), None)
+
+
+@contextmanager
+def _made(target: KubectlTarget, pod: Manifest, name: str, place: str) -> Iterator[None]:
+    target.read("create", "--filename=-", place, stdin=json.dumps(pod))
+    try:
+        yield
+    finally:
+        target.do("delete", "pod", name, place, "--wait=false")
+
+
+def _wait(target: KubectlTarget, name: str, place: str) -> None:
+    deadline = time.monotonic() + _STARTS_WITHIN
+    while True:
+        pod = target.read("get", "pod", name, place)
+        if pod["status"].get("phase") in {"Running", "Succeeded", "Failed"}:
+            return
+        if time.monotonic() > deadline:
+            raise JoineryError(f"Pod {name} does not start", facts=_what_keeps(pod), todo="Mend that, and ask again")
+        time.sleep(_POLL)
+
+
+def _what_keeps(pod: Manifest) -> str:
+    waiting = [each.get("state", {}).get("waiting") for each in pod["status"].get("containerStatuses", ())]
+    unmet = [each for each in pod["status"].get("conditions", ()) if each["status"] == "False"]
+    said = [f"{each.get('reason', '')}: {each.get('message', '')}" for each in [*waiting, *unmet] if each]
+    return "; ".join(said) or f"it is {pod['status'].get('phase')} after {_STARTS_WITHIN:.0f} s"
+
+
+def _exit_code(target: KubectlTarget, name: str, place: str) -> int:
+    """The log has ended; the kubelet may say a moment later how the container did."""
+    while True:
+        pod: Any = target.read("get", "pod", name, place)
+        states = [
+            each["state"] for each in pod["status"].get("containerStatuses", ()) if each["name"] == MAIN_CONTAINER
+        ]
+        if ended := next((state["terminated"] for state in states if "terminated" in state), None):
+            return int(ended["exitCode"])
+        if pod["status"].get("phase") == "Failed":  # it was evicted
+            raise JoineryError(f"Pod {name} was ended", facts=pod["status"].get("message", ""), todo="Ask again")
+        time.sleep(_POLL)
