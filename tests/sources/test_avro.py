@@ -207,6 +207,8 @@ def test_the_frame_of_a_registry_may_be_around_keys_that_are_json() -> None:
         (b'\0\0\0\0\x07{"id":"a"}', "Confluent JSON of schema 7; name its schemaRegistry"),
         (b"\x1f\x8b\x08\0", "gzip inside of the value"),
         (zlib.compress(b'{"id":"a"}'), "zlib inside of the value"),
+        ('{"id":"a"}'.encode("utf-16"), "UTF-16; let the producer write UTF-8"),
+        ('{"id":"a"}'.encode("utf-16-be"), "UTF-16; let the producer write UTF-8"),
     ],
 )
 def test_json_that_is_something_else_is_recognised(record: bytes, says: str) -> None:

@@ -17,7 +17,7 @@ from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled, imports_of
 from joinery_runtime.registry_client import Refused, Registry
-from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.foreign import FRAME
 from joinery_runtime.sources.records import ByValue, Decoded
 
 _LONGEST = 2**31 - 1  # bytes of a record
