@@ -43,14 +43,7 @@ class AvroDecoder(OneByOne):
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
         written, start = self._schema_of(record)
-        source = io.BytesIO(record)
-        source.seek(start)
-        try:
-            value = fastavro.schemaless_reader(source, written, None)
-        except Exception as error:  # bytes that are something else fail in as many ways as there are
-            raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
-        if source.tell() != len(record):
-            raise RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
+        value = read_record(record, start, written)
         values = {name: _found(value, path) for name, path in self._columns}
         for name, read in self._counted(written).items():
             with suppress(OverflowError):  # as a number it is refused as any
@@ -81,6 +74,19 @@ class AvroDecoder(OneByOne):
             return self._written.avro(schema_number(record)), FRAME
         except UnknownSchema as unknown:
             raise RefusedRecord(str(unknown)) from unknown
+
+
+def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
+    """What a record from this byte on holds. Raises RefusedRecord."""
+    source = io.BytesIO(record)
+    source.seek(start)
+    try:
+        value = fastavro.schemaless_reader(source, written, None)
+    except Exception as error:  # bytes that are something else fail in as many ways as there are
+        raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
+    if source.tell() != len(record):
+        raise RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
+    return value
 
 
 def written_with(model: Input) -> Schemas | AvroSchema:
