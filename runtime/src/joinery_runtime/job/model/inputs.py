@@ -143,8 +143,9 @@ class FileInput(Model):
     """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
     path counts from the job file's folder. Files of gzip and zstd are unpacked (not Parquet)."""
     watch: Bool = False
-    """The path is a directory, and each file that is moved into it later is read too, in order of the names: the input
-    never ends. CSV needs `csv: {header: false}` then."""
+    """Each file that is moved to where the path leads later is read too, in order of the paths: the input never ends. A
+    directory is watched without those below it, a pattern in all directories that fit. CSV needs `csv: {header: false}`
+    then."""
 
 
 def _one_byte(text: str) -> str:
@@ -213,8 +214,8 @@ class Column(Model):
     name with dots is quoted, `"a.b".c`. Default: the field `name` of the record itself."""
     origin: Annotated[Text, AfterValidator(_origin)] | None = Field(default=None, alias="from")
     """What else of a Kafka record the column is than a part of its value: `key`, `timestamp`, `partition`, `offset`,
-    `topic` or `headers.<name>` (of several the last). With `path`, a part of a key that is JSON. `envelope`, with
-    `path`, is a part of a change event of Debezium beside the row."""
+    `topic` or `headers.<name>` (of several the last). With `path`, a part of a key that is JSON, or Avro in the frame
+    of `schemaRegistry`. `envelope`, with `path`, is a part of a change event of Debezium beside the row."""
 
     format: Annotated[Text, AfterValidator(checked_format)] | None = None
     """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space
