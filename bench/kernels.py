@@ -70,8 +70,8 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
 
 
 def other_formats() -> Variants:
-    """The same orders as JSON, CSV, Avro and Protobuf, in Debezium's envelope, and in a Parquet file, whose reading counts
-    too."""
+    """The same orders as JSON, CSV, Avro and Protobuf, in Debezium's envelope, and in a Parquet file, whose reading is
+    counted too."""
     flat = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     around = b'{"before":null,"after":%s,"source":{"name":"db","ts_ms":1700000000000},"op":"c"}'
     changes = [around % record for record in flat]
