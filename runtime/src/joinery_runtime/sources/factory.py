@@ -18,6 +18,7 @@ from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
 from joinery_runtime.sources.framed_keys import FramedKeys
 from joinery_runtime.sources.history import HistoryDecoder, HistoryPlanner, HistoryReader
+from joinery_runtime.sources.json_columns import JsonColumns
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.metadata import MetadataDecoder
@@ -145,7 +146,13 @@ def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
 
 
 def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
-    """Rows of `schema`, of which some columns may have a format of their own."""
+    """Rows of `schema`, of which some columns may have a format of their own, or be JSON."""
+    nested = [column.name for column in model.columns if column.type.name == "json"]
+    made = _with_own_formats(model, decoder, schema)
+    return JsonColumns(nested, made) if nested else made
+
+
+def _with_own_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     written = [column for column in model.columns if column.format is not None]
     if not written:
         return _with_metadata(model, decoder, schema)

@@ -12,6 +12,7 @@ from joinery_runtime.job.model.draft import (
     exactly_one,
     items,
     moment,
+    no_key,
     repeats,
     unknown_column,
 )
@@ -222,6 +223,8 @@ def _table_key(draft: JobDraft) -> Iterator[Finding]:
         for i, name in enumerate(names):
             if source.types is not None and isinstance(name, str) and name and name not in source.types:
                 yield (*at, i), unknown_column(name, source)
+            elif source.types is not None and isinstance(name, str) and (text := no_key(name, source.types)):
+                yield (*at, i), text
             elif isinstance(name, str) and name == source.data.get("eventTime"):
                 yield (*at, i), f"{name!r} is the event time, which tells versions of one key apart; drop it"
 

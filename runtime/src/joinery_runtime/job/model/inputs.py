@@ -208,7 +208,7 @@ class Column(Model):
     name: Annotated[str, StringConstraints(min_length=1, pattern=r"^[^$\x00-\x1f]")]
     """The name, as records have it."""
     type: TypeField
-    """boolean, int32, int64, float, double, string, binary, decimal(p,s), date or timestamp."""
+    """boolean, int32, int64, float, double, string, binary, decimal(p,s), date, timestamp or json."""
     path: Annotated[Text, AfterValidator(_path)] | None = None
     """Where the value is in a nested record: names and positions, for example `payload.after.id` or `items[0].sku`; a
     name with dots is quoted, `"a.b".c`. Default: the field `name` of the record itself."""
