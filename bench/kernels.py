@@ -40,6 +40,8 @@ from joinery_runtime.sinks.protobuf import ProtobufOutput, ProtobufRows
 from joinery_runtime.sources import JsonDecoder, PartitionRef, Range
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.formats.avro import AvroDecoder
+from joinery_runtime.sources.formats.csv import CsvDecoder
+from joinery_runtime.sources.formats.debezium_avro import DebeziumAvroDecoder
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.parquet import ParquetDecoder
 from joinery_runtime.sources.formats.protobuf import ProtobufDecoder
@@ -68,19 +70,20 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
 
 
 def other_formats() -> Variants:
-    """The same orders flat, in the envelope of Debezium, as Avro and Protobuf, and in a Parquet file, whose reading
-    counts too."""
+    """The same orders as JSON, CSV, Avro and Protobuf, in Debezium's envelope, and in a Parquet file, whose reading is
+    counted too."""
     flat = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     around = b'{"before":null,"after":%s,"source":{"name":"db","ts_ms":1700000000000},"op":"c"}'
     changes = [around % record for record in flat]
     columns = {"order_id": "string", "customer": "string", "amount": "double", "ts": "long"}
     fields = [{"name": name, "type": kind} for name, kind in columns.items()]
     written = fastavro.parse_schema({"type": "record", "name": "Order", "fields": fields})
-    avro = []
-    for record in flat:
-        target = io.BytesIO()
-        fastavro.schemaless_writer(target, written, json.loads(record))
-        avro.append(target.getvalue())
+    source = {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}
+    of_change = {"before": ["null", written], "after": ["null", "Order"], "source": source, "op": "string"}
+    envelope = {"type": "record", "name": "E", "fields": [{"name": name, "type": of} for name, of in of_change.items()]}
+    avro = [in_avro(written, json.loads(record)) for record in flat]
+    avro_changes = [in_avro(fastavro.parse_schema(envelope), json.loads(change)) for change in changes]
+    csv = [",".join(str(json.loads(record)[name]) for name in columns).encode() for record in flat]
     kinds = {"long": "int64"}
     lines = [f"{kinds.get(kind, kind)} {name} = {n};" for n, (name, kind) in enumerate(columns.items(), 1)]
     order = compiled(f'syntax = "proto3"; message Order {{ {" ".join(lines)} }}', {}).at([0])
@@ -96,11 +99,14 @@ def other_formats() -> Variants:
     }
     types = {"order_id": "string", "customer": "string", "amount": "double", "ts": "timestamp"}
     model = Input.model_validate({**side, "schema": [{"name": name, "type": kind} for name, kind in types.items()]})
+    of_avro = model.model_copy(update={"format": "debezium-avro", "avro_schema": json.dumps(envelope)})
     decoders: dict[str, tuple[Callable[[pa.BinaryArray], object], list[bytes]]] = {
         "json": (JsonDecoder(ORDERS).decode, flat),
         "json with paths": (JsonDecoder(ORDERS, {name: ("after", name) for name in ORDERS.names}).decode, changes),
         "debezium-json": (DebeziumJsonDecoder.of(ORDERS, model).decode, changes),
+        "csv": (CsvDecoder(ORDERS).decode, csv),
         "avro": (AvroDecoder(ORDERS, {}, written).decode, avro),
+        "debezium-avro": (DebeziumAvroDecoder.of(ORDERS, of_avro).decode, avro_changes),
         "protobuf": (ProtobufDecoder(ORDERS, {}, order).decode, protobuf),
     }
 
@@ -110,6 +116,12 @@ def other_formats() -> Variants:
         return lambda: void([decode(batch) for batch in batches])
 
     return {name: variant(*each) for name, each in decoders.items()} | {"parquet, read": from_parquet(flat)}
+
+
+def in_avro(schema: Any, value: Any) -> bytes:
+    target = io.BytesIO()
+    fastavro.schemaless_writer(target, schema, value)
+    return target.getvalue()
 
 
 def from_parquet(records: list[bytes]) -> Callable[[], None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from job.chains import load
 from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.messages import PartitionRead
@@ -19,7 +21,7 @@ def read(partition: int = 0, records: int = 10, **more: Any) -> PartitionRead:
 
 
 def test_a_column_without_a_value_is_named_once_and_by_all_partitions_together() -> None:
-    input_warnings = InputWarnings()
+    input_warnings = InputWarnings({"orders": "ts"})
     reads = [read(0, empty=frozenset({"a", "device.id"})), read(1, empty=frozenset({"b", "device.id"}))]
     (said,) = input_warnings.learn(reads)
     assert "Input orders: no value for column device.id in any of the 20 records decoded so far" in said
@@ -32,13 +34,13 @@ def test_a_column_without_a_value_is_named_once_and_by_all_partitions_together()
 
 
 def test_a_value_in_an_earlier_epoch_counts() -> None:
-    input_warnings = InputWarnings()
+    input_warnings = InputWarnings({"orders": "ts"})
     assert input_warnings.learn([read(empty=frozenset())]) == ()
     assert input_warnings.learn([read(empty=frozenset({"note"}))]) == ()
 
 
 def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason() -> None:
-    input_warnings = InputWarnings()
+    input_warnings = InputWarnings({"orders": "ts"})
     (said,) = input_warnings.learn(
         [read(records=9, dead=9, first_dead="orders/0 offset 3: not JSON"), read(1, 1, dropped={"null_key": 1})]
     )
@@ -53,19 +55,101 @@ def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason(
 
 def test_deletions_of_a_stream_are_no_rows() -> None:
     gone = {"deletion": 2, "tombstone": 1}
-    (said,) = InputWarnings().learn([read(dead=7, dropped=gone)])
+    (said,) = InputWarnings({"orders": "ts"}).learn([read(dead=7, dropped=gone)])
     assert "none of the 10 records read so far can be used: 7 dead letters and 3 deletions and tombstones" in said
-    assert InputWarnings().learn([read(dead=6, dropped=gone)]) == ()
-    assert InputWarnings().learn([read(records=3, dropped=gone)]) == ()
+    assert InputWarnings({"orders": "ts"}).learn([read(dead=6, dropped=gone)]) == ()
+    assert InputWarnings({"orders": "ts"}).learn([read(records=3, dropped=gone)]) == ()
 
 
 def test_many_columns_are_not_all_named() -> None:
-    (said,) = InputWarnings().learn([read(empty=frozenset("abcdefgh"))])
+    (said,) = InputWarnings({"orders": "ts"}).learn([read(empty=frozenset("abcdefgh"))])
     assert "columns a, b, c, d, e and 3 more" in said
 
 
 def test_nothing_is_said_of_an_input_that_was_not_read() -> None:
-    assert InputWarnings().learn([read(records=0)]) == ()
+    assert InputWarnings({"orders": "ts"}).learn([read(records=0)]) == ()
+
+
+def test_a_column_that_is_gone_in_the_middle_of_a_run_is_named_after_many_rows_and_once() -> None:
+    input_warnings = InputWarnings({"orders": "ts"})
+    assert input_warnings.learn([read(empty=frozenset())]) == ()
+    for _ in range(9):
+        assert (
+            input_warnings.learn([read(0, 50, empty=frozenset({"sku"})), read(1, 50, empty=frozenset({"sku"}))]) == ()
+        )
+    assert input_warnings.standing == {}
+    (said,) = input_warnings.learn([read(records=100, empty=frozenset({"sku"}))])
+    assert said.startswith("Input orders: no value for column sku in any of the newest 1,000 records decoded. Compare")
+    assert input_warnings.learn([read(records=100, empty=frozenset({"sku"}))]) == ()
+    assert "newest 1,100 records" in input_warnings.standing["orders"]
+    assert input_warnings.learn([read(empty=frozenset())]) == ()
+    assert input_warnings.standing == {}
+
+
+def test_a_column_that_few_records_have_is_no_cause() -> None:
+    """The longest run without a value so far says how long the next one may be."""
+    input_warnings, sparse = InputWarnings({"orders": "ts"}), frozenset({"note"})
+    input_warnings.learn([read(empty=frozenset())])
+    for _ in range(5):
+        assert input_warnings.learn([read(records=900, empty=sparse)]) == ()
+        assert input_warnings.learn([read(records=1, empty=frozenset())]) == ()
+    assert input_warnings.learn([read(records=8_999, empty=sparse)]) == ()
+    (said,) = input_warnings.learn([read(records=1, empty=sparse)])
+    assert "column note in any of the newest 9,000" in said
+
+
+def test_records_that_all_become_dead_letters_in_the_middle_of_a_run_are_named_once() -> None:
+    input_warnings = InputWarnings({"orders": "ts"})
+    assert input_warnings.learn([read(empty=frozenset())]) == ()
+    assert input_warnings.learn([read(records=99, dead=99, first_dead="orders/0 offset 10: not JSON")]) == ()
+    (said,) = input_warnings.learn([read(records=4, dead=1, dropped={"deletion": 3})])
+    assert said.startswith(
+        "Input orders: none of the newest 103 records read can be used: 100 dead letters and 3 deletions"
+    )
+    assert "(the first: orders/0 offset 10: not JSON)" in said
+    assert input_warnings.learn([read(records=50, dead=50)]) == ()
+    assert input_warnings.learn([read(empty=frozenset())]) == ()
+    assert input_warnings.standing == {}
+    assert input_warnings.learn([read(records=1_499, dead=1_499)]) == ()
+    assert len(input_warnings.learn([read(records=1, dead=1)])) == 1, "ten times as many as before"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "warned"),
+    [
+        (1_700_000_000, 1_700_003_600, True),
+        (946_684_800, 4_102_444_799, True),
+        (946_684_799, 1_700_000_000, False),
+        (1_700_000_000, 4_102_444_800, False),
+        (1_700_000_000_000, 1_700_000_000_000, False),
+        (0, 5_000, False),
+    ],
+)
+def test_event_times_that_most_likely_count_seconds_are_named_once(first: int, last: int, warned: bool) -> None:
+    input_warnings = InputWarnings({"orders": "ts"})
+    said = input_warnings.learn([read(0, lowest=first, highest=first), read(1, lowest=last, highest=last), read(2)])
+    assert bool(said) == warned
+    if warned:
+        assert "event times of column ts are from 1970-01-" in said[0]
+        assert "declare ts as type: timestamp with format: s" in said[0]
+    assert input_warnings.learn([read(lowest=first, highest=last)]) == ()
+    assert input_warnings.learn([read(lowest=1_700_000_000_000, highest=1_700_000_000_000)]) == ()
+    assert input_warnings.standing == {}
+    assert input_warnings.learn([read(lowest=first, highest=last)]) == (), "topics of both do not repeat it each epoch"
+
+
+def test_integers_of_seconds_are_warned_about_in_a_trace() -> None:
+    side: dict[str, Any] = {"file": {"path": "unused"}, "format": "json", "eventTime": "at"}
+    schema = [{"name": "id", "type": "string"}, {"name": "at", "type": "int64"}]
+    inputs = [{"name": name, **side, "schema": schema} for name in "lr"]
+    interval = {"of": "l", "lower": 0, "upper": 9}
+    job = load({"right": "r", "keys": {"l.id": "r.id"}, "interval": interval}, inputs=inputs)
+    rows = {"l": [{"id": "a", "at": 1_700_000_000}], "r": [{"id": "a", "at": 1_700_000_000_000}]}
+    (line,) = run_trace(job, [{"rows": rows}], MemoryStore())
+    assert line["warnings"] == [
+        "Input l: event times of column at are from 1970-01-20 on, and from 2023-11-14 on if their numbers count "
+        "seconds. If they do, declare at as type: timestamp with format: s"
+    ]
 
 
 def test_a_nested_field_that_is_named_without_path_is_warned_about() -> None:

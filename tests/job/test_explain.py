@@ -58,7 +58,7 @@ def test_only_stored_columns_count():
     ("watch", "source", "ends"),
     [
         ("", "file /in", "; bounded"),
-        (", watch: true", "files of /in and those that appear there, in order of their names", "; unbounded"),
+        (", watch: true", "files of /in and those that appear there, in order of their paths", "; unbounded"),
     ],
 )
 def test_input_files_are_named_and_whether_they_are_watched(watch, source, ends):

@@ -74,12 +74,6 @@ BAD = [
     ),
     # Directories that are watched
     (
-        (OF_TOPIC, "      file: {path: 'in/*.jsonl', watch: true}\n"),
-        "spec.inputs[0].file.path",
-        "watch: true reads one directory",
-        8,
-    ),
-    (
         (OF_TOPIC + "      format: json", "      file: {path: in, watch: true}\n      format: csv"),
         "spec.inputs[0].file.watch",
         "csv: {header: false}",

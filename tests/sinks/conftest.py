@@ -50,8 +50,10 @@ def make(dsn: str, table: str, apart: bool) -> Iterator[Callable[..., PostgresSi
     """Makes prepared sinks on this test's table: of a schema and the columns of the upsert key."""
     made: list[PostgresSink] = []
 
-    def maker(schema: pa.Schema, *upsert_key: str, retracted: str | None = None) -> PostgresSink:
-        target = TargetTable(table, upsert_key, retracted)
+    def maker(
+        schema: pa.Schema, *upsert_key: str, retracted: str | None = None, nested: frozenset[str] = frozenset()
+    ) -> PostgresSink:
+        target = TargetTable(table, upsert_key, retracted, nested)
         staging = Staging.of("joinery_out", "job", table, apart=apart)
         sink = ApartPostgresSink(dsn, target, staging, schema) if apart else PostgresSink(dsn, target, staging)
         made.append(sink)

@@ -157,6 +157,23 @@ def test_every_type_in_postgres(
 
 
 @pytest.mark.services
+@pytest.mark.parametrize("apart", [False, True], indirect=True)
+def test_json_is_jsonb_in_postgres(
+    dsn: str, table: str, connection: psycopg.Connection, make: Callable[..., PostgresSink]
+) -> None:
+    schema = pa.schema({"k": pa.int64(), "doc": pa.string()})
+    sink = make(schema, "k", nested=frozenset({"doc"}))
+    docs = ['{"b": 1.10, "a": [1e2, -0.0, "\\u00e9"], "a": {"x": null}}', "null", None, "[-0, 12e-1]"]
+    rows = pa.table({"k": range(4), "doc": docs}, schema=schema)
+    commit(connection, sink, 1, sink.writer().write(attempt(), rows))
+    found = connection.execute(f"SELECT pg_typeof(doc)::text, doc->>'b' FROM {table} ORDER BY k").fetchall()
+    assert found == [("jsonb", "1.10"), *[("jsonb", None)] * 3]
+    content = PostgresContent(dsn, TargetTable(table, nested=frozenset({"doc"})), schema, lambda: 1, None)
+    assert sorted(texts(content)) == sorted(content.texts(rows))
+    content.close()
+
+
+@pytest.mark.services
 @pytest.mark.parametrize("apart", [False], indirect=True)
 def test_a_table_is_read_between_two_commits(dsn: str, table: str, make: Callable[..., PostgresSink]) -> None:
     make(EVERY_TYPE)

@@ -160,3 +160,27 @@ def test_sessions_with_their_key_for_a_compacted_topic() -> None:
             "value": b'{"user":null,"session_id":9007199254740993,"retracted":false}',
         },
     ]
+
+
+@pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.parametrize(
+    "names", [["doc", "n", "t"], ["n", "doc", "t"], ["n", "t", "doc"], ["doc"], ["doc", "n", "more"]]
+)
+def test_columns_of_json_are_what_they_are(count: int, names: list[str]) -> None:
+    values = {
+        "doc": ['{"a": [1, "}"]}', None, "7", '"x"'],
+        "more": ["[]"] * 4,
+        "n": [1.5, None, float("nan"), 2.0],
+        "t": ['}"{', "a\n", None, ""],
+    }
+    rows = pa.table({name: values[name] * count for name in names})
+    lines = rows_to_json(rows, nested={"doc", "more", "not there"})
+    assert len(lines) == 4 * count
+    plain = [json.loads(line) for line in rows_to_json(rows)]
+    embedded = {name: [each and json.loads(each) for each in values[name]] * count for name in ("doc", "more")}
+    expected = [
+        {name: embedded[name][at] if name in embedded else row[name] for name in names} for at, row in enumerate(plain)
+    ]
+    assert [json.loads(line) for line in lines] == expected
+    assert [list(json.loads(line)) for line in lines[:4]] == [names] * 4
+    assert b'"doc":{"a": [1, "}"]}' in lines[0], "its own text"

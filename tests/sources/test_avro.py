@@ -183,21 +183,72 @@ def test_json_with_the_frame_of_a_registry_needs_no_registry() -> None:
     assert rows(decode(json_decoder_for(side), b'{"id":"a"}')) == [{"id": "a", "amount": None}], "steps of traces"
 
 
-def test_the_frame_of_a_registry_may_be_around_keys_that_are_json() -> None:
+KEY = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "string"}]}
+
+
+def test_keys_may_have_the_frame_of_a_registry_and_be_json_or_avro(served: Registry) -> None:
     """Of tombstones and of columns from keys, beside keys without one."""
-    registered = {"schemaRegistry": {"url": "http://127.0.0.1:1"}}
-    keys = [b'\0\0\0\0\x08{"id":"a"}', b'{"id":"b"}', b"\0\0\0\0\x08\x02a"]
-    table = decoder_for(model({**registered, "table": {"key": ["id"]}}, kind="json"))
-    deleted = decode(table, None, None, None, keys=keys)
-    assert rows(deleted) == [{"id": "a", "amount": None}, {"id": "b", "amount": None}]
+    number, text, other = served.add(KEY), served.add("{}", "JSON"), served.add('syntax = "proto3";', "PROTOBUF")
+    keys = [
+        b'\0\0\0\0\x63{"id":"a"}',
+        b'{"id":"b"}',
+        avro(KEY, {"id": "c"}, number),
+        b"\0\0\0\0" + bytes([text]) + b' {"id":"d"}',
+        b"\0\0\0\0\x63\x02a",
+        b"\0\0\0\0" + bytes([other]) + b"\0",
+        avro(KEY, {"id": "c"}, number)[:-1],
+    ]
+    reasons = [f"the registry {served.url} has no schema 99", "schema 3 is of PROTOBUF, in which keys are not read"]
+    reasons.append("not Avro of this schema: ")
+    table = decoder_for(model({**of(served), "table": {"key": ["id"]}}, kind="json"))
+    deleted = decode(table, *[None] * len(keys), keys=keys)
+    assert [row["id"] for row in rows(deleted)] == ["a", "b", "c", "d"]
     assert deleted.deleted is not None
-    assert deleted.deleted.tolist() == [True, True]
-    assert [(bad.index, "(keyFormat json)" in bad.reason) for bad in deleted.bad] == [(2, True)], "a key in Avro"
+    assert deleted.deleted.all()
+    assert [bad.index for bad in deleted.bad] == [4, 5, 6]
+    assert all(reason in bad.reason for reason, bad in zip(reasons, deleted.bad, strict=True))
 
     columns = [{"name": "id", "type": "string", "from": "key", "path": "id"}, COLUMNS[1]]
-    stream = decode(decoder_for(model(registered, columns, "json")), *[b'{"amount":1}'] * 3, keys=keys)
-    assert rows(stream) == [{"id": "a", "amount": 1}, {"id": "b", "amount": 1}]
-    assert [(bad.index, bad.reason[:22]) for bad in stream.bad] == [(2, "record key: not JSON: ")]
+    stream = decode(decoder_for(model(of(served), columns, "json")), *[b'{"amount":1}'] * len(keys), keys=keys)
+    assert rows(stream) == [{"id": name, "amount": 1} for name in "abcd"]
+    assert [bad.index for bad in stream.bad] == [4, 5, 6]
+    assert all(bad.reason.startswith(f"record key: {reason}") for reason, bad in zip(reasons, stream.bad, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["json", "avro"])
+def test_a_key_in_a_frame_without_a_path_is_its_value(served: Registry, kind: str) -> None:
+    name, count, whole = served.add('"string"'), served.add('"long"'), served.add(KEY)
+    text = served.add("{}", "JSON")
+    keys = [
+        avro("string", "a", name),
+        avro("long", -62, count),
+        avro(KEY, {"id": "c"}, whole),
+        b"\0\0\0\0" + bytes([text]) + b'"d"',
+        b"plain",
+    ]
+    value = served.add({"type": "record", "name": "V", "fields": []})
+    record = b"{}" if kind == "json" else avro({"type": "record", "name": "V", "fields": []}, {}, value)
+    columns = [{"name": "id", "type": "string", "from": "key"}, {"name": "v", "type": "string"}]
+    decoded = decode(decoder_for(model(of(served), columns, kind)), *[record] * 5, keys=keys)
+    assert decoded.bad == []
+    assert decoded.rows["id"].to_pylist() == ["a", "-62", '{"id": "c"}', "d", "plain"]
+
+    numbers = [{**columns[0], "type": "int64"}, columns[1]]
+    decoded = decode(decoder_for(model(of(served), numbers, kind)), *[record] * 5, keys=keys)
+    assert decoded.rows["id"].to_pylist() == [-62]
+    assert [bad.index for bad in decoded.bad] == [0, 2, 3, 4]
+    raw = [{**columns[0], "type": "binary"}, columns[1]]
+    decoded = decode(decoder_for(model(of(served), raw, kind)), *[record] * 5, keys=keys)
+    assert decoded.rows["id"].to_pylist() == keys, "bytes are as they are"
+
+
+def test_tombstones_of_keys_that_are_one_value_of_avro(served: Registry) -> None:
+    number = served.add('"long"')
+    columns = [{"name": "id", "type": "int64"}]
+    side = model({**of(served), "table": {"key": ["id"], "keyFormat": "string"}}, columns)
+    deleted = decode(decoder_for(side), None, None, keys=[avro("long", 7, number), b"8"])
+    assert deleted.bad == []
+    assert deleted.rows["id"].to_pylist() == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +258,8 @@ def test_the_frame_of_a_registry_may_be_around_keys_that_are_json() -> None:
         (b'\0\0\0\0\x07{"id":"a"}', "Confluent JSON of schema 7; name its schemaRegistry"),
         (b"\x1f\x8b\x08\0", "gzip inside of the value"),
         (zlib.compress(b'{"id":"a"}'), "zlib inside of the value"),
+        ('{"id":"a"}'.encode("utf-16"), "UTF-16; let the producer write UTF-8"),
+        ('{"id":"a"}'.encode("utf-16-be"), "UTF-16; let the producer write UTF-8"),
     ],
 )
 def test_json_that_is_something_else_is_recognised(record: bytes, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -108,6 +109,34 @@ def test_a_bad_record_among_good_ones(record: bytes | None, reason: str) -> None
     assert decoded.index.tolist() == [0, 1, 3]
     assert [bad.index for bad in decoded.bad] == [2]
     assert decoded.bad[0].reason.startswith(reason)
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (b'{"name":"a","count":1}', "JSON; write format: json"),
+        (b' [{"name":"a"}]\n', "JSON; write format: json"),
+        (b"\0\0\0\0\x07\x02a\x02", "Confluent Avro of schema 7; write format: avro and its schemaRegistry"),
+        (b"\0\0\0\0\x07,,,", "Confluent Avro of schema 7; write format: avro and its schemaRegistry"),
+        (b'\0\0\0\0\x07{"id":"a"}', "Confluent JSON of schema 7; name its schemaRegistry"),
+        (gzip.compress(b"a,1,2,3"), "gzip inside of the value"),
+        ("a,1,,".encode("utf-16"), "UTF-16; let the producer write UTF-8"),
+        ("a,1,,".encode("utf-16-le"), "UTF-16; let the producer write UTF-8"),
+        ("a,1,,".encode("utf-16-be"), "UTF-16; let the producer write UTF-8"),
+    ],
+)
+def test_csv_that_is_something_else_is_recognised(columns: int, record: bytes, says: str) -> None:
+    schema = pa.schema([pa.field(name, pa.string()) for name in SCHEMA.names[:columns]])
+    decoded = decode(schema, b",".join([b"a"] * columns), record, b",".join([b"b"] * columns))
+    assert decoded.rows["name"].to_pylist() == ["a", "b"]
+    (bad,) = decoded.bad
+    assert bad.index == 1
+    assert bad.reason.startswith(f"not CSV: it looks like {says}")
+
+
+def test_a_zero_in_text_is_text() -> None:
+    assert decode(pa.schema({"a": pa.string()}), b"a\0b").rows["a"].to_pylist() == ["a\0b"]
 
 
 def test_records_that_would_swallow_each_other_stay_apart() -> None:

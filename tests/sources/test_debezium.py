@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
+from datetime import date
 from typing import Any
 
 import fastavro
@@ -188,3 +189,168 @@ def test_a_stream_is_joined_with_a_table_of_changes_in_a_trace() -> None:
     rows = {"users": changes, "orders": [{"id": 1, "ts": ts} for ts in (2, 4, 6)]}
     (line,) = run_trace(job, [{"rows": rows}], MemoryStore())
     assert [(row["ts"], row["name"]) for row in line["output"]] == [(2, "a"), (4, "b"), (6, None)]
+
+
+DAY = {"name": "day", "type": "date"}
+AT = {"name": "at", "type": "timestamp"}
+
+
+def int_of(name: str, kind: str, field: str = "at") -> dict[str, Any]:
+    return {"type": kind, "optional": True, "name": name, "version": 1, "field": field}
+
+
+def with_types(change: dict[str, Any], *fields: dict[str, Any]) -> dict[str, Any]:
+    """As a connector writes it with `schemas.enable`."""
+    row = {"type": "struct", "fields": list(fields), "optional": True, "name": "db.Value"}
+    schema = {
+        "type": "struct",
+        "fields": [{**row, "field": "before"}, {**row, "field": "after"}],
+        "name": "db.Envelope",
+    }
+    return {"schema": schema, "payload": change}
+
+
+@pytest.mark.parametrize("wrap", [lambda change: change, with_schema], ids=["plain", "with schemas"])
+def test_a_date_is_a_number_of_days_or_text(wrap: Any) -> None:
+    given = [20_468, -1, "2026-01-15", None, -719_162, 2_932_896]
+    decoded = decode(model([ID, DAY, TS]), [wrap(event("c", {"id": n, "day": day})) for n, day in enumerate(given)])
+    assert decoded.bad == []
+    days = [date(2026, 1, 15), date(1969, 12, 31), date(2026, 1, 15), None, date(1, 1, 1), date(9999, 12, 31)]
+    assert decoded.rows["day"].to_pylist() == days
+
+
+def test_a_number_that_is_no_day_makes_a_dead_letter() -> None:
+    changes = [event("c", {"id": n, "day": day}) for n, day in enumerate([1_700_000_000_000, 1, 1.5, 2_932_897])]
+    decoded = decode(model([ID, DAY, TS]), changes)
+    assert decoded.rows["id"].to_pylist() == [1]
+    assert [bad.index for bad in decoded.bad] == [0, 2, 3]
+    assert decoded.bad[0].reason.startswith("column day: '1700000000000' is not a valid date")
+
+
+def test_a_deletion_has_its_date_and_time_in_the_row_before() -> None:
+    side = model([ID, {**AT, "path": "at"}, DAY], eventTime="at", table={"key": ["id", "day"]})
+    gone = event("d", {"id": 1, "day": 3, "at": 1_700_000_000_123_456})
+    change = with_types(gone, int_of("io.debezium.time.MicroTimestamp", "int64"))
+    decoded = decode(side, [change])
+    assert decoded.bad == []
+    assert decoded.rows["day"].to_pylist() == [date(1970, 1, 4)]
+    assert decoded.rows["at"].cast(pa.int64()).to_pylist() == [1_700_000_000_123]
+
+
+def test_the_schema_beside_the_envelope_says_what_a_time_counts() -> None:
+    times = [
+        ("io.debezium.time.MicroTimestamp", 1_700_000_000_123_456),
+        ("io.debezium.time.NanoTimestamp", 1_700_000_000_123_456_789),
+        ("io.debezium.time.Timestamp", 1_700_000_000_123),
+        ("io.debezium.time.ZonedTimestamp", "2023-11-14T22:13:20.123Z"),
+        ("io.debezium.time.MicroTimestamp", 1_500_000_000),
+        ("io.debezium.time.MicroTimestamp", -1),
+    ]
+    changes = [with_types(event("c", {"id": 1, "at": at}), int_of(name, "int64")) for name, at in times]
+    decoded = decode(model([ID, AT, TS]), [*changes, event("c", {"id": 1, "at": 1_700_000_000_123})])
+    assert decoded.bad == []
+    assert decoded.rows["at"].cast(pa.int64()).to_pylist() == [
+        *[1_700_000_000_123] * 4,
+        1_500_000,
+        -1,
+        1_700_000_000_123,
+    ]
+
+
+def test_a_column_with_a_format_has_the_number_whatever_the_schema_says() -> None:
+    change = with_types(
+        event("c", {"id": 1, "at": 1_700_000_000_123_456}), int_of("io.debezium.time.MicroTimestamp", "int64")
+    )
+    decoded = decode(
+        model([ID, {**AT, "format": "us"}, {**AT, "name": "raw", "type": "int64", "path": "at"}, TS]), [change]
+    )
+    assert decoded.bad == []
+    assert decoded.rows["at"].cast(pa.int64()).to_pylist() == [1_700_000_000_123]
+    assert decoded.rows["raw"].to_pylist() == [1_700_000_000_123_456]
+
+
+@pytest.mark.parametrize("kind", ["avro", "debezium-avro"])
+def test_avro_names_dates_and_what_times_count(kind: str) -> None:
+    named = {"at": ("long", "MicroTimestamp"), "exact": ("long", "NanoTimestamp"), "day": ("int", "Date")}
+    fields = [
+        {"name": name, "type": ["null", {"type": of, "connect.name": f"io.debezium.time.{what}"}]}
+        for name, (of, what) in named.items()
+    ]
+    columns: list[dict[str, Any]] = [ID, AT, {**AT, "name": "exact"}, DAY]
+    row = {"at": 1_700_000_000_123_456, "exact": 1_700_000_000_123_456_789, "day": 20_468}
+    if kind == "avro":
+        schema: dict[str, Any] = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}, *fields]}
+        target = io.BytesIO()
+        fastavro.schemaless_writer(target, fastavro.parse_schema(schema), {"id": 1, **row})
+        written: bytes | None = target.getvalue()
+        side = model(columns, format=kind, avroSchema=json.dumps(schema), eventTime="at")
+    else:
+        schema = envelope(*fields)
+        written = avro(event("c", {"id": 1, "name": None, **row}), schema)
+        side = model([*columns, TS], format=kind, avroSchema=json.dumps(schema))
+    decoded = of_values(side, pa.array([written], pa.binary()))
+    assert decoded.bad == []
+    assert decoded.rows["day"].to_pylist() == [date(2026, 1, 15)]
+    assert decoded.rows["at"].cast(pa.int64()).to_pylist() == [1_700_000_000_123]
+    assert decoded.rows["exact"].cast(pa.int64()).to_pylist() == [1_700_000_000_123]
+
+
+OID = "65f0c0ffee65f0c0ffee65f0"
+DOCUMENT = (
+    '{"_id": {"$oid": "65f0c0ffee65f0c0ffee65f0"}, "n": {"$numberLong": "7"}, "price": {"$numberDecimal": "1.10"}, '
+    '"at": {"$date": {"$numberLong": "1700000000123"}}, "who": {"name": "a \\"{$oid}\\""}, '
+    '"odd": {"$numberDouble": "NaN"}}'
+)
+OF_DOCUMENT: list[Any] = [
+    {"name": "id", "type": "string", "path": "_id.$oid"},
+    {"name": "_id", "type": "string"},
+    {"name": "n", "type": "int64"},
+    {"name": "price", "type": "decimal(6,2)"},
+    {"name": "at", "type": "timestamp", "path": "at.$date"},
+    {"name": "who", "type": "string", "path": "who.name"},
+    {"name": "odd", "type": "double"},
+    TS,
+]
+
+
+@pytest.mark.parametrize("wrap", [lambda change: change, with_schema], ids=["plain", "with schemas"])
+def test_rows_of_mongodb_are_documents_in_text(wrap: Any) -> None:
+    changes: list[Any] = [event("c", None), event("u", None, ts=6), event("c", None, ts=7), event("d", None)]
+    changes[0]["after"] = DOCUMENT
+    changes[1]["after"] = '{"n": 8}'
+    changes[2]["after"] = '{"n": "x"}'
+    decoded = decode(model(OF_DOCUMENT), [wrap(change) for change in changes])
+    first, second = decoded.rows.to_pylist()
+    assert (first["id"], first["_id"], first["n"], str(first["price"])) == (OID, OID, 7, "1.10")
+    assert (first["at"].timestamp(), first["who"], first["odd"], first["ts"]) == (
+        1_700_000_000.123,
+        'a "{$oid}"',
+        None,
+        5,
+    )
+    assert (second["id"], second["n"], second["ts"]) == (None, 8, 6)
+    assert decoded.index.tolist() == [0, 1]
+    assert [(bad.index, bad.reason) for bad in decoded.bad] == [(2, "the document: column n: 'x' is not a valid int64")]
+    assert decoded.dropped == {"deletion": 1}
+
+
+def test_documents_and_rows_may_be_mixed_and_a_deletion_has_its_document_before() -> None:
+    columns = [{"name": "id", "type": "string", "path": "_id"}, {"name": "n", "type": "int64"}, TS]
+    changes: list[Any] = [event("c", {"_id": "a", "n": 1}), event("d", None, ts=6), event("c", {"_id": None}, ts=7)]
+    changes[1]["before"] = DOCUMENT
+    decoded = decode(model(columns, table={"key": ["id"]}), changes)
+    assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == [("a", 1, 5), (OID, None, 6), (None, None, 7)]
+    assert decoded.deleted is not None
+    assert decoded.deleted.tolist() == [False, True, False]
+
+
+def test_documents_in_avro() -> None:
+    source = {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}
+    types = {"before": ["null", "string"], "after": ["null", "string"], "source": source, "op": "string"}
+    schema = {"type": "record", "name": "E", "fields": [{"name": name, "type": of} for name, of in types.items()]}
+    target = io.BytesIO()
+    fastavro.schemaless_writer(target, fastavro.parse_schema(schema), {**event("c", None), "after": DOCUMENT})
+    side = model(OF_DOCUMENT, format="debezium-avro", avroSchema=json.dumps(schema))
+    decoded = of_values(side, pa.array([target.getvalue()], pa.binary()))
+    assert decoded.bad == []
+    assert decoded.rows["n"].to_pylist() == [7]

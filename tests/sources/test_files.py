@@ -185,11 +185,26 @@ def test_a_compressed_file_that_is_not_complete_is_named(tmp_path) -> None:
         all_of(file_input(tmp_path / "in.gz"))
 
 
-@pytest.mark.parametrize(("begins", "says"), [(b"PAR1", "format: parquet"), (b"BZh91", "bzip2"), (b"Obj\x01", "Avro")])
+@pytest.mark.parametrize(
+    ("begins", "says"),
+    [
+        (b"PAR1", "format: parquet"),
+        (b"BZh91", "bzip2"),
+        (b"Obj\x01", "Avro"),
+        (b"\xff\xfe", "UTF-16"),
+        (b"\xfe\xff", "UTF-16"),
+    ],
+)
 def test_a_file_of_another_kind_is_recognised(tmp_path, begins: bytes, says: str) -> None:
     (tmp_path / "in").write_bytes(begins + b"...")
     with pytest.raises(SourceError, match=f"looks like .*{says}"):
         all_of(file_input(tmp_path / "in"))
+
+
+def test_a_file_of_csv_that_is_json_is_recognised(tmp_path) -> None:
+    (tmp_path / "in").write_bytes(b'{"a":1,"b":2}\n{"a":2,"b":3}\n')
+    with pytest.raises(SourceError, match=r"/in looks like JSON(.|\n)*Write format: json"):
+        all_of(file_input(tmp_path / "in", format="csv"))
 
 
 def test_a_directory_and_a_pattern_are_all_of_their_files(tmp_path) -> None:

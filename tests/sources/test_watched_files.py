@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,10 @@ class Watch:
 
     def add(self, name: str, *values: int, pack: bool = False) -> None:
         data = b"".join(json.dumps({"a": value}).encode() + b"\n" for value in values)
-        (self.folder / f".{name}").write_bytes(gzip.compress(data) if pack else data)
-        (self.folder / f".{name}").rename(self.folder / name)
+        whole = self.folder / name
+        hidden = whole.with_name(f".{whole.name}")
+        hidden.write_bytes(gzip.compress(data) if pack else data)
+        hidden.rename(whole)
 
     def plan(self) -> EpochPlan | None:
         self.now_ms += 100
@@ -234,6 +237,106 @@ def test_watching_neither_begins_nor_ends_on_what_is_stored(tmp_path) -> None:
     stored = StoredOffsets(job.state.positions)
     with pytest.raises(SourceError, match="cannot be watched from here on"):
         job.source.bounds(stored)
+
+
+def in_folders(tmp_path: Path, pattern: str = "dt=*/part-*.json", **more: Any) -> Watch:
+    return Watch(tmp_path / "in", file={"path": str(tmp_path / "in" / pattern), "watch": True}, **more)
+
+
+def new_folder(job: Watch, name: str, **files: int) -> None:
+    """Moved in as a whole, some time after its files were written."""
+    beside = job.folder.parent / "beside" / name
+    beside.mkdir(parents=True)
+    for file, value in files.items():
+        (beside / f"part-{file}.json").write_text(json.dumps({"a": value}) + "\n")
+    (job.folder / name).parent.mkdir(parents=True, exist_ok=True)
+    time.sleep(SETTLE_S)
+    beside.rename(job.folder / name)
+
+
+@pytest.mark.parametrize("pattern", ["dt=*/part-*.json", "**/*.json", "**/part-?.json", "*/*", "**"])
+def test_files_of_directories_are_read_once_in_order_of_their_paths(tmp_path, pattern: str) -> None:
+    job = in_folders(tmp_path, pattern)
+    assert job.read() == []
+    (job.folder / "dt=25").mkdir()
+    job.add("dt=25/part-1.json", 1)
+    job.add("dt=25/part-2.json", 2)
+    new_folder(job, "dt=26", a=3)
+    assert job.read() == [1, 2, 3]
+    job.restart()
+    assert job.read() == []
+    job.add("dt=26/part-b.json", 4)
+    (job.folder / ".dt=27").mkdir()
+    (job.folder / ".dt=27" / "part-0.json").write_text("hidden")
+    (job.folder / "dt=26" / "_SUCCESS").write_text("hidden")
+    assert job.read() == [4]
+    assert job.stored == ["part-b.json"]
+    shutil.rmtree(job.folder / "dt=25")
+    job.restart()
+    new_folder(job, "dt=28", a=5)
+    assert job.read() == [5], "directories that were read may go"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        ("dt=*/part-*.json", ["dt=1/part-1.json"]),
+        ("**/part-*.json", ["part-0.json", "dt=1/part-1.json", "dt=1/deep/part-2.json"]),
+        ("**/deep/**/*.json", ["dt=1/deep/part-2.json"]),
+        ("**", ["part-0.json", "dt=1/part-1.json", "dt=1/other", "dt=1/deep/part-2.json"]),
+        ("*", ["part-0.json"]),
+    ],
+)
+def test_a_pattern_means_what_it_does_where_nothing_is_watched(tmp_path, pattern: str, fits: list[str]) -> None:
+    job = in_folders(tmp_path, pattern)
+    every = ["part-0.json", "dt=1/part-1.json", "dt=1/other", "dt=1/deep/part-2.json"]
+    for value, name in enumerate(every):
+        (job.folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (job.folder / name).write_text(json.dumps({"a": value}) + "\n")
+    assert sorted(job.read()) == sorted(every.index(name) for name in fits)
+    once = planner_for(_watching(job.model, watch=False), "job", STORE).bounds(StoredOffsets())
+    assert sorted(bound.partition.topic for bound in once) == sorted(str(job.folder / name) for name in fits)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_directory_that_comes_before_those_that_were_read_stops_the_job(
+    tmp_path, restarts: bool, whole: bool
+) -> None:
+    job = in_folders(tmp_path)
+    new_folder(job, "dt=20", a=1)
+    if not whole:
+        (job.folder / "dt=22").mkdir()
+    else:
+        (tmp_path / "beside" / "dt=22").mkdir()
+        (tmp_path / "beside" / "dt=22" / "part-a.json").write_text('{"a": 2}\n')
+        time.sleep(SETTLE_S)
+    new_folder(job, "dt=25", a=5)
+    assert job.read() == [1, 5]
+    if whole:  # of which no file has changed since
+        (tmp_path / "beside" / "dt=22").rename(job.folder / "dt=22")
+    else:
+        job.add("dt=22/part-a.json", 2)
+    if restarts:
+        job.restart()
+    with pytest.raises(
+        SourceError, match=r"/dt=22/part-a.json of input in is new or was changed, and its turn is over"
+    ):
+        job.read()
+    (job.folder / "dt=22").rename(job.folder / "dt=26")
+    assert job.read() == [2]
+
+
+def test_a_new_file_beside_files_that_were_read_long_ago_does_not_make_them_new(tmp_path) -> None:
+    """It changes their directory."""
+    job = in_folders(tmp_path)
+    new_folder(job, "dt=25", a=1, b=2)
+    assert job.read() == [1, 2]
+    job.add("dt=25/part-c.json", 3)
+    assert job.read() == [3]
+    (job.folder / "dt=25" / "part-a.json").unlink()
+    job.restart()
+    assert job.read() == []
 
 
 def test_a_directory_that_is_not_there(tmp_path) -> None:

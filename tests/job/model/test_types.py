@@ -26,7 +26,7 @@ def test_decimal_carries_precision_and_scale():
         ("", "types are boolean, int32"),
         ("decimal(5,-1)", "is not a column type"),
         ("decimal(12", 'inside of {...} it needs quotes: type: "decimal(12,2)"'),
-        ("array<string>", "a string column takes an object or an array as JSON text"),
+        ("array<string>", "a json column takes an object or an array, a string column its text"),
     ],
 )
 def test_refuses_what_is_no_type(text, message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -61,12 +61,15 @@ class RowComparison:
         found: Rows,
         columns: Sequence[str] | None = None,
         timestamps: Timestamps = "epochMillis",
+        nested: Collection[str] = (),
     ) -> None:
         """Output rows: those of the epoch as it was `replayed`, against those that are `found`, which have timestamps
-        so. `columns`: only these are compared."""
-        expected = output_rows(replayed, columns, timestamps)
+        so, and JSON in these columns. `columns`: only these are compared."""
+        expected = output_rows(replayed, columns, timestamps, nested)
         self.rows += expected.total()
-        self._compare(replayed.epoch, "output", expected, found, lambda: _places(job, replayed, columns, timestamps))
+        self._compare(
+            replayed.epoch, "output", expected, found, lambda: _places(job, replayed, columns, timestamps, nested)
+        )
 
     def dead_letters(self, replayed: ReplayedEpoch, found: Rows) -> None:
         """The same of its dead letters."""
@@ -124,14 +127,19 @@ class RowComparison:
 
 
 def output_rows(
-    replayed: ReplayedEpoch, columns: Sequence[str] | None = None, timestamps: Timestamps = "epochMillis"
+    replayed: ReplayedEpoch,
+    columns: Sequence[str] | None = None,
+    timestamps: Timestamps = "epochMillis",
+    nested: Collection[str] = (),
 ) -> Rows:
     """The rows that the epoch put out, as lines of JSON with these columns (None: all)."""
-    return json_lines([_visible(table, columns) for table in replayed.rows], timestamps)
+    return json_lines([_visible(table, columns) for table in replayed.rows], timestamps, nested)
 
 
-def json_lines(tables: Sequence[pa.Table], timestamps: Timestamps = "epochMillis") -> Rows:
-    return Counter(line for table in tables for line in rows_to_json(table, timestamps))
+def json_lines(
+    tables: Sequence[pa.Table], timestamps: Timestamps = "epochMillis", nested: Collection[str] = ()
+) -> Rows:
+    return Counter(line for table in tables for line in rows_to_json(table, timestamps, nested))
 
 
 def _visible(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
@@ -164,13 +172,17 @@ _NOTHING = object()
 
 
 def _places(
-    job: Job, replayed: ReplayedEpoch, columns: Sequence[str] | None, timestamps: Timestamps
+    job: Job,
+    replayed: ReplayedEpoch,
+    columns: Sequence[str] | None,
+    timestamps: Timestamps,
+    nested: Collection[str],
 ) -> dict[bytes, str]:
     """By output row: the records that make it."""
     sides = [side.time for side in compile_job(job).last.sides]
     found = {}
     for table in replayed.rows:
-        rows = rows_to_json(_visible(table, columns), timestamps)
+        rows = rows_to_json(_visible(table, columns), timestamps, nested)
         for line, at in zip(rows, table.select(list(ORDER_COLUMNS)).to_pylist(), strict=True):
             last = (at["$order_partition"], at["$order_offset"])
             partner = (at["$partner_partition"], at["$partner_offset"])

@@ -200,7 +200,7 @@ def _judge(
     output, dead = job.spec.output.file, job.spec.dead_letter
     if output is not None:
         found = Counter(published(output.path, entry.epoch, partial(receipts, "output"), life))
-        verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps)
+        verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps, nested=job.nested_columns)
     if dead is not None and dead.file is not None:
         letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), life))
         verdict.compared.dead_letters(replayed, letters)

@@ -87,7 +87,9 @@ class Driver:
         self._identity, self._pipeline, self._parts, self._now_ms = identity, pipeline, parts, now_ms
         self._fault = FaultPoint.from_environment()
         self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
-        self._input_warnings = InputWarnings()
+        self._input_warnings = InputWarnings(
+            {found.name: pipeline.intake(found.name).event_time for found in pipeline.inputs}
+        )
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
         # Of the pending plan: whether it may be old, its partitions whose topic is another one by now, and whether a

@@ -1,91 +1,181 @@
-"""What looks wrong with an input's records, though each of them may be fine: a column that no record has a value for,
-and records of which none can be used. Most often a name, a path or a format in the job is not what the topic has."""
+"""What looks wrong with an input's records, though each of them may be fine: a column that records have no value for,
+records of which none can be used, event times that most likely count another unit. Most often a name, a path or a
+format in the job is not what the topic has, or has no longer.
+
+It is judged by runs of epochs: how many records in a row lack a value, or are of no use, since the driver started or
+since the last epoch that shows otherwise. After such an epoch a run has to be long, and far longer than any before it:
+a column that few records have is no cause.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.job.model.wording import listed
+from joinery_runtime.sources.convert import SECONDS_2000, SECONDS_2100
 
 MOST_NAMED = 5  # columns in one message
+LONG_RUN = 1_000  # rows without a value, after some that had one
+LONG_USELESS_RUN = 100  # records of no use, after some that were
+FAR_LONGER = 10  # times the longest run before
+
+
+@dataclass(slots=True)
+class _Run:
+    """Records in a row, up to the newest, of which the same is wrong. `earlier` is the longest run that has ended; None
+    where all records since the driver's start were so."""
+
+    length: int = 0
+    earlier: int | None = None
+
+    def end(self) -> None:
+        self.earlier = max(self.earlier or 0, self.length)
+        self.length = 0
+
+    def looks_wrong(self, long: int) -> bool:
+        if self.earlier is None:
+            return self.length > 0
+        return self.length >= max(long, FAR_LONGER * self.earlier)
 
 
 @dataclass(slots=True)
 class _Input:
-    """What has been read of an input since the driver started. `empty` columns were null in all rows, None before
-    the first row; `unusable` records went to the dead letters or have a null key, by reason, and `first` is one of
-    them; `deletions` of a stream are no rows, and say nothing about the others."""
+    """What has been read of an input. `empty` has a run for each column that was ever null in all rows of an epoch;
+    `useless` counts records that went to the dead letters or have a null key, in epochs that had no others, by reason
+    in `unusable`, and `first` is one of them; `deletions` of a stream are no rows, and say nothing about the others.
+    `times` are the lowest and the highest event time of the newest epoch that had some."""
 
-    records: int = 0
-    rows: int = 0
-    empty: frozenset[str] | None = None
+    rows_seen: bool = False
+    empty: dict[str, _Run] = field(default_factory=dict)
+    useless: _Run = field(default_factory=_Run)
     unusable: dict[str, int] = field(default_factory=dict)
     deletions: int = 0
     first: str = ""
+    times: tuple[int, int] | None = None
 
-    def add(self, read: PartitionRead) -> None:
-        self.records += read.records
-        if read.empty is not None:
-            self.rows += read.decoded
-            self.empty = read.empty if self.empty is None else self.empty & read.empty
-        self.deletions += read.dropped.get("deletion", 0) + read.dropped.get("tombstone", 0)
-        for reason, count in (("dead letters", read.dead), ("null keys", read.dropped.get("null_key", 0))):
+    def add(self, reads: list[PartitionRead]) -> None:
+        """What one epoch has read."""
+        self._add_rows([read for read in reads if read.empty is not None])
+        self._add_records(reads)
+        lowest = [read.lowest for read in reads if read.lowest is not None]
+        highest = [read.highest for read in reads if read.highest is not None]
+        if lowest and highest:
+            self.times = min(lowest), max(highest)
+
+    def _add_rows(self, reads: list[PartitionRead]) -> None:
+        if not reads:
+            return
+        empty = frozenset.intersection(*(read.empty for read in reads if read.empty is not None))
+        for column in empty:
+            run = self.empty.setdefault(column, _Run(earlier=0 if self.rows_seen else None))
+            run.length += sum(read.decoded for read in reads)
+        for column in self.empty.keys() - empty:
+            self.empty[column].end()
+        self.rows_seen = True
+
+    def _add_records(self, reads: list[PartitionRead]) -> None:
+        records = sum(read.records for read in reads)
+        deletions = sum(read.dropped.get("deletion", 0) + read.dropped.get("tombstone", 0) for read in reads)
+        dead, null_keys = sum(read.dead for read in reads), sum(read.dropped.get("null_key", 0) for read in reads)
+        if dead + null_keys + deletions < records:
+            self.useless.end()
+            self.unusable, self.deletions, self.first = {}, 0, ""
+            return
+        self.useless.length += dead + null_keys
+        self.deletions += deletions
+        for reason, count in (("dead letters", dead), ("null keys", null_keys)):
             if count:
                 self.unusable[reason] = self.unusable.get(reason, 0) + count
-        self.first = self.first or read.first_dead
+        self.first = self.first or next((read.first_dead for read in reads if read.first_dead), "")
 
     @property
-    def useless(self) -> bool:
-        return bool(self.unusable) and sum(self.unusable.values()) + self.deletions == self.records
+    def without_value(self) -> list[str]:
+        return sorted(name for name, run in self.empty.items() if run.looks_wrong(LONG_RUN))
 
-    def warning(self, name: str) -> str | None:
-        """In one sentence or two."""
+    @property
+    def is_useless(self) -> bool:
+        return bool(self.unusable) and self.useless.looks_wrong(LONG_USELESS_RUN)
+
+    @property
+    def counts_seconds(self) -> bool:
+        return self.times is not None and self.times[0] >= SECONDS_2000 and self.times[1] < SECONDS_2100
+
+    def warning(self, name: str, event_time: str) -> str | None:
+        """In a few sentences."""
         said = []
-        if self.useless:
+        if self.is_useless:
             what = self.unusable | ({"deletions and tombstones": self.deletions} if self.deletions else {})
             counts = listed(f"{count:,} {reason}" for reason, count in what.items())
             first = f" (the first: {self.first})" if self.first else ""
-            said.append(f"none of the {self.records:,} records read so far can be used: {counts}{first}")
-        if self.empty:
-            named = sorted(self.empty)
-            more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-            columns = f"column{'s' if len(named) > 1 else ''} {', '.join(named[:MOST_NAMED])}{more}"
-            said.append(f"no value for {columns} in any of the {self.rows:,} records decoded so far")
-        if not said:
-            return None
-        nested = ""
-        if self.empty:
-            dotted = next((column for column in sorted(self.empty) if "." in column), "customer.id")
-            nested = f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
-        return f"Input {name}: {'; '.join(said)}. Compare the schema's names and paths with a record{nested}"
+            said.append(
+                f"none of the {_newest(self.useless, 'records read', self.deletions)} can be used: {counts}{first}"
+            )
+        missing = self.without_value
+        for since in (True, False):
+            named = [column for column in missing if (self.empty[column].earlier is None) == since]
+            if named:
+                more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+                columns = f"column{'s' if len(named) > 1 else ''} {', '.join(named[:MOST_NAMED])}{more}"
+                shortest = min((self.empty[column] for column in named), key=lambda run: run.length)
+                said.append(f"no value for {columns} in any of the {_newest(shortest, 'records decoded')}")
+        found = [f"{'; '.join(said)}. Compare the schema's names and paths with a record"] if said else []
+        if missing:
+            dotted = next((column for column in missing if "." in column), "customer.id")
+            found[0] += f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
+        if self.counts_seconds and self.times is not None:
+            lowest = self.times[0]
+            found.append(
+                f"event times of column {event_time} are from {_day(lowest)} on, and from {_day(lowest * 1_000)} on if "
+                f"their numbers count seconds. If they do, declare {event_time} as type: timestamp with format: s"
+            )
+        return f"Input {name}: {'. '.join(found)}" if found else None
+
+
+def _newest(run: _Run, what: str, others: int = 0) -> str:
+    """The records of a run, and others between them."""
+    count = run.length + others
+    return f"{count:,} {what} so far" if run.earlier is None else f"newest {count:,} {what}"
+
+
+def _day(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1_000, UTC).date().isoformat()
 
 
 class InputWarnings:
-    """Per input, since the driver started. Each input is warned about when it first looks wrong, and again when
-    something else is wrong with it."""
+    """Per input. Each is warned about when it first looks wrong, and again when something else is wrong with it.
+    `event_times` are the inputs' columns with the event time."""
 
-    def __init__(self) -> None:
+    def __init__(self, event_times: Mapping[str, str]) -> None:
         self._inputs: dict[str, _Input] = {}
-        self._said: set[tuple[str, str]] = set()  # inputs and what was wrong with them
+        self._event_times = event_times
+        self._said: set[tuple[str, str]] = set()  # inputs and what is wrong with them
 
     def learn(self, reads: Iterable[PartitionRead]) -> tuple[str, ...]:
         """After an epoch has committed: what is new to be said."""
+        by_input: dict[str, list[PartitionRead]] = {}
         for read in reads:
-            self._inputs.setdefault(read.partition.input, _Input()).add(read)
+            by_input.setdefault(read.partition.input, []).append(read)
         new = []
-        for name, found in self._inputs.items():
-            wrong = {(name, column) for column in found.empty or ()}
-            if found.useless:
-                wrong.add((name, ""))  # no column's name
+        for name, of_input in by_input.items():
+            found = self._inputs.setdefault(name, _Input())
+            found.add(of_input)
+            wrong = {(name, f"column {column}") for column in found.without_value}
+            wrong |= {(name, "records")} if found.is_useless else set()
+            wrong |= {(name, "event times")} if found.counts_seconds else set()
             if wrong - self._said:
-                self._said |= wrong
-                new.append(found.warning(name) or "")
+                new.append(self._warning(name) or "")
+            # What is over is said anew when it comes back: by then its run is far longer. Event times have no runs.
+            self._said = {each for each in self._said if each[0] != name or each[1] == "event times"} | wrong
         return tuple(new)
 
     @property
     def standing(self) -> Mapping[str, str]:
         """By input what looks wrong now; it is gone once a record shows otherwise."""
-        warnings = {name: found.warning(name) for name, found in self._inputs.items()}
+        warnings = {name: self._warning(name) for name in self._inputs}
         return {name: warning for name, warning in warnings.items() if warning is not None}
+
+    def _warning(self, name: str) -> str | None:
+        return self._inputs[name].warning(name, self._event_times[name])

@@ -79,7 +79,7 @@ class _Trace:
                 late[name] += counts.get("late", 0)
                 dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
         self.rows = self._environment.output.take()
-        line = {"output": in_order(self.rows), "watermarks": self._watermarks()}
+        line = {"output": in_order(self.rows, self._job.nested_columns), "watermarks": self._watermarks()}
         found = {name: dict(counts) for name, counts in dropped.items() if counts}
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +43,9 @@ class TraceEnvironment(Protocol):
     def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host: ...
 
 
-def in_order(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
-    """Rows of a step as JSON values, in the defined order."""
-    return [json.loads(line) for line in rows_to_json(ordered(tables))] if tables else []
+def in_order(tables: Sequence[pa.Table], nested: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Rows of a step as JSON values, in the defined order; `nested` columns are JSON."""
+    return [json.loads(line) for line in rows_to_json(ordered(tables), nested=nested)] if tables else []
 
 
 def ordered(tables: Sequence[pa.Table]) -> pa.Table:

@@ -142,7 +142,7 @@ def _kafka(kafka: KafkaInput) -> str:
 
 def _files(file: FileInput) -> str:
     if file.watch:
-        return f"files of {file.path} and those that appear there, in order of their names"
+        return f"files of {file.path} and those that appear there, in order of their paths"
     return f"file {file.path}"
 
 

@@ -21,6 +21,7 @@ class ConsoleSink(HasNoJobMarker):
 
     shown: int
     timestamps: Timestamps = "epochMillis"
+    nested: frozenset[str] = frozenset()
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         lines: list[str] = []
@@ -29,7 +30,7 @@ class ConsoleSink(HasNoJobMarker):
             count += batch.num_rows
             if len(lines) < self.shown:
                 first = batch.slice(0, self.shown - len(lines))
-                lines += [line.decode() for line in rows_to_json(first, self.timestamps)]
+                lines += [line.decode() for line in rows_to_json(first, self.timestamps, self.nested)]
         return {"attempt": str(attempt.id), "rows": count, "lines": lines}
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:

@@ -133,10 +133,10 @@ class KafkaContent:
 
     def texts(self, rows: pa.Table) -> list[bytes]:
         target = self._target
-        values = rows_to_json(without_nulls(rows, self._defaults), target.timestamps)
+        values = rows_to_json(without_nulls(rows, self._defaults), target.timestamps, target.nested)
         if not target.key and not target.headers:
             return values
-        messages = as_messages(rows, target.key, target.headers, target.timestamps, values)
+        messages = as_messages(rows, target.key, target.headers, target.timestamps, values, target.nested)
         return [
             self._text(each["value"], each.get("key"), dict(each["headers"]) if target.headers else {})
             for each in messages

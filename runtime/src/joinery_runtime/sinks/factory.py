@@ -59,11 +59,11 @@ def sink_for(job: Job, store: StoreDatabase | None, lineage: str = "") -> Sink:
         case Output(file=FileOutput() as file):
             assert job.spec.output.format in ("json", "parquet"), "the job's validation sees to it"
             of = (job.spec.output.format, job.spec.output.timestamps, _rolling(file))
-            return FileSink(file.path, *of, life=life_of(lineage))
+            return FileSink(file.path, *of, life=life_of(lineage), nested=job.nested_columns)
         case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
             return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
         case Output(console=ConsoleOutput() as console):
-            return ConsoleSink(console.rows, job.spec.output.timestamps)
+            return ConsoleSink(console.rows, job.spec.output.timestamps, job.nested_columns)
         case unknown:
             raise _no_sink("output", unknown)
 
@@ -74,7 +74,7 @@ def _rolling(file: FileOutput) -> Rolling | None:
 
 def _output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
     of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
-    return KafkaTarget(*of, job.spec.output.timestamps, _schema_output(job, kafka))
+    return KafkaTarget(*of, job.spec.output.timestamps, _schema_output(job, kafka), job.nested_columns)
 
 
 def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
@@ -113,7 +113,7 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
             facts="a job that has lost its state would write rows again",
             todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
         )
-    table = TargetTable(output.table, job.upsert_key, job.retracted)
+    table = TargetTable(output.table, job.upsert_key, job.retracted, job.nested_columns)
     if output.dsn is None or output.dsn == store.dsn:
         return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
     staging = Staging.of(store.schema, job.name, table.name, apart=True)
@@ -175,7 +175,7 @@ def output_content(
         return KafkaContent(_output_topic(job, output.kafka), committed())
     if output.postgres is not None:
         assert store is not None, "the job's validation sees to it"
-        table = TargetTable(output.postgres.table, job.upsert_key, job.retracted)
+        table = TargetTable(output.postgres.table, job.upsert_key, job.retracted, job.nested_columns)
         if output.postgres.dsn in (None, store.dsn):
             return PostgresContent(store.dsn, table, schema, committed, None)
         assert output.postgres.dsn is not None, "the line above"

@@ -42,10 +42,12 @@ class FileWriter:
     format: FileFormat = "json"
     timestamps: Timestamps = "epochMillis"
     hold_below: int = 0
+    nested: frozenset[str] = frozenset()
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         path = _staged(Path(self.directory), str(attempt.id), self.format)
-        encode = write_parquet if self.format == "parquet" else partial(_write_lines, timestamps=self.timestamps)
+        lines = partial(_write_lines, timestamps=self.timestamps, nested=self.nested)
+        encode = write_parquet if self.format == "parquet" else lines
         count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
         written = {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
         held = {**written, "held": True, "life": life_of(attempt.lineage)}
@@ -67,10 +69,12 @@ def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, i
     return count, size
 
 
-def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch], timestamps: Timestamps) -> int:
+def _write_lines(
+    file: IO[bytes], batches: Iterable[pa.RecordBatch], timestamps: Timestamps, nested: frozenset[str]
+) -> int:
     count = 0
     for batch in batches:
-        file.write(json_lines(batch, timestamps))
+        file.write(json_lines(batch, timestamps, nested))
         count += batch.num_rows
     return count
 
@@ -100,9 +104,10 @@ class FileSink(HasNoJobMarker):
         rolling: Rolling | None = None,
         wall: Callable[[], float] = time.time,
         life: str = "",
+        nested: frozenset[str] = frozenset(),
     ) -> None:
         self._directory, self._format, self._timestamps = Path(directory), file_format, timestamps
-        self._rolling, self._wall, self._life = rolling, wall, life
+        self._rolling, self._wall, self._life, self._nested = rolling, wall, life, nested
         self._held: dict[str, Part] | None = None  # by name; None: look
 
     def prepare(self, schema: pa.Schema) -> str | None:
@@ -116,7 +121,7 @@ class FileSink(HasNoJobMarker):
 
     def writer(self) -> FileWriter:
         hold_below = self._rolling.size if self._rolling is not None else 0
-        return FileWriter(str(self._directory), self._format, self._timestamps, hold_below)
+        return FileWriter(str(self._directory), self._format, self._timestamps, hold_below, self._nested)
 
     # --- what is held -----------------------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class KafkaTarget:
     timestamps: Timestamps = "epochMillis"
     schema_output: SchemaOutput | None = None
     """What values are instead of JSON."""
+    nested: frozenset[str] = frozenset()
+    """Columns that are JSON."""
 
     def __post_init__(self) -> None:
         refused = [name for name in self.properties if name in _OWNED]
@@ -150,7 +152,7 @@ class KafkaTarget:
     def messages(self, rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
         """Rows as `enqueue` takes them. Raises SinkError as a registry of schemas does."""
         values = None if self.schema_output is None else self.schema_output.registered().encode(rows)
-        return as_messages(rows, self.key, self.headers, self.timestamps, values)
+        return as_messages(rows, self.key, self.headers, self.timestamps, values, self.nested)
 
     def _topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
         """Asks in short turns: a refused login is reported between them, and needs no patience."""
@@ -290,15 +292,16 @@ def as_messages(
     headers: Mapping[str, str] = MappingProxyType({}),
     timestamps: Timestamps = "epochMillis",
     values: Sequence[bytes] | None = None,
+    nested: frozenset[str] = frozenset(),
 ) -> list[dict[str, Any]]:
     """Rows as `enqueue` takes them, with these values or as JSON. Either all have headers (maybe none of them) or no
     message knows of any."""
     messages: list[dict[str, Any]] = [
-        {"value": value} for value in (rows_to_json(rows, timestamps) if values is None else values)
+        {"value": value} for value in (rows_to_json(rows, timestamps, nested) if values is None else values)
     ]
     if key:
         plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
-        keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)), timestamps)
+        keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)), timestamps, nested)
         for message, each in zip(messages, keys, strict=True):
             message["key"] = each
     if headers:

@@ -186,7 +186,7 @@ class PostgresSink(HasNoJobMarker):
 
     def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
         """Keeps a table that has the right columns: a task of the epoch that is about to be run again may hold it."""
-        wanted = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field.type) for field in schema}}
+        wanted = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field) for field in schema}}
         comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(_comment(self._staging.job)))
         existing = columns_of(connection, table)
         if {name: column.type for name, column in existing.items()} == wanted:

@@ -33,9 +33,10 @@ SELECT set_config('work_mem', '128MB', true) WHERE pg_size_bytes(current_setting
 """
 
 
-def staged_type(arrow: pa.DataType) -> str:
-    """The type of an output column in the staging tables, where timestamps are integer milliseconds."""
-    return "bigint" if pa.types.is_timestamp(arrow) else column_type(arrow)
+def staged_type(field: pa.Field) -> str:
+    """The type of an output column in the staging tables, where timestamps are integer milliseconds and JSON is
+    text."""
+    return "bigint" if pa.types.is_timestamp(field.type) else column_type(field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class StagingMerge:
         return query.format(
             target=self.target.identifier,
             columns=names(table.names),
-            values=sql.SQL(", ").join(map(_moved, table)),
+            values=sql.SQL(", ").join(self._moved(field) for field in table),
             rows=self._newest(staging, not_retracted) if key else every,
             conflict=sql.SQL("ON CONFLICT ({}) {}").format(names(key), action) if key else sql.SQL(""),
         )
@@ -90,9 +91,16 @@ class StagingMerge:
         query = sql.SQL("DELETE FROM {target} AS target USING (SELECT {keys} FROM {rows}) AS gone WHERE {same}")
         return query.format(
             target=self.target.identifier,
-            keys=sql.SQL(", ").join(sql.SQL("{} AS {}").format(_moved(f), sql.Identifier(f.name)) for f in fields),
+            keys=sql.SQL(", ").join(sql.SQL("{} AS {}").format(self._moved(f), sql.Identifier(f.name)) for f in fields),
             rows=self._newest(staging, sql.Identifier(retracted), *among),
             same=sql.SQL(" AND ").join(same),
+        )
+
+    def _moved(self, field: pa.Field) -> sql.Composable:
+        return (
+            sql.SQL("{}::jsonb").format(sql.Identifier(field.name))
+            if field.name in self.target.nested
+            else _moved(field)
         )
 
     def _newest(self, staging: sql.Identifier, chosen: sql.Composable, *among: sql.Composable) -> sql.Composed:

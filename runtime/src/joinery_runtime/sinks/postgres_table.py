@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ _WIDER: Mapping[str, tuple[str, ...]] = {
     "bigint": ("numeric",),
     "real": ("double precision",),
     "text": ("character varying",),
+    "jsonb": ("json", "text"),
 }
 
 
@@ -50,11 +51,13 @@ class TableColumn:
 @dataclass(frozen=True, slots=True)
 class TargetTable:
     """`name` is `table` or `schema.table`; rows replace those with the same `upsert_key`, if there is one. `retracted`
-    names the output's column that says whether a row takes back the one with its key; it is no column of the table."""
+    names the output's column that says whether a row takes back the one with its key; it is no column of the table.
+    `nested` columns are JSON."""
 
     name: str
     upsert_key: tuple[str, ...] = ()
     retracted: str | None = None
+    nested: frozenset[str] = frozenset()
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -72,7 +75,7 @@ class TargetTable:
             connection.execute(self._create(schema))
             existing = columns_of(connection, self.identifier)
         missing = [field for field in schema if field.name not in existing]
-        problems = misfits(existing, schema)
+        problems = misfits(existing, schema, self.nested)
         if self.upsert_key and not self._has_unique_key(connection):
             columns = ", ".join(self.upsert_key)
             problems.append(
@@ -80,7 +83,7 @@ class TargetTable:
                 "columns are NOT NULL"
             )
         if problems or len(missing) == len(schema):  # one without any of the columns is another program's
-            lacking = [f"column {field.name} {column_type(field.type)} is missing" for field in missing]
+            lacking = [f"column {field.name} {column_type(field, self.nested)} is missing" for field in missing]
             raise SinkError(
                 f"The output table {self.name} does not fit the job's output",
                 facts="; ".join(lacking + problems),
@@ -93,7 +96,7 @@ class TargetTable:
         """Adds columns; rows that are there have NULL in them. Inside a transaction, which holds up all who read the
         table from then on."""
         # Another driver may add them at the same time.
-        added = (sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_defined(field)) for field in missing)
+        added = (sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_defined(field, self.nested)) for field in missing)
         statement = sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(added))
         try:
             connection.execute(_ALTER_WAITS)
@@ -108,7 +111,7 @@ class TargetTable:
             ) from error
 
     def _create(self, schema: pa.Schema) -> sql.Composed:
-        columns = [_defined(field) for field in schema]
+        columns = [_defined(field, self.nested) for field in schema]
         storage: sql.Composable = sql.SQL("")
         if self.upsert_key:
             columns.append(sql.SQL("UNIQUE NULLS NOT DISTINCT ({})").format(names(self.upsert_key)))
@@ -139,16 +142,19 @@ def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> di
     return {name: TableColumn(kind, required) for name, kind, required in rows}
 
 
-def column_type(arrow: pa.DataType) -> str:
+def column_type(field: pa.Field, nested: Collection[str] = ()) -> str:
     """The Postgres type of an output column."""
+    arrow = field.type
+    if field.name in nested:
+        return "jsonb"
     if pa.types.is_decimal(arrow):
         return f"numeric({arrow.precision},{arrow.scale})"
     return _TYPES[arrow]
 
 
-def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema) -> list[str]:
+def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Collection[str] = ()) -> list[str]:
     """What keeps rows of `schema` out of a table with these columns, whatever is added to it."""
-    wanted = {field.name: column_type(field.type) for field in schema}
+    wanted = {field.name: column_type(field, nested) for field in schema}
     other = [
         f"column {name} is {existing[name].type}, the output's is {kind}"
         for name, kind in wanted.items()
@@ -167,8 +173,8 @@ def _fits(existing: str, wanted: str) -> bool:
     return existing == wanted or existing in _WIDER.get(wanted, ()) or (existing == "numeric" and "numeric" in wanted)
 
 
-def _defined(field: pa.Field) -> sql.Composed:
-    return sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field.type)))
+def _defined(field: pa.Field, nested: Collection[str]) -> sql.Composed:
+    return sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field, nested)))
 
 
 def names(columns: Sequence[str]) -> sql.Composed:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,6 +80,14 @@ class PostgresContent:
         for place, field in enumerate(rows.schema):
             if pa.types.is_string(field.type):
                 rows = rows.set_column(place, field, pc.replace_substring(rows[place], "\0", REPLACEMENT.decode()))
+        return self._lines(rows)
+
+    def _lines(self, rows: pa.Table) -> list[bytes]:
+        """JSON in one spelling: jsonb does not keep the order of fields, blanks, or how a number was written."""
+        for place, field in enumerate(rows.schema):
+            if field.name in self._table.nested:
+                spelled = [None if text is None else _spelled(text) for text in rows[place].to_pylist()]
+                rows = rows.set_column(place, field, pa.array(spelled, pa.string()))
         return rows_to_json(rows)
 
     def pieces(self) -> Iterator[Piece]:
@@ -96,7 +106,7 @@ class PostgresContent:
                     batch = next(batches, None)
                 if batch is None:
                     return
-                texts = rows_to_json(batch)
+                texts = self._lines(batch)
                 yield Piece(texts, [""] * len(texts), [0] * len(texts))
 
     @contextmanager
@@ -114,6 +124,16 @@ class PostgresContent:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _spelled(text: str) -> str:
+    return json.dumps(json.loads(text, parse_int=_number, parse_float=_number), sort_keys=True)
+
+
+def _number(text: str) -> str:
+    """Told from text by a character that no jsonb has."""
+    value = Decimal(text)
+    return "\0" + format(value if value else abs(value), "f")
 
 
 def _as_text(column: pa.Field) -> sql.Composed:

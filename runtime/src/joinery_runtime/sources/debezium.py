@@ -6,24 +6,46 @@ Rows that were created, read by a snapshot or updated (`c`, `r`, `u`) are the ro
 before, of which databases may log the key only. In a table a deletion deletes; in a stream, which has no deletions, it
 is dropped and counted, as is the record without a value that follows each deletion for the sake of compaction.
 Anything else (`t`, a table was emptied) is a bad record.
+
+Dates are days since 1970. Where the connector's schema is beside the envelope (JSON) or each record names it (Avro), it
+says what numbers of timestamp columns count. MongoDB's rows are documents, which are text of JSON: `debezium_documents`
+reads these.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.sources.records import BadRecord, ByValue, Decoded, all_bad, with_bad
+from joinery_runtime.sources.connect_types import TIMES, name_in_json
+from joinery_runtime.sources.convert import checked, convert, in_years
+from joinery_runtime.sources.debezium_documents import Documents
+from joinery_runtime.sources.records import (
+    BadRecord,
+    ByValue,
+    Decoded,
+    Fault,
+    IntArray,
+    all_bad,
+    drop_rows,
+    with_bad,
+)
 
 DELETE = "$delete"
 _OP = "$op"
 _BEFORE = "before."
 _ROWS = pa.array(["c", "r", "u"])
+_SCHEMA = "$schema"
+_MOST_SCHEMAS = 64  # of the connector's that a decoder remembers
+_YEAR_1, _YEAR_9999 = -719_162, 2_932_896  # the first and the last day, since 1970
 
 Make = Callable[[pa.Schema, Mapping[str, Path]], ByValue]
 
@@ -40,25 +62,28 @@ class ChangeEvents(ByValue):
         key = model.table.key if model.table is not None else ()
         # A deletion has its key, and perhaps its event time, in the row before.
         self._before = [name for name in self._rows.names if name in {*key, model.event_time} and name in of_row]
-        self._decoders = [make(*self._wire(place, of_envelope, of_row)) for place in around]
+        self._decoders = [_Envelope(*self._wire(of_envelope, of_row), place, make) for place in around]
+        texts = {
+            f"{side}{number}": (*place, side) for number, place in enumerate(around) for side in ("after", "before")
+        }
+        self._texts = make(pa.schema([pa.field(name, pa.string()) for name in texts]), texts)
+        self._documents = Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row)
 
-    def _wire(
-        self, place: Path, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]
-    ) -> tuple[pa.Schema, dict[str, Path]]:
-        """The columns of an envelope at this place, and their paths."""
-        paths: dict[str, Path] = {_OP: (*place, "op")}
+    def _wire(self, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]) -> tuple[pa.Schema, dict[str, Path]]:
+        """The columns of an envelope, and their paths."""
+        paths: dict[str, Path] = {_OP: ("op",)}
         for name in self._rows.names:
-            inside = of_envelope[name] if name in of_envelope else ("after", *of_row[name])
-            paths[name] = (*place, *inside)
+            paths[name] = of_envelope[name] if name in of_envelope else ("after", *of_row[name])
         before = self._before if self._deletes else []
-        paths |= {_BEFORE + name: (*place, "before", *of_row[name]) for name in before}
+        paths |= {_BEFORE + name: ("before", *of_row[name]) for name in before}
         fields = [pa.field(_OP, pa.string()), *self._rows]
         return pa.schema([*fields, *(self._rows.field(name).with_name(_BEFORE + name) for name in before)]), paths
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-        events = self._events(values if len(present) == len(values) else values.take(pa.array(present)))
-        decoded = self._changes(events).at(present)
+        given = values if len(present) == len(values) else values.take(pa.array(present))
+        events = self._events(given)
+        decoded = self._changes(self._with_documents(given, events)).at(present)
         without_value = len(values) - len(present)
         dropped = {**decoded.dropped, **({"tombstone": without_value} if without_value else {})}
         return Decoded(decoded.rows, decoded.index, decoded.bad, dropped=dropped)
@@ -75,11 +100,36 @@ class ChangeEvents(ByValue):
             again = other.decode(values.take(pa.array(places))).at(places)
             if without.all():  # the topic's form, most likely: begin with it
                 self._decoders.insert(0, self._decoders.pop(number))
-            rows = pa.concat_tables([found.rows.filter(pa.array(~without)), again.rows])
-            index = np.concatenate([found.index[~without], again.index])
-            order = np.argsort(index, kind="stable")
-            found = with_bad(Decoded(rows.take(pa.array(order)), index[order], found.bad), again.bad)
+            kept = Decoded(found.rows.filter(pa.array(~without)), found.index[~without], found.bad)
+            found = _together(kept, again)
         return found
+
+    def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
+        """The same, with the columns of rows that are documents. Only where an event has no value for any column of its
+        row does one look for a document."""
+        rows, wanted = events.rows, self._documents.names
+        deletion = pc.fill_null(pc.equal(rows[_OP], "d"), False).to_numpy()
+        row = pc.fill_null(pc.is_in(rows[_OP], _ROWS), False).to_numpy()
+        before = [_BEFORE + name for name in self._before] if self._deletes else []
+        lacks = (row & _all_null(rows, wanted)) | (deletion & _all_null(rows, before))
+        if not wanted or not lacks.any():
+            return events
+        places = events.index[lacks]
+        texts = self._texts.decode(values.take(pa.array(places))).rows
+        sides = {
+            side: [texts[name] for name in texts.column_names if name.startswith(side)] for side in ("after", "before")
+        }
+        gone = pa.array(deletion[lacks])
+        written = pc.if_else(gone, pc.coalesce(*sides["before"]), pc.coalesce(*sides["after"]))
+        found = self._documents.decode(written)
+        gone, table = gone.take(pa.array(found.index)), rows.filter(pa.array(lacks)).take(pa.array(found.index))
+        for name in wanted:
+            value, nothing = found.rows[name], pa.scalar(None, found.rows[name].type)
+            table = _replaced(table, name, pc.if_else(gone, nothing, value))
+            if _BEFORE + name in before:
+                table = _replaced(table, _BEFORE + name, pc.if_else(gone, value, nothing))
+        kept = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
+        return _together(kept, Decoded(table, found.index, found.bad).at(places))
 
     def _changes(self, events: Decoded) -> Decoded:
         op = events.rows[_OP]
@@ -104,3 +154,95 @@ class ChangeEvents(ByValue):
         if not self._deletes or name not in self._before:
             return found[name]
         return pc.if_else(deleted, found[_BEFORE + name], found[name])
+
+
+class _Envelope(ByValue):
+    """Decodes an envelope at one place of a record into `columns`, whose `paths` are from there on."""
+
+    def __init__(self, columns: pa.Schema, paths: Mapping[str, Path], place: Path, make: Make) -> None:
+        self._columns, self._paths = columns, paths
+        self._dates = [field for field in columns if pa.types.is_date(field.type)]
+        # Only beside a payload there is a schema, and only of rows does it name times.
+        times = [field for field in columns if pa.types.is_timestamp(field.type)] if place else []
+        self._times = [field for field in times if paths[field.name][0] in ("before", "after")]
+        text = {field.name for field in (*self._dates, *self._times)}
+        wire = pa.schema([field.with_type(pa.string()) if field.name in text else field for field in columns])
+        inside: dict[str, Path] = {name: (*place, *path) for name, path in paths.items()}
+        if self._times:
+            wire, inside[_SCHEMA] = wire.append(pa.field(_SCHEMA, pa.string())), (*place[:-1], "schema")
+        self._decoder = make(wire, inside)
+        self._known: dict[str, Mapping[str, int]] = {}
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        found = self._decoder.decode(values)
+        rows, faults = found.rows, list[Fault]()
+        for field in self._dates:
+            made, fault = _days(field, pl.Series(rows[field.name], dtype=pl.String))
+            rows, faults = _replaced(rows, field.name, made), [*faults, *fault]
+        if self._times:
+            schemas = rows[_SCHEMA].combine_chunks().dictionary_encode()
+            units = [self._units(text) for text in schemas.dictionary.to_pylist()]
+            of_record = pc.fill_null(schemas.indices, len(units)).to_numpy()
+            for field in self._times:
+                factors = np.array([*(of.get(field.name, 0) for of in units), 0], np.int64)[of_record]
+                made, fault = _counted(field, pl.Series(rows[field.name], dtype=pl.String), factors)
+                rows, faults = _replaced(rows, field.name, made), [*faults, *fault]
+        return with_bad(drop_rows(rows.select(self._columns.names), found.index, faults), found.bad)
+
+    def _units(self, written: str) -> Mapping[str, int]:
+        """By column what the schema says that its times count."""
+        if written not in self._known:
+            if len(self._known) >= _MOST_SCHEMAS:
+                self._known.clear()
+            schema: Any = json.loads(written)
+            names = {field.name: name_in_json(schema, self._paths[field.name]) or "" for field in self._times}
+            self._known[written] = {column: TIMES[name] for column, name in names.items() if name in TIMES}
+        return self._known[written]
+
+
+def _days(field: pa.Field, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
+    """Dates as numbers of days since 1970, or as text."""
+    numbers = text.cast(pl.Int64, strict=False)
+    days = numbers.to_frame("t").select(pl.when(pl.col("t").is_between(_YEAR_1, _YEAR_9999)).then("t"))["t"]
+    if days.null_count() == text.null_count():
+        return days.cast(pl.Int32).to_arrow().cast(field.type), []
+    others, faults = convert(field.name, _where(days.is_null(), text), field.type)
+    return pc.coalesce(days.cast(pl.Int32).to_arrow().cast(field.type), others), faults
+
+
+def _counted(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[pa.Array, list[Fault]]:
+    """Times of which numbers are divided by their factor; 0: nobody says what they count."""
+    numbers = text.cast(pl.Int64, strict=False)
+    named = pl.Series(factors > 0) & numbers.is_not_null()
+    if not named.any():
+        return convert(field.name, text, field.type)
+    times = in_years(numbers // pl.Series(np.maximum(factors, 1)))
+    own, faults = checked(field.name, _where(named, text), _where(named, times), field.type)
+    others, more = convert(field.name, _where(~named, text), field.type)
+    return pc.coalesce(own, others), [*faults, *more]
+
+
+def _where(kept: pl.Series, values: pl.Series) -> pl.Series:
+    return pl.DataFrame({"kept": kept, "t": values}).select(pl.when("kept").then("t"))["t"]
+
+
+def _replaced(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return rows.set_column(rows.schema.get_field_index(name), pa.field(name, values.type), values)
+
+
+def _all_null(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
+    """Which rows have none of these columns."""
+    found = np.full(rows.num_rows, bool(names))
+    for name in names:
+        if not found.any():
+            break
+        found &= rows[name].is_null().to_numpy()
+    return found
+
+
+def _together(first: Decoded, second: Decoded) -> Decoded:
+    """Two parts of a batch as one, in the records' order."""
+    index = np.concatenate([first.index, second.index])
+    order = np.argsort(index, kind="stable")
+    rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))
+    return with_bad(Decoded(rows, index[order], first.bad), second.bad)

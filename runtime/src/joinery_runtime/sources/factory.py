@@ -16,7 +16,9 @@ from joinery_runtime.sources.files import FilePlanner, FileReader, ListedFiles
 from joinery_runtime.sources.formats import format_of
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.framed_keys import FramedKeys
 from joinery_runtime.sources.history import HistoryDecoder, HistoryPlanner, HistoryReader
+from joinery_runtime.sources.json_columns import JsonColumns
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
 from joinery_runtime.sources.kafka_reader import KafkaReader
 from joinery_runtime.sources.metadata import MetadataDecoder
@@ -129,9 +131,9 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
         return _with_formats(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
     versions = schema.append(DELETE_FIELD) if decoder.marks_deletions else schema
-    repeat, framed = decoder.tombstones_repeat, model.schema_registry is not None
     values = _with_formats(model, decoder, versions)
-    return TableDecoder(changelog, values, tombstones_repeat=repeat, framed_keys=framed)
+    repeat = decoder.tombstones_repeat
+    return TableDecoder(changelog, values, tombstones_repeat=repeat, framed=_framed_keys(model))
 
 
 def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
@@ -144,7 +146,13 @@ def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
 
 
 def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
-    """Rows of `schema`, of which some columns may have a format of their own."""
+    """Rows of `schema`, of which some columns may have a format of their own, or be JSON."""
+    nested = [column.name for column in model.columns if column.type.name == "json"]
+    made = _with_own_formats(model, decoder, schema)
+    return JsonColumns(nested, made) if nested else made
+
+
+def _with_own_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     written = [column for column in model.columns if column.format is not None]
     if not written:
         return _with_metadata(model, decoder, schema)
@@ -159,7 +167,11 @@ def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema
     names = {column.name for column in elsewhere}
     of_value = pa.schema([field for field in schema if field.name not in names])
     values = _of_value(model, decoder, of_value) if len(of_value) else None
-    return MetadataDecoder(schema, elsewhere, values, framed_keys=model.schema_registry is not None)
+    return MetadataDecoder(schema, elsewhere, values, framed=_framed_keys(model))
+
+
+def _framed_keys(model: Input) -> FramedKeys | None:
+    return None if model.schema_registry is None else FramedKeys(model)
 
 
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:

@@ -196,6 +196,12 @@ def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
     dialect |= {"quoting": csv.QUOTE_NONE} if cut.quote is None else {"quotechar": chr(cut.quote)}
     names = next(csv.reader(text, **dialect), [])
     missing = [column for column in columns if column not in names]
+    if missing and line.lstrip().startswith((b"{", b"[{")):
+        raise SourceError(
+            f"The file {path} looks like JSON",
+            facts=f"it begins with {text.getvalue()[:60]!r}",
+            todo="Write format: json",
+        )
     if missing:
         raise SourceError(
             f"The header of {path} does not fit the schema",

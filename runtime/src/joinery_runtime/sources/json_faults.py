@@ -14,16 +14,8 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from joinery_runtime.sources.convert import fault
-from joinery_runtime.sources.records import varint
+from joinery_runtime.sources.foreign import looks_like
 
-_OTHERS = {
-    b"\x1f\x8b": "gzip inside of the value; let the producer use compression.type instead",
-    b"\x78\x9c": "zlib inside of the value; let the producer use compression.type instead",
-    b"\x28\xb5\x2f\xfd": "zstd inside of the value; let the producer use compression.type instead",
-    b"Obj\x01": "an Avro container, which topics do not have; write records one by one",
-    b"PAR1": "Parquet",
-}
-FRAME = 5  # bytes of Confluent's framing: zero, and the number of the schema
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _KINDS = {bool: "a boolean", int: "a number", Decimal: "a number", str: "text", list: "an array", type(None): "null"}
 
@@ -36,7 +28,7 @@ class Explainer:
 
     def explain(self, record: bytes) -> str | None:
         """Why the record is bad, or None if that is for the parsers to say."""
-        looks = _looks_like(record)
+        looks = looks_like(record)
         if looks is not None:
             return f"not JSON: it looks like {looks}"
         try:
@@ -66,46 +58,6 @@ class Explainer:
             if value is not None and not may_fit(value):
                 return fault(field.name, str(value) if isinstance(value, Decimal) else value, field.type)
         return None
-
-
-def _looks_like(record: bytes) -> str | None:
-    """What a record that begins in this way is instead."""
-    for begins, what in _OTHERS.items():
-        if record.startswith(begins):
-            return what
-    if record[:1] == b"\0" and len(record) > FRAME:
-        number = int.from_bytes(record[1:FRAME])
-        if record[FRAME : FRAME + 1] in (b"{", b"["):
-            return f"Confluent JSON of schema {number}; name its schemaRegistry"
-        kind = "Protobuf" if _may_be_protobuf(record[FRAME:]) else "Avro"
-        return f"Confluent {kind} of schema {number}; write format: {kind.lower()} and its schemaRegistry"
-    return None
-
-
-def _may_be_protobuf(framed: bytes) -> bool:
-    """Whether the first message's mark (a zero) is followed by fields of Protobuf to the end. Avro that begins with a
-    zero seldom is."""
-    at, size = 1, len(framed)
-    try:
-        while at < size:
-            tag, at = varint(framed, at)
-            match tag & 7:
-                case 0:
-                    _, at = varint(framed, at)
-                case 1:
-                    at += 8
-                case 2:
-                    length, at = varint(framed, at)
-                    at += length
-                case 5:
-                    at += 4
-                case _:
-                    return False
-            if tag < 8:  # field 0
-                return False
-    except ValueError:
-        return False
-    return framed[0] == 0 and at == size and size > 1
 
 
 class _ConstantError(Exception):

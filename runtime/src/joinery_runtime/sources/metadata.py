@@ -14,26 +14,26 @@ from joinery_runtime.job.model.inputs import Column, header_of
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.framed_keys import FramedKeys
 from joinery_runtime.sources.records import ByValue, Decoded, Decoder, Fault, IntArray, drop_rows, not_utf8, with_bad
-from joinery_runtime.sources.schema_registry import Framed
 
 
 class MetadataDecoder:
     """Adds `columns`, which have an origin, to the rows of `values`, in the order of `schema`. Where `values` is None
-    no column comes from the value, and a record without one is as good. With `framed_keys` a registry's frame may be
-    around keys."""
+    no column comes from the value, and a record without one is as good. `framed` reads keys that have a
+    registry's frame."""
 
     def __init__(
-        self, schema: pa.Schema, columns: Sequence[Column], values: Decoder | None, *, framed_keys: bool = False
+        self, schema: pa.Schema, columns: Sequence[Column], values: Decoder | None, *, framed: FramedKeys | None = None
     ) -> None:
-        self._schema, self._values = schema, values
+        self._schema, self._values, self._framed = schema, values, framed
         self._columns = [column for column in columns if column.path is None]
         nested = [column for column in columns if column.path is not None]
         self._nested = pa.schema([schema.field(column.name) for column in nested])
         self._keys: ByValue | None = None
         if nested:
             inside = JsonDecoder(self._nested, {column.name: column.steps for column in nested})
-            self._keys = Framed(inside) if framed_keys else inside
+            self._keys = inside if framed is None else framed.json(inside)
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         if self._values is None:
@@ -45,26 +45,46 @@ class MetadataDecoder:
         found = {name: decoded.rows[name] for name in decoded.rows.column_names}
         faults: list[Fault] = []
         for column in self._columns:
-            made, fault = _column(raw, index, column, self._schema.field(column.name))
+            field = self._schema.field(column.name)
+            if column.origin == "key" and self._framed is not None and not pa.types.is_binary(field.type):
+                made, fault = _whole_key(raw, index, field, self._framed)
+            else:
+                made, fault = _column(raw, index, column, field)
             found[column.name] = made
             faults += fault
         if self._keys is not None:
             assert raw.keys is not None, "the reader gives keys where a column comes from them"
-            faults += self._from_keys(self._keys, raw.keys.take(pa.array(index)), found)
+            keys = pc.fill_null(raw.keys.take(pa.array(index)), b"{}")  # without a key they are null
+            made, fault = _of_keys(self._keys, keys)
+            found |= {name: made[name] for name in self._nested.names}
+            faults += fault
         rows = pa.table([found[name] for name in self._schema.names], schema=self._schema)
         return with_bad(
             replace(drop_rows(rows, index, faults), deleted=decoded.deleted, dropped=decoded.dropped), decoded.bad
         )
 
-    def _from_keys(self, decoder: ByValue, keys: pa.BinaryArray, found: dict[str, pa.ChunkedArray]) -> list[Fault]:
-        """Columns inside of keys that are JSON objects; a record without a key has null there."""
-        decoded = decoder.decode(pc.fill_null(keys, b"{}"))
-        back = np.full(len(keys), -1, np.int64)
-        back[decoded.index] = np.arange(len(decoded.index))
-        places = pa.array(back, mask=back < 0)
-        for field in self._nested:
-            found[field.name] = decoded.rows[field.name].take(places)
-        return [(back < 0, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
+
+def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fault]]:
+    """Columns of all keys, and those that `decoder` does not read."""
+    decoded = decoder.decode(keys)
+    back = np.full(len(keys), -1, np.int64)
+    back[decoded.index] = np.arange(len(decoded.index))
+    rows = decoded.rows.take(pa.array(back, mask=back < 0))
+    return rows, [(back < 0, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
+
+
+def _whole_key(raw: RawBatch, index: IntArray, field: pa.Field, framed: FramedKeys) -> tuple[pa.Array, list[Fault]]:
+    assert raw.keys is not None, "the reader gives keys where a column comes from them"
+    texts, refused = _of_keys(framed.text(_Bytes()), raw.keys.take(pa.array(index)))
+    column, faults = _text(field, texts["key"].combine_chunks())
+    return column, [*refused, *faults]
+
+
+class _Bytes(ByValue):
+    """A column of the values as they are."""
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        return Decoded(pa.table({"key": values}), np.arange(len(values), dtype=np.int64), [])
 
 
 def _column(raw: RawBatch, index: IntArray, column: Column, field: pa.Field) -> tuple[pa.Array, list[Fault]]:

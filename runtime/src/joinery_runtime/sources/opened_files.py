@@ -36,6 +36,8 @@ _OTHERS = {
     b"\xfd7zXZ\x00": "xz: unpack it, or pack it with gzip or zstd",
     b"PK\x03\x04": "zip: unpack it, or pack it with gzip or zstd",
     b"PAR1": "Parquet: write format: parquet",
+    b"\xff\xfe": "UTF-16: write it as UTF-8",
+    b"\xfe\xff": "UTF-16: write it as UTF-8",
     b"Obj\x01": "an Avro container, which is not supported yet",
 }
 _KEPT = 8  # unpacked files of this process

@@ -17,7 +17,7 @@ from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled, imports_of
 from joinery_runtime.registry_client import Registry, SchemaRejected
-from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.foreign import FRAME
 from joinery_runtime.sources.records import ByValue, Decoded
 
 _LONGEST = 2**31 - 1  # bytes of a record
@@ -59,6 +59,7 @@ class Schemas:
     def __init__(self, registry: Registry, client: Any) -> None:
         self._registry, self._client = registry, client
         self._known: dict[int, Any] = {}
+        self._given: dict[int, Any] = {}  # as the registry has them
 
     @classmethod
     def of(cls, model: Input) -> Schemas:
@@ -67,6 +68,10 @@ class Schemas:
         assert named is not None, "only an input with one asks"
         registry = Registry(named.url, f"Input {model.name}", "schemaRegistry", SourceError, SourceUnavailable)
         return cls(registry, registry.client(named.properties))
+
+    def kind(self, number: int) -> str:
+        """AVRO, JSON or PROTOBUF. Raises as `avro` does."""
+        return str(self._found(number).schema_type)
 
     def avro(self, number: int) -> AvroSchema:
         """Raises UnknownSchema, SourceUnavailable where the registry does not answer, and SourceError where it refuses
@@ -80,7 +85,7 @@ class Schemas:
 
     def _schema(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
         if number not in self._known:
-            found = self._asked(functools.partial(self._client.get_schema, number), f"schema {number}")
+            found = self._found(number)
             if found.schema_type != kind:
                 raise UnknownSchema(f"schema {number} is of {found.schema_type}, not of {kind}")
             try:
@@ -88,6 +93,11 @@ class Schemas:
             except (InvalidSchema, ValueError, SchemaParseException, UnknownType) as error:
                 raise UnknownSchema(f"schema {number} is not valid: {error}") from error
         return self._known[number]
+
+    def _found(self, number: int) -> Any:
+        if number not in self._given:
+            self._given[number] = self._asked(functools.partial(self._client.get_schema, number), f"schema {number}")
+        return self._given[number]
 
     def _parsed(self, found: Any, named: dict[str, Any]) -> AvroSchema:
         for _, schema in self._referenced(found):

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import convert, shown
 from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.framed_keys import FramedKeys
 from joinery_runtime.sources.records import (
     BadRecord,
     BoolArray,
@@ -31,7 +32,6 @@ from joinery_runtime.sources.records import (
     set_aside,
     with_bad,
 )
-from joinery_runtime.sources.schema_registry import Framed
 
 DELETE = "$delete"  # no user column starts with $
 DELETE_FIELD = pa.field(DELETE, pa.bool_())
@@ -56,19 +56,25 @@ class Changelog:
 
 class TableDecoder:
     """Decodes a changelog into rows of its schema. `values` reads records that have a value into such rows; where the
-    format can say it, with DELETE_FIELD as one more column. With `tombstones_repeat` it gets all records. With
-    `framed_keys` a registry's frame may be around keys that are JSON."""
+    format can say it, with DELETE_FIELD as one more column. With `tombstones_repeat` it gets all records. `framed`
+    reads keys that have a registry's frame."""
 
     def __init__(
-        self, changelog: Changelog, values: Decoder, *, tombstones_repeat: bool = False, framed_keys: bool = False
+        self,
+        changelog: Changelog,
+        values: Decoder,
+        *,
+        tombstones_repeat: bool = False,
+        framed: FramedKeys | None = None,
     ) -> None:
         self._changelog, self._values, self._repeated = changelog, values, tombstones_repeat
         self._keys: ByValue
         if changelog.key_format == "string":
-            self._keys = _TextKeys(changelog.key_schema)
+            text = _TextKeys(changelog.key_schema)
+            self._keys = text if framed is None else framed.text(text)
         else:
             inside = JsonDecoder(changelog.key_schema)
-            self._keys = Framed(inside) if framed_keys else inside
+            self._keys = inside if framed is None else framed.json(inside)
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         if self._repeated or not raw.values.null_count:

@@ -1,10 +1,11 @@
-"""A directory that is watched for new files: an input that never ends, read in order of the files' names.
+"""Directories that are watched for new files: an input that never ends, read in order of the files' paths.
 
 What is stored of it stays small however many files there were: the files that are being read, and the last one that was
-read to its end. All that come before the first of these by name have been read. So a new file needs a name behind
-those; one that is not, or a file that changed after it was read, stops the job instead of being left out. A file that
-comes too late is told from one that was read long ago by the time of its last change (of the inode: a move sets it),
-compared with the latest of such times among the files that were read: both are of the file system's clock.
+read to its end. All that come before the first of these by their paths have been read. So a new file needs a path
+behind those; one that is not, or a file that changed after it was read, stops the job instead of being left out. A file
+that comes too late is told from one that was read long ago by the time of its last change (of the inode: a move sets
+it), or of the move of a directory that it is in, compared with the latest of such times among the files that were read:
+all are of the file system's clock.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from joinery_runtime.errors import SourceError
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets, UnsharedSource
+from joinery_runtime.sources.file_patterns import FilePattern, Rest, inside, is_file_of
 from joinery_runtime.sources.files import ListedFiles
 from joinery_runtime.sources.opened_files import readable
 
@@ -29,8 +32,8 @@ SETTLE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """What is stored of a file as the id of its partition: size and time of change as it was read, the latest inode
-    change (ns) among it and the files before it, and where its records end."""
+    """What is stored of a file as the id of its partition: size and time of change as it was read, the latest move or
+    change of an inode (ns) of it and the files before it, and where its records end."""
 
     size: int
     modified_ns: int
@@ -45,24 +48,37 @@ class _Stamp:
         return cls(*(int(number) for number in text.split(":")))
 
 
+@dataclass(slots=True)
+class _Directory:
+    """What was found in a directory. It has a time of change, which two changes may share: only while it is `quiet` the
+    time says that nothing has changed."""
+
+    changed_ns: int
+    changed_at: float
+    quiet: bool = False
+    files: set[str] = field(default_factory=set)
+    directories: list[str] = field(default_factory=list)
+
+
 class WatchedFiles(UnsharedSource):
-    """Driver half. `files` knows how a file's records are cut; `window` is how many files are read at a time."""
+    """Driver half. `path` is a directory or a pattern, `files` knows how a file's records are cut, `window` is how many
+    files are read at a time."""
 
     def __init__(self, name: str, path: str, files: ListedFiles, window: int = WINDOW) -> None:
         self._name, self._path, self._files, self._window = name, path, files, window
+        self._pattern = FilePattern(path)
         self._waiting: dict[str, float] = {}  # by file that is not known to be read: when it was first seen
         self._read: set[str] = set()
-        self._listed_at = self._changed_at = 0.0
-        self._directory_ns: int | None = None
-        self._quiet = False
+        self._listed_at: float | None = None
+        self._directories: dict[str, _Directory] = {}
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        first_listing = self._directory_ns is None
+        first_listing = self._listed_at is None
         self._list()
         if first_listing and self._waiting:
             time.sleep(SETTLE_S)
             self._list()
-        known = sorted(ref for ref in stored.offsets if Path(ref.topic).parent == Path(self._path))
+        known = sorted(ref for ref in stored.offsets if self._pattern.follows(ref.topic))
         stamps = {ref.topic: self._stored(ref, stored) for ref in known}
         self._sort_out(stamps)
         ends = [self._known(ref, stored.offsets[ref], stamps[ref.topic]) for ref in known]
@@ -81,21 +97,46 @@ class WatchedFiles(UnsharedSource):
         return _Stamp.of(stored.topic_ids[ref.topic])
 
     def _list(self) -> None:
-        """Lists the directory if it may have changed. It has a time of change, which two changes may share."""
-        with readable(self._path):
-            now, changed_ns = time.monotonic(), Path(self._path).stat().st_mtime_ns
-            if changed_ns != self._directory_ns:
-                self._directory_ns, self._changed_at, self._quiet = changed_ns, now, False
-            if self._quiet:
-                return
-            with os.scandir(self._path) as entries:
-                names = {entry.path for entry in entries if entry.name[0] not in "._" and entry.is_file()}
+        """Looks into the directories that may have changed."""
+        now = self._listed_at = time.monotonic()
+        before, self._directories = self._directories, {}
+        with readable(self._pattern.root):
+            names = self._look(self._pattern.root, self._pattern.below, before, now)
         appeared = names - self._waiting.keys() - self._read
-        if appeared:
-            self._changed_at = now
         self._waiting = {name: self._waiting.get(name, now) for name in (self._waiting.keys() & names) | appeared}
         self._read &= names
-        self._listed_at, self._quiet = now, now - self._changed_at >= SETTLE_S
+
+    def _look(self, path: str, rest: Rest, before: Mapping[str, _Directory], now: float) -> set[str]:
+        """The files in and below a directory, which is known from the look before. Raises OSError."""
+        changed_ns, known = Path(path).stat().st_mtime_ns, before.get(path)
+        if known is None or known.changed_ns != changed_ns:
+            known = _Directory(changed_ns, now, files=set() if known is None else known.files)
+        if not known.quiet:
+            with os.scandir(path) as listed:
+                entries = list(listed)
+            files = {entry.path for entry in entries if is_file_of(rest, entry.name) and entry.is_file()}
+            if files - known.files:
+                known.changed_at = now
+            # Links to directories are not followed: they may lead in circles.
+            known.directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            known.files, known.quiet = files, now - known.changed_at >= SETTLE_S
+        self._directories[path] = known
+        found = set(known.files)
+        for directory in known.directories:
+            if below := inside(rest, Path(directory).name):
+                with suppress(FileNotFoundError):  # it was removed since it was listed
+                    found |= self._look(directory, below, before, now)
+        return found
+
+    def _moved_ns(self, file: str) -> int:
+        """When the file was last changed or moved, by itself or in a directory. What is in a directory changes both of
+        its times, its own move the one of the inode alone."""
+        latest = Path(file).stat().st_ctime_ns
+        for directory in Path(file).relative_to(self._pattern.root).parents[:-1]:
+            found = (Path(self._pattern.root) / directory).stat()
+            if found.st_ctime_ns > found.st_mtime_ns:
+                latest = max(latest, found.st_ctime_ns)
+        return latest
 
     def _sort_out(self, stamps: Mapping[str, _Stamp]) -> None:
         """Which of the waiting files have been read, or are, by what is stored. Raises SourceError for one that is not
@@ -108,12 +149,12 @@ class WatchedFiles(UnsharedSource):
                 break
             if file not in stamps:
                 with readable(file):
-                    changed_ns = Path(file).stat().st_ctime_ns
+                    changed_ns = self._moved_ns(file)
                 if file > first or changed_ns > stamps[first].latest_ns:
                     raise SourceError(
                         f"The file {file} of input {self._name} is new or was changed, and its turn is over",
-                        facts=f"files are read in order of their names, and {last} has been begun",
-                        todo=f"If it was not read yet, give it a name that comes after {last}. If it was, move it away",
+                        facts=f"files are read in order of their paths, and {last} has been begun",
+                        todo=f"If it was not read yet, give it a path that comes after {last}. If it was, move it away",
                     )
             del self._waiting[file]
             self._read.add(file)
@@ -142,11 +183,11 @@ class WatchedFiles(UnsharedSource):
         """The next files to begin with, at most so many: those that nothing can come before any more."""
         found: list[Bounds] = []
         for file in sorted(self._waiting):
-            if len(found) >= number or self._listed_at - self._waiting[file] < SETTLE_S:
+            if len(found) >= number or (self._listed_at or 0) - self._waiting[file] < SETTLE_S:
                 break
             with readable(file):
                 stat = Path(file).stat()
-            latest_ns = max(latest_ns, stat.st_ctime_ns)
+                latest_ns = max(latest_ns, self._moved_ns(file))
             ref = PartitionRef(self._name, file, 0)
             bound = self._files.bounds_of(ref, None)
             stamp = _Stamp(stat.st_size, stat.st_mtime_ns, latest_ns, bound.end_exclusive)

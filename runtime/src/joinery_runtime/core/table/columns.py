@@ -83,7 +83,9 @@ class ColumnLike(Protocol):
 
 
 def arrow_type(column_type: TypeLike) -> pa.DataType:
-    """The Arrow type that holds values of a job's column type; timestamps are UTC milliseconds."""
+    """The Arrow type that holds values of a job's column type; timestamps are UTC milliseconds, JSON is text."""
+    if column_type.name == "json":
+        return pa.string()
     if column_type.name == "decimal":
         return pa.decimal128(column_type.precision, column_type.scale)
     return SCALARS[column_type.name]

@@ -82,8 +82,8 @@ class InputStatus(Model):
     after_eviction: Count | None = Field(default=None, examples=[2])
     """Rows that came when partners of them may have left the state already."""
     warning: Words | None = Field(default=None, examples=["no record has a value for column amount"])
-    """What looks wrong with the input's records since the driver started: none can be used, or no record has a value
-    for a column. Missing where nothing does."""
+    """What looks wrong with the input's newest records: none can be used, none has a value for a column, or event times
+    most likely count seconds. Missing where nothing does."""
 
 
 class HotKey(Model):

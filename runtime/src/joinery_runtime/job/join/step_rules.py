@@ -15,6 +15,7 @@ from joinery_runtime.job.model.draft import (
     Loc,
     StepDraft,
     dig,
+    no_key,
     reference,
     unknown_column,
 )
@@ -101,6 +102,8 @@ def _side_problems(at: Loc, found: Reference, side: tuple[InputDraft, ...]) -> I
         yield at, f"{str(found)!r} must be a column of {wanted}{suggestion(found.input, names)}"
     elif source.types is not None and found.column not in source.types:
         yield at, unknown_column(found.column, source)
+    elif source.types is not None and (text := no_key(found.column, source.types)):
+        yield at, text
 
 
 def _different_types(at: Loc, first: Reference, second: Reference, step: StepDraft) -> Iterator[Finding]:

@@ -177,3 +177,11 @@ def exactly_one(data: object, at: Loc, options: Sequence[str]) -> Iterator[Findi
 def unknown_column(name: str, side: InputDraft) -> str:
     known = side.types or {}
     return f"{side.name!r} has no column {name!r}{suggestion(name, known)}; its columns are {listed(known)}"
+
+
+def no_key(column: str, types: Mapping[str, ColumnType | None]) -> str | None:
+    """Why rows cannot be told apart by the column; None where they can."""
+    kind = types.get(column)
+    if kind is None or kind.name != "json":
+        return None
+    return f"column {column!r} is json, of which equal values may have different texts; take a part of it, by its path"

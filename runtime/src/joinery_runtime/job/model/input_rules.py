@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from glob import has_magic
 
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -13,6 +12,7 @@ from joinery_runtime.job.model.draft import (
     exactly_one,
     items,
     moment,
+    no_key,
     repeats,
     unknown_column,
 )
@@ -114,14 +114,8 @@ def _dialect(draft: JobDraft) -> Iterator[Finding]:
 
 def _watched(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
-        file, path = source.data.get("file"), dig(source.data, "file", "path")
-        if dig(file, "watch") is not True:
+        if dig(source.data, "file", "watch") is not True:
             continue
-        if isinstance(path, str) and has_magic(path):
-            yield (
-                (*source.at, "file", "path"),
-                "watch: true reads one directory, and this is a pattern; name the directory",
-            )
         if source.data.get("format") == "csv" and dig(source.data, "csv", "header") is not False:
             todo = "write csv: {header: false}, with the schema in the order of the fields, or another format"
             yield (
@@ -229,6 +223,8 @@ def _table_key(draft: JobDraft) -> Iterator[Finding]:
         for i, name in enumerate(names):
             if source.types is not None and isinstance(name, str) and name and name not in source.types:
                 yield (*at, i), unknown_column(name, source)
+            elif source.types is not None and isinstance(name, str) and (text := no_key(name, source.types)):
+                yield (*at, i), text
             elif isinstance(name, str) and name == source.data.get("eventTime"):
                 yield (*at, i), f"{name!r} is the event time, which tells versions of one key apart; drop it"
 

@@ -147,8 +147,9 @@ class FileInput(Model):
     """A file, a directory (its files that are not hidden), or a pattern with `*`, `?`, `[abc]` and `**`. A relative
     path counts from the job file's folder. Files of gzip and zstd are unpacked (not Parquet)."""
     watch: Bool = False
-    """Reads also each file that is moved into the directory `path` later, in order of the names: the input never ends.
-    CSV then needs `csv: {header: false}`."""
+    """Reads also each file that is moved to where `path` leads later, in order of the paths: the input never ends. A
+    directory is watched without those below it, a pattern in all directories that fit. CSV then needs
+    `csv: {header: false}`."""
 
 
 def _one_byte(text: str) -> str:
@@ -213,7 +214,7 @@ class Column(Model):
     name: Annotated[str, StringConstraints(min_length=1, pattern=r"^[^$\x00-\x1f]")] = Field(examples=["order_id"])
     """The name, as records have it."""
     type: TypeField = Field(examples=["string"])
-    """boolean, int32, int64, float, double, string, binary, decimal(p,s), date or timestamp."""
+    """boolean, int32, int64, float, double, string, binary, decimal(p,s), date, timestamp or json."""
     path: Annotated[Text, AfterValidator(_path)] | None = Field(default=None, examples=["payload.after.id"])
     """Where the value is in a nested record: names and positions, for example `payload.after.id` or `items[0].sku`; a
     name with dots is quoted, `"a.b".c`. Default: the field `name` of the record itself."""
@@ -221,8 +222,8 @@ class Column(Model):
         default=None, alias="from", examples=["headers.trace-id"]
     )
     """Which part of a Kafka record the column is, instead of its value: `key`, `timestamp`, `partition`, `offset`,
-    `topic` or `headers.<name>` (the last one of that name). With `path`, a part of a JSON key. `envelope`, with `path`,
-    is a part of a Debezium change event beside the row."""
+    `topic` or `headers.<name>` (the last one of that name). With `path`, a part of a key that is JSON, or Avro in the
+    frame of `schemaRegistry`. `envelope`, with `path`, is a part of a Debezium change event beside the row."""
 
     format: Annotated[Text, AfterValidator(checked_format)] | None = Field(default=None, examples=["%d.%m.%Y %H:%M:%S"])
     """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space

@@ -14,7 +14,7 @@ RATE = 1_000  # rows per second and input that the state estimate is for
 # What the engine adds to a stored row: key hash, event time, partition, offset.
 ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
 
-# Arrow's width; text and binary are guesses of 16 and 32 bytes of content with a 4-byte offset.
+# Arrow's width; text, and binary and JSON, are guesses of 16 and 32 bytes of content with a 4-byte offset.
 BYTES = {
     "boolean": 1,
     "int32": 4,
@@ -26,6 +26,7 @@ BYTES = {
     "decimal": 16,
     "date": 4,
     "timestamp": 8,
+    "json": 36,
 }
 
 

@@ -164,6 +164,15 @@ class Job(Model):
         """What goes out, in order."""
 
     @property
+    def nested_columns(self) -> frozenset[str]:
+        """Output columns that are JSON inside of JSON, and jsonb in Postgres."""
+        if self.spec.output.format != "json":
+            return frozenset()
+        return frozenset(
+            each.name for each in self.output_columns if each.type is not None and each.type.name == "json"
+        )
+
+    @property
     @abstractmethod
     def unread_expressions(self) -> tuple[PlacedExpression, ...]:
         """The SQL expressions that no rule of the models reads."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from joinery_runtime.job.model.wording import suggestion
 
-SIMPLE_TYPES = ("boolean", "int32", "int64", "float", "double", "string", "binary", "date", "timestamp")
+SIMPLE_TYPES = ("boolean", "int32", "int64", "float", "double", "string", "binary", "date", "timestamp", "json")
 MAX_PRECISION = 38  # what Arrow's decimal128 and Spark hold
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
-_NESTED = ("array", "list", "struct", "map", "object", "record", "row", "json", "variant")
+_NESTED = ("array", "list", "struct", "map", "object", "record", "row", "variant")
 _ALLOWED = f"types are {', '.join(SIMPLE_TYPES)} and decimal(p,s)"
 
 
@@ -47,7 +47,7 @@ def _hint(name: str) -> str:
     if re.fullmatch(r"decimal\(\s*\d+\s*", name):
         return ' (inside of {...} it needs quotes: type: "decimal(12,2)")'
     if name.lower().startswith(_NESTED):
-        return " (a string column takes an object or an array as JSON text; path leads to a value inside of it)"
+        return " (a json column takes an object or an array, a string column its text; path leads to a value inside)"
     return suggestion(name, [*SIMPLE_TYPES, "decimal"])
 
 

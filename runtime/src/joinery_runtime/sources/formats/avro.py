@@ -3,14 +3,16 @@
 Each record is read by the schema that it was written with, so the schema may change while the job runs: a column is the
 field of its name or path in whatever record has it, and null in others. Values are then what JSON of the same content
 would be (decision 35): a logical timestamp is a time, a decimal its digits, bytes base64, an enum its symbol; objects
-and arrays in string columns are JSON.
+and arrays in string columns are JSON. A number that the schema names as a time or a date of Kafka Connect is one.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Self
 
 import fastavro
@@ -19,7 +21,8 @@ import pyarrow as pa
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.connect_types import DATES, TIMES, name_in_avro
+from joinery_runtime.sources.foreign import FRAME
 from joinery_runtime.sources.one_by_one import OneByOne, RefusedRecord, inside
 from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, UnknownSchema, schema_number
 
@@ -34,18 +37,34 @@ class AvroDecoder(OneByOne):
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Schemas | AvroSchema) -> None:
         super().__init__(schema, paths)
         self._written = written
+        self._dates = {field.name for field in schema if pa.types.is_date(field.type)}
+        self._times = {field.name for field in schema if pa.types.is_timestamp(field.type)}
+        self._known: dict[int, Mapping[str, Callable[[int], Any]]] = {}  # by identity of schemas that are kept
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
         written, start = self._schema_of(record)
-        source = io.BytesIO(record)
-        source.seek(start)
-        try:
-            value = fastavro.schemaless_reader(source, written, None)
-        except Exception as error:  # bytes that are something else fail in as many ways as there are
-            raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
-        if source.tell() != len(record):
-            raise RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
-        return {name: _found(value, path) for name, path in self._columns}
+        value = read_record(record, start, written)
+        values = {name: _found(value, path) for name, path in self._columns}
+        for name, read in self._counted(written).items():
+            with suppress(OverflowError):  # as a number it is refused as any
+                if isinstance(values[name], int):
+                    values[name] = read(values[name])
+        return values
+
+    def _counted(self, written: AvroSchema) -> Mapping[str, Callable[[int], Any]]:
+        """Of columns that are times or dates and whose numbers the schema names: how one is read."""
+        found = self._known.get(id(written))
+        if found is None:
+            found = {}
+            for column, path in self._columns:
+                if column in self._dates | self._times:
+                    name = name_in_avro(written, path) or ""
+                    if column in self._times and name in TIMES:
+                        found[column] = _time_by(TIMES[name])
+                    elif column in self._dates and name in DATES:
+                        found[column] = _day
+            self._known[id(written)] = found
+        return found
 
     def _schema_of(self, record: bytes) -> tuple[AvroSchema, int]:
         """What the record was written with, and where it begins."""
@@ -55,6 +74,19 @@ class AvroDecoder(OneByOne):
             return self._written.avro(schema_number(record)), FRAME
         except UnknownSchema as unknown:
             raise RefusedRecord(str(unknown)) from unknown
+
+
+def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
+    """What a record from this byte on holds. Raises RefusedRecord."""
+    source = io.BytesIO(record)
+    source.seek(start)
+    try:
+        value = fastavro.schemaless_reader(source, written, None)
+    except Exception as error:  # bytes that are something else fail in as many ways as there are
+        raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
+    if source.tell() != len(record):
+        raise RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
+    return value
 
 
 def written_with(model: Input) -> Schemas | AvroSchema:
@@ -67,6 +99,14 @@ def written_with(model: Input) -> Schemas | AvroSchema:
         raise SourceError(
             f"Input {model.name}: avroSchema is no schema of Avro", facts=str(error), todo="Correct it"
         ) from error
+
+
+def _time_by(divisor: int) -> Callable[[int], datetime]:
+    return lambda number: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=number // divisor)
+
+
+def _day(number: int) -> date:
+    return date(1970, 1, 1) + timedelta(days=number)
 
 
 def _found(value: Any, path: Path) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -24,6 +25,7 @@ from joinery_runtime.job.model.inputs import CsvDialect, Input
 from joinery_runtime.sources.base import Cut
 from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.files import csv_header
+from joinery_runtime.sources.foreign import looks_like
 from joinery_runtime.sources.opened_files import files_of
 from joinery_runtime.sources.records import (
     NULL_VALUE,
@@ -45,6 +47,7 @@ from joinery_runtime.sources.records import (
 )
 
 _USUAL = CsvDialect()
+_NO_CSV = "not CSV"
 _PARTS = 16  # a failed batch is cut into this many
 
 
@@ -89,7 +92,18 @@ class CsvDecoder(ByValue, FormatDecoder):
         )
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
+        decoded = self._read_all(values)
+        return replace(decoded, bad=[_recognised(values, bad) for bad in decoded.bad]) if decoded.bad else decoded
+
+    def _read_all(self, values: pa.BinaryArray) -> Decoded:
         index = np.arange(len(values), dtype=np.int64)
+        foreign: list[BadRecord] = []
+        if may_contain(values, b"\0"):
+            # What is binary, or text in UTF-16, may have as many separators as a record.
+            strange = [
+                value is not None and b"\0" in value and looks_like(value) is not None for value in values.to_pylist()
+            ]
+            values, index, foreign = set_aside(values, index, pa.array(strange, pa.bool_()), _NO_CSV)
         values, index, null = set_aside(values, index, values.is_null(), NULL_VALUE)
         values = without_bom(values)
         if may_contain(values, b"\n") or may_contain(values, b"\r"):
@@ -101,8 +115,10 @@ class CsvDecoder(ByValue, FormatDecoder):
         odd = (b"\n", b"\r") if self._quote is None else (self._quote, b"\n", b"\r")
         if any(may_contain(values, byte) for byte in odd):
             stray = pc.invert(pc.match_substring_regex(values, self._well_formed))
-            values, index, malformed = set_aside(values, index, stray, "not CSV: a quote or a line break out of place")
-        return with_bad(self._decode(values, index), [*null, *empty, *malformed])
+            values, index, malformed = set_aside(
+                values, index, stray, f"{_NO_CSV}: a quote or a line break out of place"
+            )
+        return with_bad(self._decode(values, index), [*foreign, *null, *empty, *malformed])
 
     def _decode(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         if not len(values):
@@ -129,7 +145,7 @@ class CsvDecoder(ByValue, FormatDecoder):
         misshapen: dict[int, str] = {}
 
         def skip(row: pyarrow.csv.InvalidRow) -> str:
-            misshapen[row.number - 1] = f"not CSV: {row.actual_columns} fields instead of {row.expected_columns}"
+            misshapen[row.number - 1] = f"{_NO_CSV}: {row.actual_columns} fields instead of {row.expected_columns}"
             return "skip"
 
         try:
@@ -144,9 +160,9 @@ class CsvDecoder(ByValue, FormatDecoder):
                 convert_options=self._convert,
             )
         except pa.ArrowInvalid as error:
-            raise RefusedError(f"not CSV: {error}") from error
+            raise RefusedError(f"{_NO_CSV}: {error}") from error
         if text.num_rows + len(misshapen) != len(values):
-            raise RefusedError("not CSV: not one row")
+            raise RefusedError(f"{_NO_CSV}: not one row")
         return text, misshapen
 
     def _typed(self, text: pa.Table, index: IntArray) -> Decoded:
@@ -160,6 +176,18 @@ class CsvDecoder(ByValue, FormatDecoder):
             columns.append(column)
             faults += fault
         return drop_rows(pa.table(columns, schema=self._schema), index, faults)
+
+
+def _recognised(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
+    """The same with what the record is instead, where that can be told."""
+    record = values[bad.index].as_py() or b""
+    looks = looks_like(record) or ("JSON; write format: json" if _may_be_json(record) else None)
+    return bad if looks is None else replace(bad, reason=f"{_NO_CSV}: it looks like {looks}")
+
+
+def _may_be_json(record: bytes) -> bool:
+    text = record.strip()
+    return text[:1] + text[-1:] in (b"{}", b"[]")
 
 
 def _text(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:

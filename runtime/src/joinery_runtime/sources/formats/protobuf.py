@@ -21,7 +21,7 @@ from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.protobuf_schemas import InvalidSchema, compiled
-from joinery_runtime.sources.json_faults import FRAME
+from joinery_runtime.sources.foreign import FRAME
 from joinery_runtime.sources.one_by_one import OneByOne, RefusedRecord, inside
 from joinery_runtime.sources.records import varint
 from joinery_runtime.sources.schema_registry import Schemas, UnknownSchema, schema_number

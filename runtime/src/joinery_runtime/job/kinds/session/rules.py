@@ -7,7 +7,7 @@ from typing import Any
 
 from joinery_runtime.job.kinds.session.sessions import EXACT_LIMIT, FROM_SQL, takes, takes_text
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, input_draft, items, repeats
+from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, input_draft, items, no_key, repeats
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -69,8 +69,11 @@ def _groups(draft: JobDraft) -> Iterator[Finding]:
     names = items(draft.data, *_GROUPS)
     for i, name in repeats(names):
         yield (*_GROUPS, i), f"groupBy names column {name!r} twice; drop one"
+    types = (draft.inputs[0].types if draft.inputs else None) or {}
     for i, name in enumerate(names):
         yield from unknown((*_GROUPS, i), name, draft)
+        if isinstance(name, str) and (text := no_key(name, types)):
+            yield (*_GROUPS, i), text
 
 
 def _gap(draft: JobDraft) -> Iterator[Finding]:

@@ -1,0 +1,55 @@
+"""What schemas of Kafka Connect say of numbers: a field's `name` in JSON, its type's `connect.name` in Avro."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from joinery_runtime.job.model.paths import Path
+
+TIMES: Mapping[str, int] = {
+    "io.debezium.time.Timestamp": 1,
+    "org.apache.kafka.connect.data.Timestamp": 1,
+    "io.debezium.time.MicroTimestamp": 1_000,
+    "io.debezium.time.NanoTimestamp": 1_000_000,
+}
+"""Times, by what their numbers since 1970 are divided to be milliseconds."""
+DATES = ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date")
+"""Days since 1970."""
+
+
+def name_in_json(schema: Any, path: Path) -> str | None:
+    """The name of what the path leads to in values of a schema that is beside a payload of JSON."""
+    for step in path:
+        if not isinstance(schema, dict):
+            return None
+        if isinstance(step, int):
+            schema = schema.get("items")
+        elif schema.get("type") == "map":
+            schema = schema.get("values")
+        else:
+            fields = schema.get("fields") or ()
+            schema = next((each for each in fields if isinstance(each, dict) and each.get("field") == step), None)
+    return schema.get("name") if isinstance(schema, dict) else None
+
+
+def name_in_avro(schema: Any, path: Path) -> str | None:
+    """The name of what the path leads to in values of a schema that fastavro has parsed."""
+    return _in_avro(schema, path, schema.get("__named_schemas", {}) if isinstance(schema, dict) else {})
+
+
+def _in_avro(schema: Any, path: Path, named: Mapping[str, Any]) -> str | None:
+    if isinstance(schema, list):  # of a union's types one leads on, mostly: the other one is null
+        return next((name for each in schema if (name := _in_avro(each, path, named)) is not None), None)
+    schema = named.get(schema, schema) if isinstance(schema, str) else schema
+    if not isinstance(schema, dict):
+        return None
+    if not path:
+        return schema.get("connect.name")
+    step, rest = path[0], path[1:]
+    if isinstance(step, int):
+        return _in_avro(schema.get("items"), rest, named)
+    if schema.get("type") == "map":
+        return _in_avro(schema.get("values"), rest, named)
+    found = [field["type"] for field in schema.get("fields", ()) if field["name"] == step]
+    return _in_avro(found[0], rest, named) if found else None

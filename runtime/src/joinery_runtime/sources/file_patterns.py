@@ -1,0 +1,66 @@
+"""Patterns of paths that are looked up again and again: where to look, and which files fit."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+from collections.abc import Iterable
+from pathlib import Path
+
+Rest = frozenset[tuple[str, ...]]
+"""Of a directory: what may follow it. Each is parts of a pattern, of which the last one is for a file's name."""
+
+_ANY_DIRECTORIES = "**"
+
+
+class FilePattern:
+    """A directory, of which all files are meant, or a pattern with `*`, `?`, `[abc]` and `**` (any directories, or
+    none). What begins with a dot or an underscore is hidden. `root` is the directory that all files are below."""
+
+    def __init__(self, path: str) -> None:
+        parts = Path(path).parts
+        fixed = next((place for place, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+        self.root = str(Path(*parts[:fixed])) if fixed < len(parts) else path
+        self.below: Rest = frozenset([parts[fixed:] or ("*",)])
+
+    def follows(self, file: str) -> bool:
+        """Whether the file fits, if it is there."""
+        if not Path(file).is_relative_to(self.root):
+            return False
+        *directories, name = Path(file).relative_to(self.root).parts or ("",)
+        rest = self.below
+        for directory in directories:
+            rest = inside(rest, directory)
+        return is_file_of(rest, name)
+
+
+def inside(rest: Rest, directory: str) -> Rest:
+    """What may follow a directory of this name; nothing where it does not fit."""
+    if _hidden(directory):
+        return frozenset()
+    found = set()
+    for parts in _steps(rest):
+        if parts[0] == _ANY_DIRECTORIES:
+            found.add(parts)
+        elif len(parts) > 1 and fnmatch.fnmatchcase(directory, parts[0]):
+            found.add(parts[1:])
+    return frozenset(found)
+
+
+def is_file_of(rest: Rest, name: str) -> bool:
+    fitting = (fnmatch.fnmatchcase(name, "*" if part == _ANY_DIRECTORIES else part) for part in _last(rest))
+    return not _hidden(name) and any(fitting)
+
+
+def _last(rest: Rest) -> Iterable[str]:
+    return (parts[0] for parts in _steps(rest) if len(parts) == 1)
+
+
+def _steps(rest: Rest) -> set[tuple[str, ...]]:
+    """With what follows where `**` stands for no directory."""
+    shorter = {parts[1:] for parts in rest if len(parts) > 1 and parts[0] == _ANY_DIRECTORIES}
+    return set(rest) | (_steps(frozenset(shorter)) if shorter else shorter)
+
+
+def _hidden(name: str) -> bool:
+    return name[:1] in ("", ".", "_")
