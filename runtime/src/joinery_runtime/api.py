@@ -120,8 +120,8 @@ class RunResult:
         return where_rows_are(self.job)
 
     def output(self) -> Rows:
-        """All rows of the output, those of earlier runs too, read into memory: of files, tables of Postgres, Iceberg
-        and Delta. Raises JoineryError where they cannot be read, as of a topic."""
+        """All rows of the output, those of earlier runs too, read into memory: of files, topics, tables of
+        Postgres, Iceberg and Delta. Raises JoineryError where they cannot be read, as of the console."""
         from joinery_runtime.cli.sql import read_output  # noqa: PLC0415
 
         return Rows(read_output(self.job).to_arrow())

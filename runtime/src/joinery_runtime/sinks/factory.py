@@ -53,7 +53,7 @@ def sink_for(job: Job, store: StoreDatabase | None, lineage: str = "") -> Sink:
     before a `recover`, which knows it."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
-            return _kafka(job, _output_topic(job, kafka), PartNames(job.name))
+            return _kafka(job, output_topic(job, kafka), PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
@@ -72,7 +72,8 @@ def _rolling(file: FileOutput) -> Rolling | None:
     return Rolling(*file.rolling) if file.rolling is not None else None
 
 
-def _output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
+def output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
+    """The topic of the job's output."""
     of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
     return KafkaTarget(*of, job.spec.output.timestamps, _schema_output(job, kafka))
 
@@ -172,7 +173,7 @@ def output_content(
 
     output, schema = job.spec.output, compile_job(job).output_schema()
     if output.kafka is not None:
-        return KafkaContent(_output_topic(job, output.kafka), committed())
+        return KafkaContent(output_topic(job, output.kafka), committed())
     if output.postgres is not None:
         assert store is not None, "the job's validation sees to it"
         table = TargetTable(output.postgres.table, job.upsert_key, job.retracted)
