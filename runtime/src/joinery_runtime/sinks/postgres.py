@@ -108,7 +108,7 @@ class PostgresSink(Unsigned):
         self._schema = schema
         with self._session("The output table cannot be prepared") as connection, connection.transaction():
             made = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
-            missing = self.target.ensure(connection, self.target.columns(schema))
+            missing = self.target.ensure(connection, self.target.columns(schema), self._staging.job)
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._staging.schema)))
             for table in self._staging.tables():
                 self._ensure_staging(connection, table, schema)
