@@ -397,3 +397,22 @@ def test_a_task_that_still_writes_keeps_the_staging_table(connection, dsn, table
     drop_staging(dsn, "joinery_held", "job")
     assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'joinery_held'").fetchone() == (0,)
     sink.close()
+
+
+def test_an_output_s_connection_notices_a_server_that_vanishes_and_one_that_has_ended_it(dsn, connection) -> None:
+    """As the state's does; the DSN's own settings count."""
+    mine = make_conninfo(dsn, keepalives_count=7)
+    connections = postgres._Connections()
+    try:
+        first = connections.get(mine)
+        found = {**first.info.get_parameters()}
+        assert {name: found[name] for name in ("keepalives_idle", "keepalives_count", "tcp_user_timeout")} == {
+            "keepalives_idle": "15",
+            "keepalives_count": "7",
+            "tcp_user_timeout": "30000",
+        }
+        assert connections.get(mine) is first
+        connection.execute("SELECT pg_terminate_backend(%s, 10000)", (first.info.backend_pid,))
+        assert connections.get(mine).execute("SELECT 1").fetchone() == (1,)
+    finally:
+        connections.drop(mine)

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.outputs import Timestamps
-from joinery_runtime.kafka_errors import SILENT, LastError, is_away, tls_port
+from joinery_runtime.kafka_errors import SILENT, LastError, is_away, soon_back, tls_port
 from joinery_runtime.sinks.encode import as_texts, rows_to_json
 from joinery_runtime.sinks.schema_output import SchemaOutput
 
@@ -101,7 +101,8 @@ class KafkaTarget:
 
     def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """For a client that only asks; the job's properties go over `defaults`."""
-        return {**(defaults or {}), **self.properties, "bootstrap.servers": self.bootstrap_servers}
+        own = {"bootstrap.servers": self.bootstrap_servers}
+        return {**soon_back(self.properties), **(defaults or {}), **self.properties, **own}
 
     def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """For a producer; the job's properties go over `defaults`, and both over what all producers have."""
