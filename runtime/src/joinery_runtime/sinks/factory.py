@@ -28,7 +28,7 @@ from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
 from joinery_runtime.sinks.lake import LakeSink, LakeTable
-from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
+from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging, staging_apart
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks, published_epoch
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
@@ -124,8 +124,9 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
 def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | None:
     """Drops the staged output of a job whose state has been deleted, and marks of it. What is left, in words: rows in
     files that nobody has seen yet, of this life of the job (None: it had no state), and what could not be dropped,
-    since a database that is away for ever must not keep a job from being deleted. Raises SinkError and
-    StoreUnavailable for the state's own database."""
+    since a database that is away for ever must not keep a job from being deleted. In another database nothing is
+    dropped of a job that had no state: with its state elsewhere it stages its rows under the same names. Raises
+    SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
     left = []
     output, dead = job.spec.output, job.spec.dead_letter
@@ -134,9 +135,17 @@ def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | 
             rows, names = sum(part.rows for part in held), held_names(Path(file.path), [life_of(lineage)])
             left.append(f"{rows:,} rows that were not visible yet are left: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
+        of = (output.postgres.dsn, store.schema, job.name)
         try:
-            drop_staging(output.postgres.dsn, store.schema, job.name, apart=True)
-            drop_marks(output.postgres.dsn, store.schema, job.name)
+            if lineage is not None:
+                drop_staging(*of, apart=True)
+                drop_marks(*of)
+            elif tables := staging_apart(*of):
+                left.append(
+                    f"Staging tables of job {job.name} are left in the database of output.postgres: no state of the "
+                    "job was here, and it may go on elsewhere (joinery state move). If it does not, run there: "
+                    f"DROP TABLE {', '.join(tables)}"
+                )
         except SinkError as error:
             left.append(f"Staging tables of job {job.name} are left in the database of output.postgres: {error}")
     return "; ".join(left) or None

@@ -25,8 +25,10 @@ import polars.selectors as cs
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
+from joinery_runtime.postgres_connections import CONNECTION_DEFAULTS, is_stale
 from joinery_runtime.postgres_errors import advice, is_away
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
@@ -210,11 +212,25 @@ def drop_staging(dsn: str, schema: str, job: str, *, apart: bool = False) -> Non
     try:
         with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
             connection.execute(_DROP_WAITS)
-            found = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _comment(job)})
-            for (name,) in found.fetchall():
-                connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(schema, name)))
+            for table in _staging_of(connection, schema, job):
+                connection.execute(sql.SQL("DROP TABLE {}").format(table))
     except psycopg.Error as error:
         raise problem_of("The staging tables cannot be dropped", error, apart=apart) from error
+
+
+def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
+    """The names of the staging tables that `drop_staging` drops in another database than the state's. Raises SinkError,
+    OutputUnavailable."""
+    try:
+        with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
+            return [table.as_string(connection) for table in _staging_of(connection, schema, job)]
+    except psycopg.Error as error:
+        raise problem_of("The staging tables cannot be looked for", error, apart=True) from error
+
+
+def _staging_of(connection: psycopg.Connection[Any], schema: str, job: str) -> list[sql.Identifier]:
+    found = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _comment(job)})
+    return [sql.Identifier(schema, name) for (name,) in found.fetchall()]
 
 
 def _comment(job: str) -> str:
@@ -224,7 +240,7 @@ def _comment(job: str) -> str:
 _STAGING_OF = """
 SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
-AND obj_description(c.oid, 'pg_class') = %(comment)s
+AND obj_description(c.oid, 'pg_class') = %(comment)s ORDER BY c.relname
 """
 
 
@@ -236,10 +252,10 @@ class _Connections(threading.local):
 
     def get(self, dsn: str) -> Connection:
         connection = self._open.get(dsn)
-        if connection is None or connection.closed:
-            connection = psycopg.connect(
-                dsn, autocommit=True, prepare_threshold=None, application_name="joinery output", connect_timeout=10
-            )
+        if connection is None or connection.closed or is_stale(connection):
+            self.drop(dsn)
+            parameters = CONNECTION_DEFAULTS | {"application_name": "joinery output"} | conninfo_to_dict(dsn)
+            connection = psycopg.connect(make_conninfo(**parameters), autocommit=True, prepare_threshold=None)
             self._open[dsn] = connection
         return connection
 
