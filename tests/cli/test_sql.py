@@ -149,7 +149,10 @@ def test_rows_in_a_topic(
             ends(30)
         counted = joinery("sql", path, "SELECT count(*) AS n, count(left_order_id) AS named FROM output")
         assert counted.lines == [{"n": count, "named": count}]
-        assert f"1 record is no row of this job, and left out; the first one is {schema}-0@{count + 1}" in counted.err
+        assert (
+            f"1 record is left out that no row of this job can be; the first one is {schema}-0@{count + 1}"
+            in counted.err
+        )
         one = f"SELECT left_order_id FROM output WHERE left_order_id = 'o{count - 1}'"
         assert joinery("sql", path, one).lines == [{"left_order_id": f"o{count - 1}"}]
         few = joinery("sql", path, "SELECT left_order_id FROM output LIMIT 2")

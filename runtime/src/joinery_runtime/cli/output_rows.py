@@ -24,6 +24,7 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import FileOutput, Timestamps
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.postgres_errors import is_away
 from joinery_runtime.sinks import lake_table, output_topic
 from joinery_runtime.sinks.content import KafkaRecords
@@ -177,8 +178,8 @@ def _topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
                 values = here.values(messages)
                 yield _decoded(values, messages, types, other)
         if other:
-            what = "record is no row" if len(other) == 1 else "records are no rows"
-            notes.append(f"{len(other):,} {what} of this job, and left out; the first one is {target.topic}-{other[0]}")
+            what = f"{counted(len(other), 'record', 'are')} left out that no row of this job can be"
+            notes.append(f"{what}; the first one is {target.topic}-{other[0]}")
 
     return _in_batches(batches, types)
 

@@ -30,6 +30,7 @@ from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.rolling import held_parts
@@ -98,7 +99,8 @@ def _held_words(job: Job, store: PostgresStore) -> str | None:
     if not parts:
         return None
     rows, since = sum(part.rows for part in parts), parts[0].epoch
-    return f"output does not show {rows:,} rows since epoch {since} yet: they are held for a larger file (rollSize)"
+    held = counted(rows, "row", "are")
+    return f"output does not show what epochs since {since} have put out: {held} held for a larger file (rollSize)"
 
 
 def shown(found: pl.DataFrame, rows: int) -> str:
@@ -112,7 +114,7 @@ def shown(found: pl.DataFrame, rows: int) -> str:
         tbl_formatting="ASCII_MARKDOWN",
         tbl_width_chars=10_000,
     ):
-        more = f"\n{found.height - rows:,} more rows" if found.height > rows else ""
+        more = f"\n{counted(found.height - rows, 'more row')}" if found.height > rows else ""
         return f"{found.head(rows)}{more}"
 
 

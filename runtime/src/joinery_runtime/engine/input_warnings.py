@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.model.wording import counted, listed
 
 MOST_NAMED = 5  # columns in one message
 
@@ -31,7 +31,7 @@ class _Input:
             self.rows += read.decoded
             self.empty = read.empty if self.empty is None else self.empty & read.empty
         self.deletions += read.dropped.get("deletion", 0) + read.dropped.get("tombstone", 0)
-        for reason, count in (("dead letters", read.dead), ("null keys", read.dropped.get("null_key", 0))):
+        for reason, count in (("dead letter", read.dead), ("null key", read.dropped.get("null_key", 0))):
             if count:
                 self.unusable[reason] = self.unusable.get(reason, 0) + count
         self.first = self.first or read.first_dead
@@ -44,15 +44,17 @@ class _Input:
         """In one sentence or two."""
         said = []
         if self.useless:
-            what = self.unusable | ({"deletions and tombstones": self.deletions} if self.deletions else {})
-            counts = listed(f"{count:,} {reason}" for reason, count in what.items())
+            what = self.unusable | ({"deleted record": self.deletions} if self.deletions else {})
+            counts = listed(counted(count, reason) for reason, count in what.items())
             first = f" (the first: {self.first})" if self.first else ""
-            said.append(f"none of the {self.records:,} records read so far can be used: {counts}{first}")
+            none = f"none of the {self.records:,} records" if self.records > 1 else "the one record"
+            said.append(f"{none} read so far can{'' if self.records > 1 else 'not'} be used: {counts}{first}")
         if self.empty:
             named = sorted(self.empty)
             more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+            any_of = f"any of the {self.rows:,} records" if self.rows > 1 else "the one record"
             columns = f"column{'s' if len(named) > 1 else ''} {', '.join(named[:MOST_NAMED])}{more}"
-            said.append(f"no value for {columns} in any of the {self.rows:,} records decoded so far")
+            said.append(f"no value for {columns} in {any_of} decoded so far")
         if not said:
             return None
         nested = ""

@@ -20,6 +20,7 @@ from joinery_runtime.job.model.outputs import (
     Output,
     PostgresOutput,
 )
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.base import Sink, life_of
 from joinery_runtime.sinks.console import ConsoleSink
@@ -133,7 +134,7 @@ def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | 
     for file in (output.file, dead.file if dead is not None else None):
         if file is not None and lineage is not None and (held := held_parts(Path(file.path), life_of(lineage))):
             rows, names = sum(part.rows for part in held), held_names(Path(file.path), [life_of(lineage)])
-            left.append(f"{rows:,} rows that were not visible yet are left: remove {names}")
+            left.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
         of = (output.postgres.dsn, store.schema, job.name)
         try:

@@ -28,6 +28,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.postgres_connections import CONNECTION_DEFAULTS, is_stale
 from joinery_runtime.postgres_errors import advice, is_away
 from joinery_runtime.sinks.base import Attempt, Receipt, Rows, Takeover, Unsigned
@@ -142,7 +143,8 @@ class PostgresSink(Unsigned):
         if staged != expected:
             raise OutputUnavailable(
                 f"The staged output of epoch {epoch} is not complete",
-                facts=f"{staged} rows are there, {expected} were written; a crash of Postgres empties unlogged tables",
+                facts=f"{counted(staged, 'row', 'are')} there, {expected} were written; a crash of Postgres empties "
+                "unlogged tables",
                 todo="Nothing was committed; the epoch is run again",
             )
 
