@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +19,11 @@ from pathlib import Path
 import pytest
 
 from docs.blocks import ROOT, blocks_of, command_lines
+from joinery_devkit.time_limit import TOOK
 from joinery_runtime.cli.replay_commands import why_command
 from joinery_runtime.job import parse_job
+
+TEN_MINUTES_S = 600
 
 
 def in_one_line(text: str) -> str:
@@ -70,7 +74,9 @@ def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_prints_what_it_says(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """From a Debezium topic to rows in psql, within the time that the page promises."""
+    began = time.monotonic()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     playground = subprocess.Popen([sys.executable, "-m", "joinery_devkit.playground"], cwd=tmp_path, env=environment)
     try:
@@ -79,6 +85,9 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
             assert playground.poll() is None
             time.sleep(0.1)
         assert try_out((ROOT / "docs/tutorial.md").read_text(), tmp_path, f"cd {tmp_path}") >= 6
+        seconds = time.monotonic() - began
+        record_property(TOOK, f"the tutorial took {seconds:.0f} s, all of its commands")
+        assert seconds < TEN_MINUTES_S
     finally:
         playground.terminate()
         assert playground.wait() == 0

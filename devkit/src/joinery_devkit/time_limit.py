@@ -14,6 +14,8 @@ import pytest
 
 LIMIT_S = float(os.environ.get("JOINERY_TEST_SECONDS", "60"))
 SLOWEST = 20
+TOOK = "took"
+"""The property of a test (`record_property`) whose text the end of a run shows, slow or not."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -29,6 +31,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     listed = (report for reports in terminalreporter.stats.values() for report in reports)
     timed = [report for report in listed if isinstance(report, pytest.TestReport)]
+    for took in (text for each in timed if each.when == "call" for name, text in each.user_properties if name == TOOK):
+        terminalreporter.write_line(str(took))
     terminalreporter.write_sep("=", f"slowest {SLOWEST} tests and set-ups")
     for report in sorted(timed, key=lambda report: report.duration, reverse=True)[:SLOWEST]:
         terminalreporter.write_line(f"{report.duration:7.2f} s {report.when:8} {report.nodeid}")
