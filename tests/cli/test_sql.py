@@ -242,7 +242,7 @@ def test_a_terminal_shows_a_table(joinery: Joinery, job_file: Path, monkeypatch:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     shown = joinery("sql", job_file, "SELECT epoch, rows_out FROM epochs ORDER BY epoch", "--rows", "1").out
     assert "| epoch | rows_out |" in shown
-    assert "1 more rows" in shown
+    assert "1 more row\n" in shown
 
 
 def test_sessions_are_a_table(joinery: Joinery, tmp_path: Path, postgres_dsn: str, schema: str) -> None:
