@@ -275,7 +275,7 @@ def test_an_epoch_longer_than_the_window_counts_whole(screen: Screen) -> None:
 
 def test_lost_records_are_shouted(screen: Screen) -> None:
     screen.commit(at=101, seconds=1, lost={"orders/0": 1234})
-    assert "orders/0: 1,234 records were lost before they could be read" in screen.text()
+    assert "orders/0: 1,234 records were lost unread" in screen.text()
 
 
 def test_messages_are_shown_as_they_are(screen: Screen) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from confluent_kafka import Producer
 
 from cli.commands import Joinery
 from cli.session_jobs import REOPEN, epoch, resource, row, run_epochs
 from cli.stored_state import commit_rows
 from job.resources import edited
+from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin, load_job
+from joinery_runtime.sinks import output_topic
 from joinery_runtime.sinks.files import write_parquet
 from joinery_runtime.state.postgres import PostgresStore
+from sources.registry import registry
 
 HOUR = 3_600_000
 OUTPUT = "    postgres: {table: joined}\n"
@@ -102,17 +110,131 @@ def test_files_are_a_table(joinery: Joinery, tmp_path: Path, stored_in: str, kep
         ("SELECT 1; SELECT 2", "The query is no SQL statement"),
         ("SELECT FROM WHERE", "The query is no SQL statement"),
         ("SELECT nope FROM epochs", "The query cannot be run"),
-        ("SELECT * FROM output", "joined cannot be read"),
+        ("SELECT * FROM output", 'joined" does not exist'),
     ],
 )
 def test_what_cannot_be_asked(joinery: Joinery, job_file: Path, asked: str, said: str) -> None:
     assert said in joinery("sql", job_file, asked).err
 
 
-def test_rows_in_a_topic_are_not_read(joinery: Joinery, tmp_path: Path, stored_in: str, kept: None) -> None:
-    path = tmp_path / "topic.yaml"
-    path.write_text(edited((OUTPUT, "    kafka: {bootstrapServers: 'k:1', topic: out}\n" + stored_in)))
-    assert "it goes to the topic out; tables and files can" in joinery("sql", path, "SELECT * FROM output").err
+@pytest.mark.parametrize("form", ["json", "avro", "protobuf"])
+def test_rows_in_a_topic(
+    joinery: Joinery, tmp_path: Path, stored_in: str, kept: None, kafka_broker: KafkaAdmin, schema: str, form: str
+) -> None:
+    """Those that are committed, in every format; as many are read as the query needs; what is none of them is said."""
+    kafka_broker.create_topic(schema, 1)
+    path, count = tmp_path / "topic.yaml", 30_000
+    with registry() as served:
+        kafka = f"    kafka: {{bootstrapServers: '{kafka_broker.bootstrap}', topic: {schema}}}\n"
+        encoding = "" if form == "json" else f"    format: {form}\n    schemaRegistry: {{url: {served.url}}}\n"
+        path.write_text(edited((OUTPUT, kafka + encoding + stored_in)))
+        job = load_job(path)
+        assert job.spec.output.kafka is not None
+        target = output_topic(job, job.spec.output.kafka)
+        table = pa.Table.from_pylist(
+            [{"left_order_id": f"o{i}"} for i in range(count)], compile_job(job).output_schema()
+        )
+        settings = {"bootstrap.servers": kafka_broker.bootstrap, "transactional.id": schema, "linger.ms": 5}
+        producer = Producer({**settings, "queue.buffering.max.messages": 2 * count})
+        producer.init_transactions(30)
+        for values, ends in (
+            ([each["value"] for each in target.messages(table)], producer.commit_transaction),
+            ([b"not a row"], producer.commit_transaction),
+            ([b"{}"], producer.abort_transaction),
+        ):
+            producer.begin_transaction()
+            for value in values:
+                producer.produce(schema, value)
+            assert producer.flush(30) == 0
+            ends(30)
+        counted = joinery("sql", path, "SELECT count(*) AS n, count(left_order_id) AS named FROM output")
+        assert counted.lines == [{"n": count, "named": count}]
+        assert (
+            f"1 record is left out that no row of this job can be; the first one is {schema}-0@{count + 1}"
+            in counted.err
+        )
+        one = f"SELECT left_order_id FROM output WHERE left_order_id = 'o{count - 1}'"
+        assert joinery("sql", path, one).lines == [{"left_order_id": f"o{count - 1}"}]
+        few = joinery("sql", path, "SELECT left_order_id FROM output LIMIT 2")
+        assert few.lines == [{"left_order_id": "o0"}, {"left_order_id": "o1"}]
+        assert few.err == "", "it has not come to the last record"
+
+
+def test_a_query_over_a_table_is_answered_by_postgres(
+    joinery: Joinery, job_file: Path, kept: None, postgres_dsn: str, schema: str
+) -> None:
+    """Of a row that cannot be read, and a thousand others, only those are that the query takes."""
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute(f'CREATE TABLE "{schema}".rows (k text, "aB" bigint)')
+        connection.execute(f'INSERT INTO "{schema}".rows SELECT n::text, n FROM generate_series(1, 1000) AS n')
+        connection.execute(f'CREATE SEQUENCE "{schema}".s')
+        view = f'CREATE VIEW "{schema}".joined AS SELECT k, "aB", 1 / (1000 - "aB") AS fails FROM "{schema}".rows'
+        connection.execute(view)
+    asked = "WITH few AS (SELECT output.k, aB FROM output WHERE aB > 998) SELECT k, aB FROM few ORDER BY aB DESC"
+    assert joinery("sql", job_file, asked).lines == [{"k": "1000", "aB": 1000}, {"k": "999", "aB": 999}]
+    assert joinery("sql", job_file, "SELECT fails FROM output AS o LIMIT 1").lines == [{"fails": 0}]
+    assert "Postgres says: division by zero" in joinery("sql", job_file, "SELECT max(fails) FROM output").err
+    assert "read-only transaction" in joinery("sql", job_file, f"SELECT setval('{schema}.s', 1) FROM output").err
+    joined = joinery("sql", job_file, "SELECT count(*) AS n FROM epochs, output")
+    assert "division by zero" in joined.err, "beside another table it is read whole"
+
+
+def test_of_files_only_what_a_query_needs_is_read(joinery: Joinery, tmp_path: Path, stored_in: str, kept: None) -> None:
+    """A column that is null at first has the job's type; rows from before an edit have columns and types of then."""
+    folder, path = tmp_path / "out", tmp_path / "files.yaml"
+    path.write_text(edited((OUTPUT, f'    file: {{path: "{folder}"}}\n{stored_in}')))
+    folder.mkdir()
+    line = '{"left_order_id": %s, "left_ts": %d}\n'
+    first = folder / "epoch-1-shard-0.jsonl"
+    first.write_text("".join(line % ("null", n) for n in range(50_000)) + line % ('"a"', 50_000))
+    broken = folder / "epoch-2-shard-0.jsonl"
+    broken.write_text(line % ('"b"', 1) + '{"left_order_id": "cut of')
+    assert joinery("sql", path, "SELECT left_ts FROM output LIMIT 1").lines == [{"left_ts": 0}]
+    whole = joinery("sql", path, "SELECT count(*) AS n FROM output WHERE left_order_id = 'a'")
+    assert f"The file {broken} of the output cannot be read" in whole.err
+    broken.unlink()
+    assert joinery("sql", path, "SELECT left_ts FROM output WHERE left_order_id = 'a'").lines == [{"left_ts": 50_000}]
+    (folder / "epoch-3-shard-0.jsonl").write_text(
+        '{"left_order_id": 7, "was": 1.5}\n{"left_order_id": "x", "was": 2}\n'
+    )
+    assert joinery("sql", path, "SELECT left_order_id, was FROM output WHERE was > 1").lines == [
+        {"left_order_id": "7", "was": 1.5},
+        {"left_order_id": "x", "was": 2.0},
+    ]
+    (folder / "epoch-4-shard-0.jsonl").write_text('{"left_order_id": "old", "left_ts": "2026-01-15T10:00:00Z"}\n')
+    old = joinery("sql", path, "SELECT left_ts FROM output WHERE left_order_id = 'old'")
+    assert old.lines == [{"left_ts": "2026-01-15T10:00:00Z"}]
+
+
+_PEAK = """
+import resource, sys
+from joinery_runtime.cli import main
+main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+"""
+
+
+def test_a_count_over_a_large_output_takes_little_memory(tmp_path: Path, stored_in: str, kept: None) -> None:
+    """Read whole, the rows would be 1.3 GB."""
+    folder, path = tmp_path / "out", tmp_path / "files.yaml"
+    path.write_text(edited((OUTPUT, f'    file: {{path: "{folder}"}}\n    format: parquet\n{stored_in}')))
+    folder.mkdir()
+    rows, pieces = 1_000_000, 20
+    numbers = pa.table({"n": range(rows), "text": pa.array(["a long text of which each row has one"] * rows)})
+    with pq.ParquetWriter(folder / "epoch-1-shard-0.parquet", numbers.schema) as writer:
+        for _ in range(pieces):
+            writer.write_table(numbers, row_group_size=100_000)
+
+    def peak(query: str) -> int:
+        """In MiB."""
+        ran = subprocess.run(
+            [sys.executable, "-c", _PEAK, "sql", path, query], check=True, capture_output=True, text=True
+        )
+        return int(ran.stderr.split()[-1]) >> 10
+
+    nothing = peak("SELECT count(*) FROM epochs")
+    assert peak("SELECT count(*) AS n FROM output WHERE n = 7 AND text LIKE '%one'") < nothing + 400
+    assert peak("SELECT * FROM output LIMIT 10") < nothing + 400
 
 
 @pytest.mark.usefixtures("kept")
@@ -120,7 +242,7 @@ def test_a_terminal_shows_a_table(joinery: Joinery, job_file: Path, monkeypatch:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     shown = joinery("sql", job_file, "SELECT epoch, rows_out FROM epochs ORDER BY epoch", "--rows", "1").out
     assert "| epoch | rows_out |" in shown
-    assert "1 more rows" in shown
+    assert "1 more row\n" in shown
 
 
 def test_sessions_are_a_table(joinery: Joinery, tmp_path: Path, postgres_dsn: str, schema: str) -> None:

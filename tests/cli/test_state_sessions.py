@@ -54,7 +54,7 @@ class TestShow:
             }
         ]
         first, session = lines(store)
-        assert first == 'job s, step 1, key k "x": 1 sessions are kept after epoch 1'
+        assert first == 'job s, step 1, key k "x": 1 session is kept after epoch 1'
         assert session == (
             f"session {ZERO}.100Z to {ZERO}.105Z, id {reference_hash(['x', 100])}: events 2, total 7; "
             f"goes out when the watermark of clicks ({ZERO}.105Z) is above {ZERO}.115Z, unless it grows; "
@@ -111,7 +111,7 @@ class TestShow:
         }
         assert (session["window_start"], session["aggregates"]) == (127, {"events": 1, "total": None})
         first, of_mark, _ = lines(store, job)
-        assert first.endswith(": 1 sessions and 1 marks of capped ones are kept after epoch 1")
+        assert first.endswith(": 1 session and 1 mark of capped ones are kept after epoch 1")
         assert of_mark == (
             f"mark of a session that reached maxDuration, {ZERO}.100Z to {ZERO}.118Z, "
             f"id {reference_hash(['x', 100])}: it went out; rows inside it are dropped until "

@@ -140,7 +140,7 @@ def test_rows_of_another_writer_are_told_apart(written: Written, table: Table) -
     table.append(rows.slice(0, 1))
     verdict = written.verdict()
     assert dict(verdict.compared.counted) == {"extra": 1}, "a row of the job is there twice, whoever wrote it"
-    assert "1 rows are there once too often" in verdict.notes[0]
+    assert "1 row is there once too often" in verdict.notes[0]
 
 
 @pytest.mark.parametrize("rewrite", [None, "left_k = 'k3'"])

@@ -69,7 +69,7 @@ def test_a_row_that_is_there_twice_is_extra_whoever_else_writes_there(tmp_path: 
     into, notes = compared(Topic([*map(row, (1, 2, 3, 3))], ours=ours), tmp_path, alone=alone)
     assert dict(into.counted) == {"extra": 1}
     assert [(each.epoch, each.found, each.found_at) for each in into.differences] == [(3, {"a": 3}, "t:0=3")]
-    assert ["1 rows are there once too often" in note for note in notes] == [True] * (not (alone and ours))
+    assert ["1 row is there once too often" in note for note in notes] == [True] * (not (alone and ours))
 
 
 def test_equal_rows_of_epochs_before_the_first_one_are_a_note(tmp_path: Path) -> None:
@@ -123,5 +123,5 @@ def test_an_output_of_which_no_row_has_to_be_there_is_not_verified(
 def test_what_may_be_there_again_or_be_of_others_is_a_note(tmp_path: Path) -> None:
     into, notes = compared(Topic([*map(row, (1, 2, 3, 3, 9))]), tmp_path, alone=False, may_repeat=True)
     assert (dict(into.counted), into.rows) == ({}, 3)
-    assert "1 rows are there again, as delivery: atLeastOnce allows" in notes[0]
-    assert "1 rows are there that these epochs have not put out" in notes[1]
+    assert "1 row is there again, as delivery: atLeastOnce allows" in notes[0]
+    assert "1 row is there that these epochs have not put out" in notes[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from joinery_devkit.links import Link, check, links, pages
+from joinery_devkit.links import PageLink, check, links, pages
 
 
 def test_the_links_of_all_pages_are_well_formed() -> None:
@@ -34,7 +34,7 @@ def test_links_are_found_with_their_lines(tmp_path: Path) -> None:
     "url", ["http://a.org", "https://a_b.org/", "https://nowhere/x", "https://a.org/x.", "https:///x"]
 )
 def test_malformed_links_are_found(url: str) -> None:
-    assert Link("page.md:1", url).malformed()
+    assert PageLink("page.md:1", url).malformed()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def site() -> Iterator[str]:
 def test_only_what_a_site_says_is_gone_fails(site: str) -> None:
     closed = "http://127.0.0.1:1/x"
     gone, untried = check(
-        Link(f"page.md:{n}", url) for n, url in enumerate([f"{site}/there", f"{site}/gone", f"{site}/busy", closed])
+        PageLink(f"page.md:{n}", url) for n, url in enumerate([f"{site}/there", f"{site}/gone", f"{site}/busy", closed])
     )
     assert gone == [f"page.md:1: {site}/gone: 404"]
     (line,) = untried

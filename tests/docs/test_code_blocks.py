@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +22,14 @@ from cli.verified import inputs_of, write_files
 from docs.blocks import ROOT, blocks_of, command_lines
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.binaries import program
+from joinery_devkit.time_limit import TOOK
 from joinery_runtime.cli.replay_commands import why_command
 from joinery_runtime.cli.verify import verify
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
+
+TEN_MINUTES_S = 600
 
 
 def in_one_line(text: str) -> str:
@@ -86,12 +90,16 @@ def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-def test_the_tutorial_prints_what_it_says(tmp_path: Path, api_server: ApiServer, api_namespace: str) -> None:
-    """The last part on an API server, where no operator starts the job."""
+def test_the_tutorial_prints_what_it_says(
+    tmp_path: Path, api_server: ApiServer, api_namespace: str, record_property: Callable[[str, object], None]
+) -> None:
+    """From a Debezium topic to rows in psql, within the time that the page promises. The last part is on an API server,
+    where no operator starts the job."""
     api_server.kubectl.apply(ROOT / "crds")
     namespace = f"{api_namespace}-jobs"
     page = (ROOT / "docs/tutorial.md").read_text().replace("-n jobs", f"-n {namespace}")
     page = page.replace("create namespace jobs", f"create namespace {namespace}")
+    began = time.monotonic()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     playground = subprocess.Popen([sys.executable, "-m", "joinery_devkit.playground"], cwd=tmp_path, env=environment)
     try:
@@ -102,6 +110,9 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path, api_server: ApiServer,
         on_cluster = f"export PATH=$PATH:{program('kubectl').parent} KUBECONFIG={api_server.kubectl.kubeconfig}"
         assert try_out(page, tmp_path, f"cd {tmp_path}\n{on_cluster}") >= 10
         assert api_server.kubectl.get("streamjoin", "clicks-with-users", namespace) is not None
+        seconds = time.monotonic() - began
+        record_property(TOOK, f"the tutorial took {seconds:.0f} s, all of its commands")
+        assert seconds < TEN_MINUTES_S
     finally:
         api_server.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
         playground.terminate()

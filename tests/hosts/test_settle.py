@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from hosts.visits import JOB
+from joinery_runtime.cli.reset import drop_plan_command
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.loop import JobListener, Outages
@@ -130,6 +131,39 @@ def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
     assert (takeover.claims, takeover.pending, takeover.pending_shards) == ({"0": "an attempt"}, 1, 2)
     assert takeover.generation > generation
     assert (record.plan is not None, went, len(said)) == ((True, [True, False], 0) if kept else (False, [False], 1))
+
+
+def test_a_first_plan_of_which_one_shard_is_visible_is_given_up_by_the_command_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other shard fails, whatever is edited; that rows of the first one repeat is for somebody to choose."""
+    went: list[bool] = []
+
+    class Failing(_JobRun):
+        def run_epochs(self, referring: Job, *, settle: bool) -> None:
+            went.append(settle)
+            if settle:
+                raise RecordError("A record cannot be used")
+
+    sink = SimpleNamespace(recover=lambda _: True, close=lambda: None)
+    monkeypatch.setattr("joinery_runtime.hosts.run.sink_for", lambda *_: sink)
+    store = MemoryStore()
+    generation = store.acquire("visits").generation
+    before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
+    store.write_plan("visits", generation, {"epoch": 1, "shards": 2}, before)
+    for shard in ("0", "1"):
+        store.claim("visits", Standing(generation, 0, 1), shard, "an attempt", None)
+    listener, stop = JobListener(print, print, print), Event()
+    caller = _Caller(listener, stop, Outages(listener, stop), print, None)
+    run, job = Failing(OpenStore(store, None), ExitStack(), None, caller), parse_job(JOB, "visits.yaml")
+    with pytest.raises(JoineryError, match=r"run: joinery state reset JOB\.yaml --drop-planned"):
+        run.start(job)
+    opened = SimpleNamespace(store=store)
+    monkeypatch.setattr("joinery_runtime.cli.reset.open_store", lambda *_: nullcontext(opened))
+    monkeypatch.setattr("joinery_runtime.cli.reset.durable", lambda job: job)
+    drop_plan_command(job, dry_run=False, say=print)
+    run.start(job)
+    assert went == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from confluent_kafka import TopicPartition
 from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.avro import AvroOutput
-from joinery_runtime.sinks.content import SEPARATOR, Content, KafkaContent
+from joinery_runtime.sinks.content import SEPARATOR, Content, KafkaContent, KafkaRecords
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.postgres import PostgresSink
@@ -102,7 +102,7 @@ def test_a_null_reads_as_the_default_where_a_field_has_no_presence(monkeypatch: 
         served.subjects["joined-value", 2] = served.add(text.replace("string a", "optional string a"), "PROTOBUF")
         assert output.defaults() == {"a": "", "n": 0, "raw": b""}
         monkeypatch.setattr(KafkaContent, "_refuse_compacted", lambda self: None)
-        monkeypatch.setattr(KafkaContent, "_asked_ranges", lambda self: {})
+        monkeypatch.setattr(KafkaRecords, "_asked_ranges", lambda self: {})
         target = KafkaTarget("joined", "nowhere:1", key=("a",), headers={}, schema_output=output)
         content = KafkaContent(target, 0)
         records = output.registered().encode(rows)
@@ -133,7 +133,7 @@ def test_a_topic_whose_broker_is_starting_is_not_taken_for_an_empty_one(monkeypa
     monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(KafkaContent, "_refuse_compacted", lambda self: None)
     monkeypatch.setattr(KafkaTarget, "connect", lambda *_: Starting())
-    assert KafkaContent(KafkaTarget("joined", "nowhere:1"), 0)._ranges == {0: (0, 7)}
+    assert KafkaContent(KafkaTarget("joined", "nowhere:1"), 0)._records.ranges == {0: (0, 7)}
 
 
 @pytest.mark.services

@@ -184,7 +184,7 @@ def test_rows_that_were_held_are_named_when_the_job_is_deleted(postgres_dsn: str
     sink.prepare(pa.schema({"a": pa.int64()}))
     sink.publish(1, [sink.writer().write(attempt(), pa.table({"a": [1, 2]}))])
     left = forget_output(made, Store(postgres_dsn), LINEAGE)
-    assert left == (f"2 rows that were not visible yet are left: remove {tmp_path / '.held'}/*-of-{life_of(LINEAGE)}.*")
+    assert left == (f"2 rows are left that nobody has seen yet: remove {tmp_path / '.held'}/*-of-{life_of(LINEAGE)}.*")
     assert forget_output(made, Store(postgres_dsn), "another-life") is None, "rows of a job that lives"
     apart = {"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}}
     both = forget_output(job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), LINEAGE)

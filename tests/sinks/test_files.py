@@ -98,7 +98,7 @@ def test_output_that_is_gone_is_an_error_with_ways_out(sink, tmp_path: Path) -> 
     assert dataset.dataset(tmp_path / "out", format=sink._format).count_rows() == ROWS.num_rows
     again = sink.writer().write(attempt(name="anew"), ROWS)
     shutil.rmtree(tmp_path / "out" / ".staging")
-    with pytest.raises(SinkError, match=r"epoch 1, the newest one, is gone: 1 of 1 files"):
+    with pytest.raises(SinkError, match=r"epoch 1, the newest one, is gone: 1 of 1 file"):
         sink.publish(1, [again])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import string
 from decimal import Decimal
 
@@ -211,6 +212,23 @@ def test_columns_that_the_table_lacks_are_added_and_older_rows_have_null(connect
     assert kinds.fetchall() == [("numeric(9,2)",), ("timestamp with time zone",)]
 
 
+def test_a_table_that_the_job_has_not_made_is_not_altered(connection, make, table) -> None:
+    """Until it is told that the table is its own."""
+    connection.execute(f"CREATE TABLE {table} (k bigint, of_others text)")
+    before = connection.execute("SELECT count(*) FROM pg_class").fetchone()
+    with pytest.raises(SinkError, match=r"lacks columns of the job's output \(v text\)") as caught:
+        make(PAIR)
+    assert connection.execute("SELECT count(*) FROM pg_class").fetchone() == before, "nothing else was made either"
+    assert table in str(caught.value)
+    statements = re.findall(r"run: (.*?)\. ", caught.value.todo, re.IGNORECASE)
+    for epoch, each in enumerate(statements, 1):
+        connection.execute(f"ALTER TABLE {table} DROP COLUMN IF EXISTS v")
+        connection.execute(each)
+        sink = make(PAIR)
+        commit(connection, sink, epoch, sink.writer().write(attempt(epoch=epoch), pairs((epoch, "a"))))
+    assert content(connection, table) == [(1, None, None), (2, None, "a")]
+
+
 def test_who_reads_a_table_does_not_wait_for_its_new_columns_for_long(
     connection, make, table, dsn, monkeypatch
 ) -> None:
@@ -227,6 +245,7 @@ def test_a_table_of_somebody_else_s_is_altered_by_its_owner(connection, table, d
     """And by the statement that the job names."""
     role = f"writer_of_{table}"
     connection.execute(f"CREATE TABLE {table} (k bigint, v text)")
+    connection.execute(f"COMMENT ON TABLE {table} IS 'Joinery: output of job job'")
     connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
     connection.execute(f"GRANT CREATE ON DATABASE {connection.info.dbname} TO {role}")
     connection.execute(f"GRANT INSERT, SELECT ON {table} TO {role}")
@@ -378,3 +397,22 @@ def test_a_task_that_still_writes_keeps_the_staging_table(connection, dsn, table
     drop_staging(dsn, "joinery_held", "job")
     assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'joinery_held'").fetchone() == (0,)
     sink.close()
+
+
+def test_an_output_s_connection_notices_a_server_that_vanishes_and_one_that_has_ended_it(dsn, connection) -> None:
+    """As the state's does; the DSN's own settings count."""
+    mine = make_conninfo(dsn, keepalives_count=7)
+    connections = postgres._Connections()
+    try:
+        first = connections.get(mine)
+        found = {**first.info.get_parameters()}
+        assert {name: found[name] for name in ("keepalives_idle", "keepalives_count", "tcp_user_timeout")} == {
+            "keepalives_idle": "15",
+            "keepalives_count": "7",
+            "tcp_user_timeout": "30000",
+        }
+        assert connections.get(mine) is first
+        connection.execute("SELECT pg_terminate_backend(%s, 10000)", (first.info.backend_pid,))
+        assert connections.get(mine).execute("SELECT 1").fetchone() == (1,)
+    finally:
+        connections.drop(mine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -217,23 +217,48 @@ def test_what_the_registry_refuses_and_names_that_cannot_be(served: Registry) ->
         output(served).registered()
 
 
+@pytest.mark.parametrize("lenient", [False, True])
 @pytest.mark.parametrize("before", [False, True])
 def test_of_two_drivers_that_register_at_the_same_time_the_second_takes_what_the_first_did(
-    served: Registry, before: bool, monkeypatch: pytest.MonkeyPatch
+    served: Registry, before: bool, lenient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both saw the same newest version; the first one's columns have another order, so other numbers."""
+    """Both saw the same newest version; the first one's columns have another order, so other numbers. Where the
+    registry takes both, the second one is taken back."""
+    columns, register_both = racing(served, monkeypatch)
+    served.lenient = lenient
     if before:
         output(served, pa.schema({"k": pa.string()})).registered()
+    ours, theirs = register_both()
+    assert ours == theirs
+    assert len(served.deleted) == lenient
+    newest = max(version for _, version in served.subjects.keys() - served.deleted)
+    assert numbers(served, served.subjects[SUBJECT, newest]) == {"k": 1, "b": 2, "a": 3}
+    more = pa.schema({**columns, "c": pa.string()})
+    assert numbers(served, output(served, more).registered().number) == {"k": 1, "b": 2, "a": 3, "c": 4}
+
+
+def test_a_second_schema_that_cannot_be_taken_back_is_named(served: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, register_both = racing(served, monkeypatch)
+    served.lenient = served.keeps = True
+    with pytest.raises(
+        SinkError, match=r"versions 1 and 2; the later one cannot be taken back: .* Delete version 2 of"
+    ):
+        register_both()
+
+
+def racing(served: Registry, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, pa.DataType], Callable[[], Any]]:
+    """Some columns, and what registers them when another driver has done so just before, in another order."""
     columns = {"k": pa.string(), "a": pa.string(), "b": pa.int64()}
     register = Registry.register
+    theirs: list[Any] = []
 
     def after_another(registry: Registry, subject: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         monkeypatch.setattr(Registry, "register", register)
         theirs.append(output(registry, pa.schema({name: columns[name] for name in ("k", "b", "a")})).registered())
         return registry.register(subject, body)
 
-    theirs: list[Any] = []
-    monkeypatch.setattr(Registry, "register", after_another)
-    ours = output(served, pa.schema(columns)).registered()
-    assert [ours] == theirs
-    assert numbers(served, len(served.schemas)) == {"k": 1, "b": 2, "a": 3}
+    def register_both() -> Any:
+        monkeypatch.setattr(Registry, "register", after_another)
+        return (output(served, pa.schema(columns)).registered(), *theirs)
+
+    return columns, register_both

@@ -1,5 +1,5 @@
 """A schema registry for tests, as far as readers and writers need it: GET /schemas/ids/N, /subjects/S/versions
-and /subjects/S/versions/V, and POST /subjects/S/versions, of Confluent's REST interface."""
+and /subjects/S/versions/V, POST /subjects/S/versions, DELETE /subjects/S/versions/V, of Confluent's REST interface."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ class Registry:
     subjects: dict[tuple[str, int], int] = field(default_factory=dict)
     login: str | None = None
     status: int | None = None
+    lenient: bool = False
+    """Takes schemas that contradict each other."""
+    deleted: set[tuple[str, int]] = field(default_factory=set)
+    keeps: bool = False
+    """Lets nobody delete a version."""
     asked: list[str] = field(default_factory=list)
 
     def add(self, schema: Any, kind: str = "AVRO", references: list[dict[str, Any]] | None = None) -> int:
@@ -42,7 +47,7 @@ class Registry:
         for number in known.values():
             if self.schemas[number]["schema"] == body["schema"]:
                 return 200, {"id": number}
-        if known:
+        if known and not self.lenient:
             before, after = _fields(self.schemas[known[max(known)]]), _fields(body)
             changed = [name for name, of in after.items() if before.get(name, of) != of]
             if changed:
@@ -57,18 +62,28 @@ class Registry:
             return self.status, {"error_code": self.status, "message": "not now"}
         if self.login is not None and authorization != f"Basic {b64encode(self.login.encode()).decode()}":
             return 401, {"error_code": 401, "message": "Unauthorized"}
-        match path.partition("?")[0].strip("/").split("/"):
+        place, _, query = path.partition("?")
+        gone = set() if "deleted=true" in query.lower() else self.deleted
+        subjects = {key: number for key, number in self.subjects.items() if key not in gone}
+        match place.strip("/").split("/"):
             case ["schemas", "ids", number] if int(number) in self.schemas:
                 return 200, self.schemas[int(number)]
-            case ["subjects", name, "versions"] if any(of == name for of, _ in self.subjects):
-                return 200, sorted(version for of, version in self.subjects if of == name)
+            case ["subjects", name, "versions"] if any(of == name for of, _ in subjects):
+                return 200, sorted(version for of, version in subjects if of == name)
             case ["subjects", name, "versions", asked]:
-                versions = [version for of, version in self.subjects if of == name]
+                versions = [version for of, version in subjects if of == name]
                 version = max(versions, default=0) if asked == "latest" else int(asked)
                 if version in versions:
                     number = self.subjects[name, version]
                     return 200, {"subject": name, "version": version, "id": number, **self.schemas[number]}
         return 404, {"error_code": 40403, "message": "Schema not found"}
+
+    def delete(self, path: str) -> tuple[int, Any]:
+        if self.keeps:
+            return 403, {"error_code": 40301, "message": "not yours"}
+        *_, name, _, version = path.partition("?")[0].split("/")
+        self.deleted.add((name, int(version)))
+        return 200, int(version)
 
 
 def _fields(schema: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +101,9 @@ def registry() -> Iterator[Registry]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._send(*served.answer(self.path, self.headers.get("Authorization")))
+
+        def do_DELETE(self) -> None:
+            self._send(*served.delete(self.path))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
 from sources.kafka_bench import kafka_input
 
@@ -29,3 +30,12 @@ def test_the_job_may_choose_what_its_consumers_keep() -> None:
 @pytest.mark.parametrize(("partitions", "kilobytes"), [(1, 1024), (4, 1024), (16, 256), (64, 64), (1_000, 64)])
 def test_an_answer_of_a_broker_brings_something_of_every_partition(partitions, kilobytes) -> None:
     assert settings(partitions)["fetch.message.max.bytes"] == kilobytes << 10
+
+
+def test_a_client_is_back_soon_after_its_brokers_unless_the_job_says_otherwise() -> None:
+    assert settings()["reconnect.backoff.max.ms"] == 1_000
+    assert "reconnect.backoff.max.ms" not in settings(reconnect_backoff_ms="2000")
+    output = KafkaTarget("joined", "127.0.0.1:1")
+    assert output.producer_settings({})["reconnect.backoff.max.ms"] == 1_000
+    patient = KafkaTarget("joined", "127.0.0.1:1", properties={"reconnect.backoff.max.ms": "5000"})
+    assert patient.client_settings()["reconnect.backoff.max.ms"] == "5000"

@@ -25,7 +25,7 @@ _AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PageLink:
     place: str
     """`docs/sql.md:12`."""
     url: str
@@ -49,12 +49,12 @@ def pages() -> list[Path]:
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
-def links(page: Path) -> Iterator[Link]:
+def links(page: Path) -> Iterator[PageLink]:
     """To other sites, in order."""
     for number, line in enumerate(page.read_text().splitlines(), 1):
         for found in _LINK.finditer(line):
             place = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}:{number}"
-            link = Link(place, found["inline"] or found["plain"])
+            link = PageLink(place, found["inline"] or found["plain"])
             if not link.local:
                 yield link
 
@@ -71,7 +71,7 @@ def answer(url: str) -> int | str:
         return str(error)
 
 
-def check(found: Iterable[Link]) -> tuple[list[str], list[str]]:
+def check(found: Iterable[PageLink]) -> tuple[list[str], list[str]]:
     """The links that lead nowhere, and those that could not be tried, each with its place and why."""
     each = list(found)
     urls = sorted({link.url for link in each})

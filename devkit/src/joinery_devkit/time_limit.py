@@ -15,6 +15,8 @@ import pytest
 LIMIT_S = float(os.environ.get("JOINERY_TEST_SECONDS", "60"))
 SLOWEST = 20
 SLOWEST_SET_UPS = 10
+TOOK = "took"
+"""The property of a test (`record_property`) whose text the end of a run shows, slow or not."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -36,6 +38,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     timed = sorted((each for each in listed if isinstance(each, pytest.TestReport)), key=lambda each: -each.duration)
     tests = [report for report in timed if report.when == "call"]
     shared = [report for report in timed if report.when != "call"]
+    for took in (text for each in tests for name, text in each.user_properties if name == TOOK):
+        terminalreporter.write_line(str(took))
     for title, slowest in (("tests", tests[:SLOWEST]), ("set-ups and clean-ups", shared[:SLOWEST_SET_UPS])):
         terminalreporter.write_sep("=", f"slowest {title}")
         for report in slowest:

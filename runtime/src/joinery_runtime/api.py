@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.job import Explanation, Job, job_from, load_job
 from joinery_runtime.job import explain as _explain
+from joinery_runtime.job.model.wording import counted
 
 if TYPE_CHECKING:
     import polars as pl
@@ -120,8 +121,8 @@ class RunResult:
         return where_rows_are(self.job)
 
     def output(self) -> Rows:
-        """All rows of the output, those of earlier runs too, read into memory: of files, tables of Postgres, Iceberg
-        and Delta. Raises JoineryError where they cannot be read, as of a topic."""
+        """All rows of the output, those of earlier runs too, read into memory: of files, topics, tables of
+        Postgres, Iceberg and Delta. Raises JoineryError where they cannot be read, as of the console."""
         from joinery_runtime.cli.sql import read_output  # noqa: PLC0415
 
         return Rows(read_output(self.job).to_arrow())
@@ -130,10 +131,11 @@ class RunResult:
         from joinery_runtime.cli.progress import WHY_ENDED  # noqa: PLC0415
 
         dropped = sum(sum(counts.values()) for counts in self.dropped.values())
-        counts = [f"{self.epochs:,} epoch{'s' * (self.epochs != 1)}"]
-        counts += [f"{sum(self.rows_in.values()):,} rows in", f"{self.rows_out:,} out"]
+        counts = [counted(self.epochs, "epoch")]
+        counts += [f"{counted(sum(self.rows_in.values()), 'row')} in", f"{self.rows_out:,} out"]
         counts += [f"{dropped:,} dropped"] if dropped else []
-        counts += [f"{sum(self.dead_letters.values()):,} dead letters"] if any(self.dead_letters.values()) else []
+        dead = sum(self.dead_letters.values())
+        counts += [counted(dead, "dead letter")] if dead else []
         text = f"{self.job.name}: {WHY_ENDED[self.ended_by]}; {', '.join(counts)}"
         return f"{text}\n{self.where}" if self.rows_out else text
 

@@ -137,3 +137,9 @@ class LastError:
 
     def __str__(self) -> str:
         return self._error.str() if self._error is not None else "no answer at all"
+
+
+def soon_back(properties: Mapping[str, str]) -> dict[str, int]:
+    """Settings with which a client is back a second after its brokers at most (librdkafka's default is ten), unless a
+    job sets the first wait, which may not be above the longest."""
+    return {} if "reconnect.backoff.ms" in properties else {"reconnect.backoff.max.ms": 1_000}

@@ -21,6 +21,7 @@ from joinery_operator.reconcile.reasons import CREATE_REFUSED, INCOMPLETE, Fault
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import Condition, SavepointState
 from joinery_runtime.job.crd.savepoint import SavepointPhase
+from joinery_runtime.job.model.wording import counted
 
 FINALIZER = "joinery.dev/delete-savepoint"
 _JOB_MISSING, _NOT_STARTED, _IN_MEMORY = "JobMissing", "JobNotStarted", "StateInMemory"
@@ -102,7 +103,7 @@ def _completed(observed: ObservedSavepoint, pod: PodObservation) -> Decision:
     made = pod.savepoint
     assert made is not None, "its pod has told it"
     status = SavepointState(epoch=made.epoch, time=made.time, rows=made.rows, bytes=made.bytes)
-    message = f"epoch {made.epoch}: {made.rows:,} rows, {made.bytes:,} bytes"
+    message = f"epoch {made.epoch}: {counted(made.rows, 'row')}, {made.bytes:,} bytes"
     return _said(observed, status, "Completed", "Completed", message, (_delete(pod),))
 
 

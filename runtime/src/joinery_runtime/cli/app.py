@@ -196,28 +196,29 @@ def sql(
     rows: Annotated[int, Parameter(validator=Number(gte=1))] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Runs a SELECT over what the job has written and what it keeps: `output` (files or a table), `epochs` (the epoch
-    log) and the state's parts (`state_left`, `state_right`, `state_left_2`, ...; `state_sessions`). Each table that the
-    query names is read into memory. Changes nothing.
+    """Runs a SELECT over what the job has written and what it keeps: `output` (files, a topic or a table), `epochs`
+    (the epoch log) and the state's parts (`state_left`, `state_right`, `state_left_2`, ...; `state_sessions`). Of an
+    output as much is read as the query needs; the other tables that it names are read into memory. Changes nothing.
 
     Parameters
     ----------
     query
-        In the dialect of polars, which is close to that of Postgres.
+        In the dialect of polars, which is close to that of Postgres; over `output` alone, where that is a table in
+        Postgres, Postgres answers it.
     rows
         How many rows are shown at most on a terminal.
     """
     from joinery_runtime.cli.sql import json_values, run_query, shown  # noqa: PLC0415
 
     job = load(job_file)
-    found, held = run_query(job, query)
+    found, notes = run_query(job, query)
     if as_json or not sys.stdout.isatty():
         for row in found.iter_rows(named=True):
             say(json.dumps(json_values(row)))
     else:
         say(shown(found, rows))
-    if held is not None:
-        print(f"joinery: {held}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
+    for note in notes:
+        print(f"joinery: {note}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
 
 
 @app.command

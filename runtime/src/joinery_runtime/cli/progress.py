@@ -26,6 +26,7 @@ from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.report import EpochReport, Rates, Totals
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin, format_duration
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks import lake_table
 
 RATE_WINDOW_S = 10.0
@@ -184,7 +185,7 @@ class TableProgress(RunProgress):
         seconds, read = self._clock() - self._started_at, sum(self._rows_in.values())
         if self._rows_out:
             self._say(escape(where_rows_are(self._job)))
-        rows = f"{read:,} rows in, {self._rows_out:,} out"
+        rows = f"{counted(read, 'row')} in, {self._rows_out:,} out"
         if not read and by != "stopped":
             rows += f" ({nothing_new(by, self._ended_before, inputs_to_latest(self._job))})"
         self._say(f"{self._job.name}: {WHY_ENDED[by]} after {seconds:.1f} s, {rows}")
@@ -220,7 +221,8 @@ class TableProgress(RunProgress):
         for name, count in report.dead.items():
             self._dropped[name]["dead letters"] += count
         for partition, count in report.lost.items():
-            self._say(f"[bold red]{escape(partition)}: {count:,} records were lost before they could be read[/]")
+            records = counted(count, "record", "were")
+            self._say(f"[bold red]{escape(partition)}: {records} lost unread[/]")
         self._live.update(Group(self._table(progress, now), *_sides(self._job, report), *_keys(report)))
 
     def _table(self, progress: CommittedEpoch, now: float) -> Table:
@@ -237,9 +239,10 @@ class TableProgress(RunProgress):
                 show_time(report.watermarks[side.name]),
                 ", ".join(f"{reason} {count:,}" for reason, count in self._dropped[side.name].items() if count),
             )
-        state = f"state {report.state_rows:,} rows, {report.state_bytes / 1e6:,.1f} MB, {report.segments} segments"
+        rows, segments = counted(report.state_rows, "row"), counted(report.segments, "segment")
+        state = f"state {rows}, {report.state_bytes / 1e6:,.1f} MB, {segments}"
         if report.held:
-            state += f"; {report.held:,} rows are held for larger files"
+            state += f"; {counted(report.held, 'row', 'are')} held for larger files"
         made = "joined" if isinstance(self._job, StreamJoin) else "sessions"
         table.add_row(made, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table
@@ -273,7 +276,7 @@ def _side_name(job: Job, part: str) -> str:
 def _keys(report: EpochReport) -> Iterator[RenderableType]:
     """How many rows come of one, and the keys that most rows in the state have."""
     out = [] if report.amplification is None else [f"{report.amplification:,.2f} rows out per record in"]
-    keys = [f"{key.key} {key.rows:,} rows (step {key.step + 1})" for key in report.hottest[:HOTTEST]]
+    keys = [f"{key.key} {counted(key.rows, 'row')} (step {key.step + 1})" for key in report.hottest[:HOTTEST]]
     hottest = [f"hottest keys: {', '.join(keys)}"] if keys else []
     if out or hottest:
         yield Text("; ".join([*out, *hottest]))
@@ -291,9 +294,11 @@ class LateInput:
 
     @property
     def words(self) -> str:
+        were = "was" if self.rows == 1 else "were"
         return (
-            f"{self.rows:,} rows of {self.input} were dropped as late, up to {format_duration(self.behind_ms)} behind "
-            f"its watermark; watermark.delay: {format_duration(self.delay_ms)} of that input would have kept them all"
+            f"{counted(self.rows, 'row')} of {self.input} {were} dropped as late, up to "
+            f"{format_duration(self.behind_ms)} behind its watermark; watermark.delay: "
+            f"{format_duration(self.delay_ms)} of that input would have kept them all"
         )
 
 

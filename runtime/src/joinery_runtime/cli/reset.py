@@ -26,7 +26,7 @@ from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Input, Job, KafkaInput, format_time
-from joinery_runtime.job.model.wording import linked
+from joinery_runtime.job.model.wording import counted, linked
 from joinery_runtime.sources.history import of_files
 from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.sources.kafka_metadata import KafkaMetadata
@@ -251,7 +251,8 @@ def _watermark_report(job: Job, record: JobRecord, lowered: LoweredState) -> Ite
     if lowered.replaced:
         rows = sum(meta.rows for meta in live_segments(record) if meta.key in lowered.replaced)
         gone = rows - sum(meta.rows for meta, _ in lowered.written)
-        yield f"{gone:,} rows that have gone out, and are still stored, are removed ({len(lowered.replaced)} segments)."
+        segments = counted(len(lowered.replaced), "segment")
+        yield f"{counted(gone, 'row', 'are')} removed that had gone out already ({segments})."
     yield "What was evicted stays gone: rows that come from now on meet only what is still in the state. Windows and"
     yield "sessions that have gone out may go out once more with these rows alone."
     if len(lowered.inputs) < len(job.inputs):

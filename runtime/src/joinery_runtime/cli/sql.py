@@ -1,9 +1,10 @@
-"""`joinery sql`: a query over what a job has written and what it keeps, run by polars in this process."""
+"""`joinery sql`: a query over what a job has written and what it keeps, run by polars in this process, or by Postgres
+where it is over a table of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack
 from datetime import date, datetime
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import psycopg
 import pyarrow as pa
 import sqlglot
-from psycopg import sql
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from joinery_runtime.cli.output_rows import OUTPUT, ask_postgres, output_rows
 from joinery_runtime.cli.state import durable, open_also_moved, record_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
@@ -30,48 +30,66 @@ from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
-from joinery_runtime.sinks import lake_table
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.rolling import held_parts
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
 
-OUTPUT, EPOCHS = "output", "epochs"
+EPOCHS = "epochs"
 _WHOLE_LOG = 1_000_000  # epochs: what is kept of it is bounded anyway
 
 
-def run_query(job: Job, text: str) -> tuple[pl.DataFrame, str | None]:
+def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
     """The rows of a SELECT over `output`, `epochs` and the parts of the state (`state_left`, `state_right`,
-    `state_left_2`, ...; `state_sessions`), and what `output` does not show yet, in words. Each table that it names is
-    read whole. Raises JoineryError."""
+    `state_left_2`, ...; `state_sessions`), and what `output` does not show, in words. Of an output as much is read as
+    the query needs, of the other tables that it names all. Raises JoineryError."""
     job = durable(job)
-    names = _tables_of(text)
-    with open_also_moved(job) as store:
+    query = _parsed(text)
+    names = _tables_of(query)
+    with open_also_moved(job) as store, ExitStack() as stack:
         held = _held_words(job, store) if OUTPUT in names else None
-        tables = _tables(job, store, held)
-        if unknown := sorted(names - tables.keys()):
+        notes = [] if held is None else [held]
+        tables = _tables(job, store)
+        if unknown := sorted(names - {OUTPUT} - tables.keys()):
             raise JoineryError(
                 f"There is no table {', '.join(unknown)} of job {job.name}",
-                facts=f"its tables are {', '.join(sorted(tables))}",
+                facts=f"its tables are {', '.join(sorted((OUTPUT, *tables)))}",
             )
-        context = pl.SQLContext({name: tables[name]() for name in sorted(names)}, eager=True)
+        table = job.spec.output.postgres
+        if names == {OUTPUT} and table is not None:
+            return ask_postgres(query, TargetTable(table.table), table.dsn or store.dsn), notes
+        frames = {name: tables[name]().lazy() for name in sorted(names - {OUTPUT})}
+
+        def asked(*, typed: bool) -> pl.DataFrame:
+            output = {OUTPUT: output_rows(job, store.dsn, stack, notes, held, typed=typed)} if OUTPUT in names else {}
+            return pl.SQLContext({**frames, **output}, eager=False).execute(text).collect(engine="streaming")
+
         try:
-            found = context.execute(text)
+            try:
+                return asked(typed=True), notes
+            except pl.exceptions.ComputeError:
+                if OUTPUT not in names or job.spec.output.file is None:
+                    raise
+                return asked(typed=False), notes  # rows of before an edit of the job may have other types
         except pl.exceptions.PolarsError as error:
             raise JoineryError("The query cannot be run", facts=str(error)) from error
-    assert isinstance(found, pl.DataFrame), "the context is eager"
-    return found, held
 
 
 def read_output(job: Job) -> pl.DataFrame:
     """All rows of the job's output, of earlier runs too. Raises JoineryError where they cannot be read back."""
     output = job.spec.output
-    if output.postgres is None or output.postgres.apart:
-        return _output(with_secrets(job))
-    job = durable(job)
-    with open_also_moved(job) as store:
-        return _output(job, store.dsn)
+    with ExitStack() as stack:
+        if output.postgres is None or output.postgres.apart:
+            job, dsn = with_secrets(job), ""
+        else:
+            job = durable(job)
+            dsn = stack.enter_context(open_also_moved(job)).dsn
+        try:
+            return output_rows(job, dsn, stack, []).collect(engine="streaming")
+        except pl.exceptions.ComputeError:
+            return output_rows(job, dsn, stack, [], typed=False).collect(engine="streaming")
 
 
 def _held_words(job: Job, store: PostgresStore) -> str | None:
@@ -81,7 +99,8 @@ def _held_words(job: Job, store: PostgresStore) -> str | None:
     if not parts:
         return None
     rows, since = sum(part.rows for part in parts), parts[0].epoch
-    return f"output does not show {rows:,} rows since epoch {since} yet: they are held for a larger file (rollSize)"
+    held = counted(rows, "row", "are")
+    return f"output does not show what epochs since {since} have put out: {held} held for a larger file (rollSize)"
 
 
 def shown(found: pl.DataFrame, rows: int) -> str:
@@ -95,7 +114,7 @@ def shown(found: pl.DataFrame, rows: int) -> str:
         tbl_formatting="ASCII_MARKDOWN",
         tbl_width_chars=10_000,
     ):
-        more = f"\n{found.height - rows:,} more rows" if found.height > rows else ""
+        more = f"\n{counted(found.height - rows, 'more row')}" if found.height > rows else ""
         return f"{found.head(rows)}{more}"
 
 
@@ -112,76 +131,29 @@ def _json_value(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _tables_of(text: str) -> set[str]:
+def _parsed(text: str) -> exp.Query:
     try:
         (statement,) = sqlglot.parse(text, dialect="postgres")
     except (SqlglotError, ValueError) as error:
         raise JoineryError("The query is no SQL statement", facts=str(error)) from error
     if not isinstance(statement, exp.Query):
         raise JoineryError("The query is no SELECT", facts="nothing of a job is changed by it")
-    ours = {each.alias for each in statement.find_all(exp.CTE)}
-    return {table.name for table in statement.find_all(exp.Table)} - ours
+    return statement
 
 
-def _tables(job: Job, store: PostgresStore, held: str | None) -> dict[str, Callable[[], pl.DataFrame]]:
-    found: dict[str, Callable[[], pl.DataFrame]] = {
-        OUTPUT: lambda: _output(job, store.dsn, held),
-        EPOCHS: lambda: _epochs(store, job),
-    }
+def _tables_of(query: exp.Query) -> set[str]:
+    ours = {each.alias for each in query.find_all(exp.CTE)}
+    return {table.name for table in query.find_all(exp.Table)} - ours
+
+
+def _tables(job: Job, store: PostgresStore) -> dict[str, Callable[[], pl.DataFrame]]:
+    """All but the output."""
+    found: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _epochs(store, job)}
     record = record_of(job, store)
     for step in compile_job(job).steps:
         for side, spec in enumerate(step.sides):
             found[f"state_{spec.part.replace('.', '_')}"] = partial(_kept, store, record, step, side)
     return found
-
-
-def _output(job: Job, dsn: str = "", held: str | None = None) -> pl.DataFrame:
-    output = job.spec.output
-    if output.postgres is not None:
-        table = TargetTable(output.postgres.table).identifier
-        with closing(psycopg.connect(output.postgres.dsn or dsn, connect_timeout=10)) as connection:
-            try:
-                return pl.read_database(sql.SQL("SELECT * FROM {}").format(table).as_string(connection), connection)
-            except psycopg.Error as error:
-                raise JoineryError(f"The table {output.postgres.table} cannot be read", facts=str(error)) from error
-    if output.iceberg is not None or output.delta is not None:
-        with closing(lake_table(job)) as lake:
-            return pl.DataFrame(lake.read())
-    if output.file is None:
-        where = f"topic {output.kafka.topic}" if output.kafka is not None else "console"
-        raise JoineryError(
-            f"The output of job {job.name} cannot be queried",
-            facts=f"it goes to the {where}; tables and files can",
-            todo="Ask for another table, or read the topic with a job or kafka-console-consumer",
-        )
-    folder = Path(output.file.path)
-    # Those of the other format are from before an edit of the job.
-    files = sorted(path for suffix in (".jsonl", ".parquet") for path in folder.glob(f"*{suffix}"))
-    if not files:
-        facts = f"no file is in {folder}"
-        raise JoineryError(f"There is no output of job {job.name} yet", facts=f"{facts}; {held}" if held else facts)
-    # JSON's numbers are taken for int64, which ids of sessions are too large for.
-    unsigned = {field.name: pl.UInt64 for field in compile_job(job).output_schema() if pa.types.is_uint64(field.type)}
-    frames = [_read(path, unsigned) for path in files if path.stat().st_size]
-    try:
-        return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
-    except pl.exceptions.PolarsError as error:
-        raise JoineryError(
-            f"The files of {folder} make no table",
-            facts=str(error),
-            todo="Move the files of one definition of the job to a folder of their own and read each folder",
-        ) from error
-
-
-def _read(path: Path, unsigned: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
-    try:
-        if path.suffix == ".parquet":
-            return pl.read_parquet(path)
-        names = pl.scan_ndjson(path, infer_schema_length=None).collect_schema().names() if unsigned else []
-        there = {name: unsigned[name] for name in names if name in unsigned}
-        return pl.read_ndjson(path, infer_schema_length=None, schema_overrides=there)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise JoineryError(f"The file {path} of the output cannot be read", facts=str(error)) from error
 
 
 def _epochs(store: StateReader, job: Job) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from joinery_runtime.cli.state import record_of
 from joinery_runtime.cli.state_savepoints import check_name
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import migrations
 from joinery_runtime.state.store import JobRecord, Migration, StateReader, StateStore, StoredSavepoint
 from joinery_runtime.state.upgrade import (
@@ -71,12 +72,13 @@ def dry_run(job: Job, store: StateReader) -> Rehearsal:
 
 def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
     versions = ", ".join(map(str, done.versions)) or "none"
-    yield f"job {name}: {done.segments} segments of state versions {versions}, this release writes {done.target}"
+    segments = counted(done.segments, "segment")
+    yield f"job {name}: {segments} of state versions {versions}, this release writes {done.target}"
     if not done.to_migrate:
         yield "nothing to migrate"
         return
     sizes = f"{size_text(done.bytes_before)} become {size_text(done.bytes_after)}"
-    yield f"{done.to_migrate} segments would be migrated: {sizes}, in {done.seconds:.1f} s"
+    yield f"{counted(done.to_migrate, 'segment')} would be migrated: {sizes}, in {done.seconds:.1f} s"
 
 
 def counting(chain: Mapping[int, Migration], report: Callable[[int], None]) -> Mapping[int, Migration]:

@@ -11,6 +11,7 @@ from typing import Any
 from joinery_runtime.cli.common import size_text
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.moving import MovableStore, Moving
 from joinery_runtime.state.postgres import PostgresStore
 
@@ -31,7 +32,8 @@ class StateMove:
 
     def lines(self) -> Iterator[str]:
         what = self.contents
-        size = f"{what.segments} segments ({size_text(what.bytes)}), {what.savepoints} savepoints, {what.epochs} epochs"
+        segments, savepoints = counted(what.segments, "segment"), counted(what.savepoints, "savepoint")
+        size = f"{segments} ({size_text(what.bytes)}), {savepoints}, {counted(what.epochs, 'epoch')}"
         if not self.moved:
             yield f"job {self.job}: {size} would be moved to {self.target}"
             return

@@ -14,6 +14,7 @@ from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, definition
 from joinery_runtime.job.crd import SavepointResult
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import decisions
 from joinery_runtime.state.periodic import is_periodic
 from joinery_runtime.state.postgres import PostgresStore
@@ -74,7 +75,7 @@ def savepoint_document(savepoint: StoredSavepoint) -> dict[str, Any]:
 def savepoint_line(savepoint: StoredSavepoint) -> str:
     made = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
     by = "" if _by_hand(savepoint.name) else ", automatic"
-    size = f"{savepoint.rows:,} rows, {size_text(savepoint.bytes)}"
+    size = f"{counted(savepoint.rows, 'row')}, {size_text(savepoint.bytes)}"
     return f"{savepoint.name}: epoch {savepoint.committed}, {made}, {size}{by}"
 
 
@@ -97,9 +98,9 @@ class Repeat:
         if self.rows_out:
             first, last, rows = min(self.rows_out), max(self.rows_out), sum(self.rows_out.values())
             which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-            yield f"Since then {which} wrote {rows:,} rows to {self.output}: they will be written again."
+            yield f"Since then {which} wrote {counted(rows, 'row')} to {self.output}: they will be written again."
             for epoch, count in self.rows_out.items():
-                yield f"  epoch {epoch}: {count:,} rows"
+                yield f"  epoch {epoch}: {counted(count, 'row')}"
         else:
             yield f"No epoch since then wrote rows to {self.output}."
         if self.planned is not None:
@@ -210,7 +211,7 @@ def stored_text(store: PostgresStore, job: str) -> str | None:
     if record is None:
         return None
     rows, size = sum(meta.rows for meta in live_segments(record)), sum(meta.bytes for meta in record.segments)
-    live = f"{rows:,} rows in {len(record.segments)} segments ({size_text(size)})"
-    pins = len(store.savepoints(job))
-    inputs = len(input_offsets(record))
-    return f"{live}, the offsets of {inputs} inputs, {pins} savepoints, the log up to epoch {record.epoch}"
+    live = f"{counted(rows, 'row')} in {counted(len(record.segments), 'segment')} ({size_text(size)})"
+    pins = counted(len(store.savepoints(job)), "savepoint")
+    inputs = counted(len(input_offsets(record)), "input")
+    return f"{live}, the offsets of {inputs}, {pins}, the log up to epoch {record.epoch}"

@@ -22,6 +22,7 @@ from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import StateError, StoreUnavailable
 from joinery_runtime.hosts.replay import Replay, StoredState, check_records, wrong_counts
 from joinery_runtime.job import Job, under_definition
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import EpochRecord, JobRecord, StateReader
 
 _POLL_SECONDS = 1.0
@@ -63,7 +64,7 @@ class Shadow:
                 f"shadow: no epoch was committed within {within}, so nothing could be compared: raise "
                 "upgrade.shadow.within, or take the job over without (upgrade.mode: stateful)"
             )
-        what = f"shadow: epochs {self.first} to {self.first + compared.epochs - 1} ({compared.rows:,} rows)"
+        what = f"shadow: epochs {self.first} to {self.first + compared.epochs - 1} ({counted(compared.rows, 'row')})"
         apart = f"; not compared, since only one of the two has them: {', '.join(self.apart)}" if self.apart else ""
         if self.same:
             return f"{what} are the same under the edited job{apart}"

@@ -69,7 +69,8 @@ class ShownKey:
         for step in self.steps:
             key = ", ".join(f"{name} {json.dumps(value)}" for name, value in step.key.items())
             what = f"job {self.job}, step {step.step}, key {key}"
-            yield f"{what}: {step.counted} are kept after epoch {self.epoch}"
+            are = "is" if len(step.rows) == 1 else "are"
+            yield f"{what}: {step.counted} {are} kept after epoch {self.epoch}"
             for row in step.rows:
                 yield row.line()
 

@@ -24,6 +24,7 @@ from joinery_runtime.engine.limits import Cap
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
 from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.job import Job, format_time, time_value
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader, StateStore, StoredSavepoint
@@ -127,7 +128,8 @@ class Stats:
         for name, watermark in self.watermarks.items():
             yield f"watermark of {name}: {format_time(watermark)}"
             if self.after_eviction.get(name):
-                yield f"  {self.after_eviction[name]:,} rows of it came when partners of them may have been gone"
+                rows = counted(self.after_eviction[name], "row")
+                yield f"  {rows} of it came when partners may have been gone"
         if self.summary is not None:
             yield from self.summary.lines()
         for side in self.sides:
@@ -140,19 +142,19 @@ class Stats:
 
 def _side_lines(side: SideStats) -> Iterator[str]:
     versions = ", ".join(map(str, side.state_versions)) or "none"
-    size = f"{side.rows:,} rows, {size_text(side.bytes)} in {side.segments} segments"
+    size = f"{counted(side.rows, 'row')}, {size_text(side.bytes)} in {counted(side.segments, 'segment')}"
     yield f"{side.name}: {size}, state version {versions}"
     for limit in side.over:
         yield f"  over its limit: {limit}"
     if side.event_time is not None:
         yield f"  event times {format_time(side.event_time[0])} to {format_time(side.event_time[1])}"
     more = f", and up to {side.expiring:,} more" if side.expiring else ""
-    dropped = "" if side.keep_from is None else f": {side.expired:,} rows go{more}"
+    dropped = "" if side.keep_from is None else f": {counted(side.expired, 'row', 'go')}{more}"
     yield f"  the next epoch {side.goes}{dropped}"
     of = side.totals
     yield (
-        f"  so far {of.stored:,} rows stored, {of.expired:,} expired, {of.lookups:,} lookups, {of.matches:,} matches, "
-        f"at most {of.peak:,} rows at a time"
+        f"  so far {counted(of.stored, 'row')} stored, {of.expired:,} expired, {counted(of.lookups, 'lookup')}, "
+        f"{of.matches:,} matches, at most {counted(of.peak, 'row')} at a time"
     )
 
 

@@ -33,6 +33,7 @@ from joinery_runtime.hosts.replay import (
     wrong_counts,
 )
 from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks import StoreDatabase, dead_letter_content, output_content
 from joinery_runtime.sinks.base import Receipt, life_of
 from joinery_runtime.sinks.content import Content
@@ -63,8 +64,8 @@ class Verdict:
 
     def lines(self) -> Iterator[str]:
         compared, what = self.compared, f"job {self.job}, epochs {self.first} to {self.last}"
-        rows = f"{compared.rows:,} rows{', the newest of each key,' if self.by_key else ''}"
-        those = f"{rows} and {compared.dead:,} dead letters of {compared.epochs:,} epochs"
+        rows = f"{counted(compared.rows, 'row')}{', the newest of each key,' if self.by_key else ''}"
+        those = f"{rows} and {counted(compared.dead, 'dead letter')} of {counted(compared.epochs, 'epoch')}"
         if self.right:
             yield f"{what}: VERIFIED, {those} are in the output, each exactly once"
         else:

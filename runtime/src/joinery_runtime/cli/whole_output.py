@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from joinery_runtime.cli.row_differences import Difference, RowComparison, What, most_like, place_of
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.content import SEPARATOR, Content
 from joinery_runtime.sinks.encode import rows_to_json
 
@@ -224,21 +225,22 @@ class WholeOutput:
             again = self._one(f"SELECT sum(present - required - optional) FROM differing WHERE {repeated}")
             self._db.execute(f"DELETE FROM differing WHERE {repeated}")
             if again:
-                self.notes.append(f"{self.name}: {again:,} rows are there again, as delivery: atLeastOnce allows")
+                rows = counted(again, "row", "are")
+                self.notes.append(f"{self.name}: {rows} there again, as delivery: atLeastOnce allows")
         again = self._one(
             "SELECT sum(present - greatest(required + optional, ours)) FROM differing "
             "WHERE twin IS NOT NULL AND present > greatest(required + optional, ours)"
         )
         if again:
             self.notes.append(
-                f"{self.name}: {again:,} rows are there once too often, as `extra` says; another writer may have "
-                "written them too, or the job in epochs that were not computed"
+                f"{self.name}: {counted(again, 'row', 'are')} there once too often, as `extra` says; another writer "
+                "may have written the same, or the job in epochs that were not computed"
             )
         others = self._one("SELECT sum(present - ours) FROM differing WHERE twin IS NULL AND present > ours")
         if others:
             self.notes.append(
-                f"{self.name}: {others:,} rows are there that these epochs have not put out; they may be another "
-                "writer's, or of epochs of the job that were not computed"
+                f"{self.name}: {counted(others, 'row', 'are')} there that these epochs have not put out; another "
+                "writer may have written the same, or the job in epochs that were not computed"
             )
 
     def _report(self, into: RowComparison, first: int, last: int) -> None:

@@ -47,6 +47,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
 from joinery_runtime.hosts.trace_environment import in_order
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import StateReader
 
@@ -161,7 +162,7 @@ class Answer:
     def lines(self) -> Iterator[str]:
         first, last = self.epochs
         begins = f", from savepoint {self.savepoint} on" if self.savepoint else ""
-        yield f"job {self.job}, epochs {first} to {last}{begins}: {len(self.records)} records"
+        yield f"job {self.job}, epochs {first} to {last}{begins}: {counted(len(self.records), 'record')}"
         for each in self.records:
             yield from each.lines()
         if self.left_out:
@@ -450,5 +451,5 @@ def _more(rows: Rows, than: Rows) -> Rows:
 
 
 def _listed(rows: Rows) -> Iterator[tuple[int, Any]]:
-    for epoch, counted in sorted(rows.items()):
-        yield from ((epoch, json.loads(row)) for row in counted.elements())
+    for epoch, each in sorted(rows.items()):
+        yield from ((epoch, json.loads(row)) for row in each.elements())

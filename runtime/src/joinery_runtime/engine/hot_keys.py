@@ -18,6 +18,7 @@ from joinery_runtime.core.kinds.rows import Selection, gather
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import KeptRun
+from joinery_runtime.job.model.wording import counted
 
 TOP = 10
 LONGEST_RUNS = 64  # per segment, and per shard after they are put together
@@ -146,7 +147,7 @@ class HotKeyTracker:
 
     def _warning(self, key: KeyRows) -> str:
         return (
-            f"Hot key {key.key} of step {key.step + 1}: {key.rows:,} rows in the state, hotKeyWarning is "
+            f"Hot key {key.key} of step {key.step + 1}: {counted(key.rows, 'row')} in the state, hotKeyWarning is "
             f"{self._warn_above[key.step]:,}. Each of its rows is compared with those of the other side that are near "
             "enough in time: a narrower bound, a further key column, or a `where` that keeps such rows out helps"
         )

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.model.wording import counted, listed
 from joinery_runtime.sources.convert import SECONDS_2000, SECONDS_2100
 
 MOST_NAMED = 5  # columns in one message
 LONG_RUN = 1_000  # rows without a value, after some that had one
 LONG_USELESS_RUN = 100  # records of no use, after some that were
 FAR_LONGER = 10  # times the longest run before
+_ONE_UNUSABLE, _ONE_DECODED = "the one record read so far cannot", "the one record decoded so far"
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class _Input:
             return
         self.useless.length += dead + null_keys
         self.deletions += deletions
-        for reason, count in (("dead letters", dead), ("null keys", null_keys)):
+        for reason, count in (("dead letter", dead), ("null key", null_keys)):
             if count:
                 self.unusable[reason] = self.unusable.get(reason, 0) + count
         self.first = self.first or next((read.first_dead for read in reads if read.first_dead), "")
@@ -107,12 +108,12 @@ class _Input:
         """In a few sentences."""
         said = []
         if self.is_useless:
-            what = self.unusable | ({"deletions and tombstones": self.deletions} if self.deletions else {})
-            counts = listed(f"{count:,} {reason}" for reason, count in what.items())
+            what = self.unusable | ({"deleted record": self.deletions} if self.deletions else {})
+            counts = listed(counted(count, reason) for reason, count in what.items())
             first = f" (the first: {self.first})" if self.first else ""
-            said.append(
-                f"none of the {_newest(self.useless, 'records read', self.deletions)} can be used: {counts}{first}"
-            )
+            read = self.useless.length + self.deletions
+            none = f"none of the {_newest(self.useless, 'read', self.deletions)} can" if read > 1 else _ONE_UNUSABLE
+            said.append(f"{none} be used: {counts}{first}")
         missing = self.without_value
         for since in (True, False):
             named = [column for column in missing if (self.empty[column].earlier is None) == since]
@@ -120,7 +121,8 @@ class _Input:
                 more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
                 columns = f"column{'s' if len(named) > 1 else ''} {', '.join(named[:MOST_NAMED])}{more}"
                 shortest = min((self.empty[column] for column in named), key=lambda run: run.length)
-                said.append(f"no value for {columns} in any of the {_newest(shortest, 'records decoded')}")
+                among = f"any of the {_newest(shortest, 'decoded')}" if shortest.length > 1 else _ONE_DECODED
+                said.append(f"no value for {columns} in {among}")
         found = [f"{'; '.join(said)}. Compare the schema's names and paths with a record"] if said else []
         if missing:
             dotted = next((column for column in missing if "." in column), "customer.id")
@@ -134,10 +136,10 @@ class _Input:
         return f"Input {name}: {'. '.join(found)}" if found else None
 
 
-def _newest(run: _Run, what: str, others: int = 0) -> str:
-    """The records of a run, and others between them."""
+def _newest(run: _Run, done: str, others: int = 0) -> str:
+    """The records of a run, several, and others between them."""
     count = run.length + others
-    return f"{count:,} {what} so far" if run.earlier is None else f"newest {count:,} {what}"
+    return f"{count:,} records {done} so far" if run.earlier is None else f"newest {count:,} records {done}"
 
 
 def _day(milliseconds: int) -> str:

@@ -19,6 +19,7 @@ from joinery_runtime.errors import (
     StoreUnavailable,
     Unavailable,
 )
+from joinery_runtime.job.model.wording import counted
 
 # An idle job asks its sources for new records at growing distance: quick answers first, no CPU burned after.
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
@@ -186,7 +187,7 @@ class _DriverLoop:
             except (Unavailable, LimitReached) as error:
                 if not stopped:
                     raise
-                self._listener.warned(f"{rows:,} rows stay held until the job runs again: {error}")
+                self._listener.warned(f"{counted(rows, 'row', 'stay')} held until the job runs again: {error}")
                 return
             if stopped:
                 return

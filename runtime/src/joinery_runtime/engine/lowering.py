@@ -26,6 +26,7 @@ from joinery_runtime.engine.plan import InputState, input_states
 from joinery_runtime.engine.stored_rows import decoded, marked_rows
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, format_time
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import JobRecord, StateReader
 
 
@@ -135,9 +136,9 @@ class _Rewriting:
         times_of = Run.view(kept.run.batch.filter(pa.array(half))).ts
         raise JoineryError(
             f"The watermark of job {self._job.name} cannot be brought down",
-            facts=f"{int(half.sum())} rows of {step.kind.side_text(step, side)} (event times "
-            f"{format_time(int(times_of.min()))} to {format_time(int(times_of.max()))}) are in windows that have gone "
-            "out and in others that have not: they would go out again in the former ones",
+            facts=f"{counted(int(half.sum()), 'row')} of {step.kind.side_text(step, side)} (event times "
+            f"{format_time(int(times_of.min()))} to {format_time(int(times_of.max()))}) would go out again in windows "
+            "that have gone out, beside windows that have not",
             todo="Restore a savepoint from before the watermark went ahead (joinery state restore), or start anew: "
             "joinery state migrate --anew. Once a regular watermark has passed these times, it needs no reset",
         )

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.errors import RecordError, SourceError, StateError
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import JobRecord
 
 
@@ -78,7 +79,7 @@ def check_arrivals(outcome: EpochOutcome) -> None:
     if read != joined:
         raise SourceError(
             "A range of an input gave other records when it was read again",
-            facts=f"{read} rows were read, the shards got {joined}; nothing of the epoch was committed",
+            facts=f"{counted(read, 'row', 'were')} read, the shards got {joined}; nothing of the epoch was committed",
             todo="Start the job again; if it stays so, records of the planned ranges have been deleted meanwhile",
         )
     handed = sum(s.rows_handed for s in outcome.shards.values())
@@ -86,7 +87,8 @@ def check_arrivals(outcome: EpochOutcome) -> None:
     if handed != taken:
         raise StateError(
             "A step of an epoch made other rows when it was run again",
-            facts=f"{handed} rows were handed on, the next step got {taken}; nothing of the epoch was committed",
+            facts=f"{counted(handed, 'row', 'were')} handed on, the next step got {taken}; nothing of the epoch was "
+            "committed",
             todo="Start the job again: it replays the epoch",
         )
 

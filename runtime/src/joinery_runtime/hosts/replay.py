@@ -31,6 +31,7 @@ from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, 
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state import migrations
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, SegmentReader, Standing, StateReader
@@ -402,7 +403,7 @@ def check_records(entry: EpochRecord, there: Mapping[str, int]) -> None:
         if there.get(place, 0) != count:
             raise JoineryError(
                 f"Epoch {entry.epoch} cannot be computed again",
-                facts=f"it read {count} records of {place}, of which {there.get(place, 0)} are there: retention or "
-                "compaction has deleted them, or the file was changed",
+                facts=f"it read {counted(count, 'record')} of {place}, of which {there.get(place, 0)} are there: "
+                "retention or compaction has deleted them, or the file was changed",
                 todo="Keep topics for as long as their epochs are to be explained (retention.ms)",
             )

@@ -177,8 +177,9 @@ class _JobRun:
             raise kind(
                 f"Job {earlier.name} was edited, and what was begun before that cannot be ended",
                 facts=str(error),
-                todo="Mend that, or undo the edit. To give the planned epoch up, run `joinery state reset` with "
-                "--drop-planned; those of its rows that are in Kafka already will repeat",
+                todo="Mend that, or undo the edit. To give the planned epoch up, so that the edited job plans "
+                "it anew, run: joinery state reset JOB.yaml --drop-planned. Those of its rows that are in Kafka "
+                "already will repeat",
             ) from error
 
     def _drop_first_plan(self, job: Job, known: JobRecord) -> bool:

@@ -10,6 +10,7 @@ from joinery_runtime.sinks.factory import (
     forget_output,
     lake_table,
     output_content,
+    output_topic,
     sink_for,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "json_lines",
     "lake_table",
     "output_content",
+    "output_topic",
     "rows_to_json",
     "sink_for",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.job.model.outputs import Timestamps
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
 from joinery_runtime.sinks.encode import rows_to_json
 
@@ -38,7 +39,7 @@ class ConsoleSink(HasNoJobMarker):
         shown = lines[: self.shown]
         more = sum(receipt["rows"] for receipt in receipts) - len(shown)
         if more:
-            shown.append(f"... and {more:,} more rows of epoch {epoch}")
+            shown.append(f"... and {counted(more, 'more row')} of epoch {epoch}")
         sys.stdout.write("".join(f"{line}\n" for line in shown))
         sys.stdout.flush()
 

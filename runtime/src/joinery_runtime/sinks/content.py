@@ -1,4 +1,5 @@
-"""What is in an output now, for `joinery verify`: topics and tables, read whole and in pieces of bounded size.
+"""What is in an output now, for `joinery verify` and of topics for `joinery sql` too: topics and tables, read in pieces
+of bounded size.
 
 A topic or a table does not say which epoch a row is of. What can be told is up to which epoch it has all rows: Kafka
 has those of every committed epoch, and maybe rows of the next one; a Postgres, Iceberg or Delta table is read in one
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -77,32 +79,24 @@ class Content(Protocol):
 # --- Kafka ------------------------------------------------------------------------------------------------------------
 
 
-class KafkaContent:
-    """The records that a `read_committed` reader sees, up to where the topic ends when this is made. `committed` is the
-    newest epoch that was committed before."""
+class KafkaRecords:
+    """The records that a `read_committed` reader sees, up to where the topic ends when this is made, or in `ranges`: by
+    partition its first offset, and the one after the last. Nothing is committed to `group`."""
 
-    exact: ClassVar[bool] = False
-    upsert_key: ClassVar[tuple[str, ...]] = ()
-    retracted: ClassVar[str | None] = None
-
-    def __init__(self, target: KafkaTarget, committed: int) -> None:
-        self._target, self._errors, self.complete_to = target, LastError(), committed
+    def __init__(self, target: KafkaTarget, group: str, ranges: Mapping[int, tuple[int, int]] | None = None) -> None:
+        self._target, self._errors = target, LastError()
         settings = {
-            **target.client_settings(), "group.id": "joinery.verify", "isolation.level": "read_committed",
+            **target.client_settings(), "group.id": group, "isolation.level": "read_committed",
             "enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error",
         }  # fmt: skip
-        self._refuse_compacted()
-        self._defaults = {} if target.schema_output is None else target.schema_output.defaults()
         self._consumer: Consumer = target.connect(Consumer, settings, self._errors)
         try:
-            self._ranges = self._asked_ranges()
+            self.ranges = self._asked_ranges() if ranges is None else ranges
         except BaseException:
             self._consumer.close()
             raise
-        self.heads: dict[int, list[bytes]] = {partition: [] for partition, (low, _) in self._ranges.items() if low > 0}
 
     def _asked_ranges(self) -> dict[int, tuple[int, int]]:
-        """By partition its first offset, and the one after what can be read now."""
         topic = self._target.topic
         with _asking(self._target, self._errors):
             found = self._consumer.list_topics(topic, ANSWER_SECONDS).topics[topic]
@@ -115,8 +109,60 @@ class KafkaContent:
         low, high = self._consumer.get_watermark_offsets(place, ANSWER_SECONDS, cached=False)
         return low, high
 
+    def messages(self) -> Iterator[list[Message]]:
+        topic = self._target.topic
+        waiting = {partition: high for partition, (low, high) in self.ranges.items() if low < high}
+        self._consumer.assign([TopicPartition(topic, partition, self.ranges[partition][0]) for partition in waiting])
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while waiting:
+            with _asking(self._target, self._errors):
+                came = self._consumer.consume(_AT_ONCE, _TURN_SECONDS)  # waits so long for so many
+            if came:
+                deadline = time.monotonic() + ANSWER_SECONDS
+            elif time.monotonic() > deadline:
+                raise self._target.silent(f"no record for {ANSWER_SECONDS:.0f} s; {self._errors}")
+            messages = []
+            for message in came:
+                partition, error = message.partition(), message.error()
+                if error is not None:
+                    if error.code() != KafkaError._PARTITION_EOF:
+                        raise self._target.failure(error, self._errors, "it cannot be read", error.str())
+                    waiting.pop(partition, None)
+                elif partition in waiting:
+                    if message.offset() < waiting[partition]:
+                        messages.append(message)
+                    if message.offset() >= waiting[partition] - 1:
+                        del waiting[partition]
+            if messages:
+                yield messages
+
+    def values(self, messages: Sequence[Message], defaults: Mapping[str, Any] = MappingProxyType({})) -> list[bytes]:
+        """As lines of JSON, with `defaults` for nulls where a registry has their schema; others stay as they are."""
+        values = [message.value() or b"" for message in messages]
+        output = self._target.schema_output
+        return values if output is None else output.lines(values, defaults)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class KafkaContent:
+    """The records of the topic when this is made. `committed` is the newest epoch that was committed before."""
+
+    exact: ClassVar[bool] = False
+    upsert_key: ClassVar[tuple[str, ...]] = ()
+    retracted: ClassVar[str | None] = None
+
+    def __init__(self, target: KafkaTarget, committed: int) -> None:
+        self._target, self.complete_to = target, committed
+        self._refuse_compacted()
+        self._defaults = {} if target.schema_output is None else target.schema_output.defaults()
+        self._records = KafkaRecords(target, "joinery.verify")
+        ranges = self._records.ranges
+        self.heads: dict[int, list[bytes]] = {partition: [] for partition, (low, _) in ranges.items() if low > 0}
+
     def _refuse_compacted(self) -> None:
-        admin: Any = self._target.connect(AdminClient, self._target.client_settings(), self._errors)
+        admin: Any = self._target.connect(AdminClient, self._target.client_settings(), LastError())
         (asked,) = admin.describe_configs(
             [ConfigResource(ConfigResource.Type.TOPIC, self._target.topic)], request_timeout=ANSWER_SECONDS
         ).values()
@@ -150,36 +196,10 @@ class KafkaContent:
         return SEPARATOR.join(parts)
 
     def pieces(self) -> Iterator[Piece]:
-        topic = self._target.topic
-        waiting = {partition: high for partition, (low, high) in self._ranges.items() if low < high}
-        self._consumer.assign([TopicPartition(topic, partition, self._ranges[partition][0]) for partition in waiting])
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while waiting:
-            with _asking(self._target, self._errors):
-                came = self._consumer.consume(_AT_ONCE, _TURN_SECONDS)  # waits so long for so many
-            if came:
-                deadline = time.monotonic() + ANSWER_SECONDS
-            elif time.monotonic() > deadline:
-                raise self._target.silent(f"no record for {ANSWER_SECONDS:.0f} s; {self._errors}")
-            messages = []
-            for message in came:
-                partition, error = message.partition(), message.error()
-                if error is not None:
-                    if error.code() != KafkaError._PARTITION_EOF:
-                        raise self._target.failure(error, self._errors, "it cannot be read", error.str())
-                    waiting.pop(partition, None)
-                elif partition in waiting:
-                    if message.offset() < waiting[partition]:
-                        messages.append(message)
-                    if message.offset() >= waiting[partition] - 1:
-                        del waiting[partition]
-            if messages:
-                yield self._piece(messages)
+        return map(self._piece, self._records.messages())
 
     def _piece(self, messages: Sequence[Message]) -> Piece:
-        values = [message.value() or b"" for message in messages]
-        if self._target.schema_output is not None:
-            values = self._target.schema_output.lines(values, self._defaults)
+        values = self._records.values(messages, self._defaults)
         if self._target.key or self._target.headers:
             texts = [
                 self._text(value, message.key(), dict(message.headers() or ()))
@@ -196,7 +216,7 @@ class KafkaContent:
         return Piece(texts, places, [message.offset() or 0 for message in messages])
 
     def close(self) -> None:
-        self._consumer.close()
+        self._records.close()
 
 
 def _bytes(part: str | bytes | None) -> bytes:

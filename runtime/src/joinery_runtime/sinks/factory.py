@@ -20,6 +20,7 @@ from joinery_runtime.job.model.outputs import (
     Output,
     PostgresOutput,
 )
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.base import Sink, life_of
 from joinery_runtime.sinks.console import ConsoleSink
@@ -28,7 +29,7 @@ from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
 from joinery_runtime.sinks.lake import LakeSink, LakeTable
-from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
+from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging, staging_apart
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks, published_epoch
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
@@ -53,7 +54,7 @@ def sink_for(job: Job, store: StoreDatabase | None, lineage: str = "") -> Sink:
     before a `recover`, which knows it."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
-            return _kafka(job, _output_topic(job, kafka), PartNames(job.name))
+            return _kafka(job, output_topic(job, kafka), PartNames(job.name))
         case Output(postgres=PostgresOutput() as postgres):
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
@@ -72,7 +73,8 @@ def _rolling(file: FileOutput) -> Rolling | None:
     return Rolling(*file.rolling) if file.rolling is not None else None
 
 
-def _output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
+def output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
+    """The topic of the job's output."""
     of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
     return KafkaTarget(*of, job.spec.output.timestamps, _schema_output(job, kafka), job.nested_columns)
 
@@ -123,19 +125,28 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
 def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | None:
     """Drops the staged output of a job whose state has been deleted, and marks of it. What is left, in words: rows in
     files that nobody has seen yet, of this life of the job (None: it had no state), and what could not be dropped,
-    since a database that is away for ever must not keep a job from being deleted. Raises SinkError and
-    StoreUnavailable for the state's own database."""
+    since a database that is away for ever must not keep a job from being deleted. In another database nothing is
+    dropped of a job that had no state: with its state elsewhere it stages its rows under the same names. Raises
+    SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
     left = []
     output, dead = job.spec.output, job.spec.dead_letter
     for file in (output.file, dead.file if dead is not None else None):
         if file is not None and lineage is not None and (held := held_parts(Path(file.path), life_of(lineage))):
             rows, names = sum(part.rows for part in held), held_names(Path(file.path), [life_of(lineage)])
-            left.append(f"{rows:,} rows that were not visible yet are left: remove {names}")
+            left.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
+        of = (output.postgres.dsn, store.schema, job.name)
         try:
-            drop_staging(output.postgres.dsn, store.schema, job.name, apart=True)
-            drop_marks(output.postgres.dsn, store.schema, job.name)
+            if lineage is not None:
+                drop_staging(*of, apart=True)
+                drop_marks(*of)
+            elif tables := staging_apart(*of):
+                left.append(
+                    f"Staging tables of job {job.name} are left in the database of output.postgres: no state of the "
+                    "job was here, and it may go on elsewhere (joinery state move). If it does not, run there: "
+                    f"DROP TABLE {', '.join(tables)}"
+                )
         except SinkError as error:
             left.append(f"Staging tables of job {job.name} are left in the database of output.postgres: {error}")
     return "; ".join(left) or None
@@ -172,7 +183,7 @@ def output_content(
 
     output, schema = job.spec.output, compile_job(job).output_schema()
     if output.kafka is not None:
-        return KafkaContent(_output_topic(job, output.kafka), committed())
+        return KafkaContent(output_topic(job, output.kafka), committed())
     if output.postgres is not None:
         assert store is not None, "the job's validation sees to it"
         table = TargetTable(output.postgres.table, job.upsert_key, job.retracted, job.nested_columns)

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.job.model.outputs import FileFormat, Timestamps
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover, life_of
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
 from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
@@ -202,7 +203,7 @@ class FileSink(HasNoJobMarker):
         if gone:
             marks = shlex.join(str(self._given_up(receipt)) for receipt in gone)
             raise SinkError(
-                f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {len(receipts)} files",
+                f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {counted(len(receipts), 'file')}",
                 facts=f"neither {self._part(epoch, gone[0])} nor what was staged for it is there: somebody deleted it, "
                 "or driver and tasks do not share the folder",
                 todo="Put it back. Or go on without its rows, which are not written again: "
@@ -291,8 +292,8 @@ class FileSink(HasNoJobMarker):
         if others:
             warn(
                 f"{held_names(self._directory, {part.life for part in others})} hold "
-                f"{sum(part.rows for part in others):,} rows of another job, or of this one before its state was "
-                "deleted: this job does not show them. If no other job writes there, remove these files"
+                f"{counted(sum(part.rows for part in others), 'row')} of another job, or of this one before its "
+                "state was deleted: this job does not show them. If no other job writes there, remove these files"
             )
 
     def _sweep(self, garbage: Callable[[int, int], bool]) -> None:

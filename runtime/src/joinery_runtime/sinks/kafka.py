@@ -11,6 +11,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
 from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, enqueue
@@ -96,7 +97,7 @@ class KafkaWriter:
     def _failure(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
         # A row that is refused comes before those that had to wait for their turn.
         first = next((error for error in failures if not is_away(error)), failures[0])
-        what = f"{len(failures)} rows were not written"
+        what = f"{counted(len(failures), 'row', 'were')} not written"
         return self.target.failure(first, client.errors, what, first.str(), "Correct the cause; the epoch is run again")
 
 

@@ -39,7 +39,6 @@ _SETTINGS = {
     # coordinator of a group that it has asked before stays one of the forgotten: `send_offsets_to_transaction` waits
     # for that one without an end, also long after the brokers are back (librdkafka's issues 5456 and 5511).
     "metadata.recovery.strategy": "none",
-    "reconnect.backoff.max.ms": 1_000,  # how much later than the brokers a client is back at most; by default 10 s
 }
 
 
@@ -62,10 +61,7 @@ class OwningProducer:
         # The broker ends a transaction that nobody goes on with after its time; until then it holds back
         # `read_committed` readers of its partitions, unless the next attempt comes first.
         own = {"transactional.id": name, "transaction.timeout.ms": target.transaction_ms}
-        defaults = dict(_SETTINGS)
-        if "reconnect.backoff.ms" in target.properties:  # a first wait above the longest is refused
-            del defaults["reconnect.backoff.max.ms"]
-        settings = {**target.producer_settings(defaults), **own}
+        settings = {**target.producer_settings(_SETTINGS), **own}
         self._producer: Producer = target.connect(Producer, settings, self._errors)
         self._meet_brokers()
         try:

@@ -19,7 +19,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.outputs import Timestamps
-from joinery_runtime.kafka_errors import SILENT, LastError, is_away, tls_port
+from joinery_runtime.job.model.wording import counted
+from joinery_runtime.kafka_errors import SILENT, LastError, is_away, soon_back, tls_port
 from joinery_runtime.sinks.encode import as_texts, rows_to_json
 from joinery_runtime.sinks.schema_output import SchemaOutput
 
@@ -103,7 +104,8 @@ class KafkaTarget:
 
     def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """For a client that only asks; the job's properties go over `defaults`."""
-        return {**(defaults or {}), **self.properties, "bootstrap.servers": self.bootstrap_servers}
+        own = {"bootstrap.servers": self.bootstrap_servers}
+        return {**soon_back(self.properties), **(defaults or {}), **self.properties, **own}
 
     def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """For a producer; the job's properties go over `defaults`, and both over what all producers have."""
@@ -179,7 +181,7 @@ class KafkaTarget:
         return self.away("the Kafka broker does not answer", facts)
 
     def too_slow(self, rows: int, errors: LastError) -> SinkError:
-        what = f"{rows} rows were not written, and none was for {self.delivery_seconds:.0f} s"
+        what = f"{counted(rows, 'row', 'were')} not written, and none was for {self.delivery_seconds:.0f} s"
         return self.away(what, str(errors)) if errors.denied is None else self.problem(what, str(errors), _CHECK_LOGIN)
 
     def away(self, what: str, facts: str) -> OutputUnavailable:

@@ -23,6 +23,7 @@ import pyarrow.fs as pafs
 import stamina
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover, life_of
 from joinery_runtime.sinks.files import write_parquet
 
@@ -258,7 +259,7 @@ class LakeSink(HasNoJobMarker):
         missing = self._missing(added.files)
         if missing:
             raise SinkError(
-                f"Output of epoch {added.mark.epoch}, the newest one, is gone: {len(missing)} files",
+                f"Output of epoch {added.mark.epoch}, the newest one, is gone: {counted(len(missing), 'file')}",
                 facts=f"{missing[0]} is not there, and the epoch is committed; somebody deleted it",
                 todo="Put it back, or set the job back to a savepoint from before that epoch (joinery state restore)",
             )

@@ -25,8 +25,11 @@ import polars.selectors as cs
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
+from joinery_runtime.job.model.wording import counted
+from joinery_runtime.postgres_connections import CONNECTION_DEFAULTS, is_stale
 from joinery_runtime.postgres_errors import advice, is_away
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
@@ -108,7 +111,7 @@ class PostgresSink(HasNoJobMarker):
         self._schema = schema
         with self._session("The output table cannot be prepared") as connection, connection.transaction():
             made = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
-            missing = self.target.ensure(connection, self.target.columns(schema))
+            missing = self.target.ensure(connection, self.target.columns(schema), self._staging.job)
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._staging.schema)))
             for table in self._staging.tables():
                 self._ensure_staging(connection, table, schema)
@@ -140,7 +143,8 @@ class PostgresSink(HasNoJobMarker):
         if staged != expected:
             raise OutputUnavailable(
                 f"The staged output of epoch {epoch} is not complete",
-                facts=f"{staged} rows are there, {expected} were written; a crash of Postgres empties unlogged tables",
+                facts=f"{counted(staged, 'row', 'are')} there, {expected} were written; a crash of Postgres empties "
+                "unlogged tables",
                 todo="Nothing was committed; the epoch is run again",
             )
 
@@ -210,11 +214,25 @@ def drop_staging(dsn: str, schema: str, job: str, *, apart: bool = False) -> Non
     try:
         with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
             connection.execute(_DROP_WAITS)
-            found = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _comment(job)})
-            for (name,) in found.fetchall():
-                connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(schema, name)))
+            for table in _staging_of(connection, schema, job):
+                connection.execute(sql.SQL("DROP TABLE {}").format(table))
     except psycopg.Error as error:
         raise problem_of("The staging tables cannot be dropped", error, apart=apart) from error
+
+
+def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
+    """The names of the staging tables that `drop_staging` drops in another database than the state's. Raises SinkError,
+    OutputUnavailable."""
+    try:
+        with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
+            return [table.as_string(connection) for table in _staging_of(connection, schema, job)]
+    except psycopg.Error as error:
+        raise problem_of("The staging tables cannot be looked for", error, apart=True) from error
+
+
+def _staging_of(connection: psycopg.Connection[Any], schema: str, job: str) -> list[sql.Identifier]:
+    found = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _comment(job)})
+    return [sql.Identifier(schema, name) for (name,) in found.fetchall()]
 
 
 def _comment(job: str) -> str:
@@ -224,7 +242,7 @@ def _comment(job: str) -> str:
 _STAGING_OF = """
 SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
-AND obj_description(c.oid, 'pg_class') = %(comment)s
+AND obj_description(c.oid, 'pg_class') = %(comment)s ORDER BY c.relname
 """
 
 
@@ -236,10 +254,10 @@ class _Connections(threading.local):
 
     def get(self, dsn: str) -> Connection:
         connection = self._open.get(dsn)
-        if connection is None or connection.closed:
-            connection = psycopg.connect(
-                dsn, autocommit=True, prepare_threshold=None, application_name="joinery output", connect_timeout=10
-            )
+        if connection is None or connection.closed or is_stale(connection):
+            self.drop(dsn)
+            parameters = CONNECTION_DEFAULTS | {"application_name": "joinery output"} | conninfo_to_dict(dsn)
+            connection = psycopg.connect(make_conninfo(**parameters), autocommit=True, prepare_threshold=None)
             self._open[dsn] = connection
         return connection
 

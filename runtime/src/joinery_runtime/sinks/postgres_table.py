@@ -67,12 +67,13 @@ class TargetTable:
         """What the table holds of the output's columns."""
         return pa.schema([field for field in output if field.name != self.retracted])
 
-    def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema) -> list[pa.Field]:
+    def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema, job: str) -> list[pa.Field]:
         """Creates the table if it is missing, else returns the columns that it lacks, for `add`. Raises SinkError with
-        all that does not fit."""
+        all that does not fit, and for columns that a table lacks which the job has not made."""
         existing = columns_of(connection, self.identifier)
         if not existing:  # one that is there takes no right to create tables beside it
             connection.execute(self._create(schema))
+            connection.execute(self._owned_by(job))
             existing = columns_of(connection, self.identifier)
         missing = [field for field in schema if field.name not in existing]
         problems = misfits(existing, schema, self.nested)
@@ -90,14 +91,21 @@ class TargetTable:
                 todo="Alter the table, or name one that is not there: it will be created. After a trial begin anew: "
                 "DROP TABLE, then joinery state delete JOB.yaml --yes",
             )
+        if missing and not self._is_owned_by(connection, job):
+            columns = ", ".join(f"{field.name} {column_type(field.type)}" for field in missing)
+            raise SinkError(
+                f"The output table {self.name} lacks columns of the job's output ({columns})",
+                facts=f"job {job} has not made that table, so it does not alter it",
+                todo=f"Run: {self._added(missing).as_string(connection)}. To have the job add columns from now on, "
+                f"run: {self._owned_by(job).as_string(connection)}. Or name a table that is not there: it will be "
+                "created",
+            )
         return missing
 
     def add(self, connection: psycopg.Connection[Any], missing: Sequence[pa.Field]) -> None:
         """Adds columns; rows that are there have NULL in them. Inside a transaction, which holds up all who read the
         table from then on."""
-        # Another driver may add them at the same time.
-        added = (sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_defined(field, self.nested)) for field in missing)
-        statement = sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(added))
+        statement = self._added(missing)
         try:
             connection.execute(_ALTER_WAITS)
             connection.execute(statement)
@@ -109,6 +117,20 @@ class TargetTable:
                 facts=" ".join(str(error).split()),
                 todo=f"Have its owner run: {statement.as_string(connection)}",
             ) from error
+
+    def _added(self, missing: Sequence[pa.Field]) -> sql.Composed:
+        # Another driver may add them at the same time.
+        added = (sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_defined(field, self.nested)) for field in missing)
+        return sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(added))
+
+    def _owned_by(self, job: str) -> sql.Composed:
+        """Whose the table is, its comment says: that goes along when it is renamed, moved or restored from a dump."""
+        return sql.SQL("COMMENT ON TABLE {} IS {}").format(self.identifier, sql.Literal(_owner(job)))
+
+    def _is_owned_by(self, connection: psycopg.Connection[Any], job: str) -> bool:
+        table = self.identifier.as_string(connection)
+        found = connection.execute("SELECT obj_description(%s::regclass, 'pg_class')", (table,)).fetchone()
+        return found == (_owner(job),)
 
     def _create(self, schema: pa.Schema) -> sql.Composed:
         columns = [_defined(field, self.nested) for field in schema]
@@ -130,6 +152,10 @@ class TargetTable:
             (self.identifier.as_string(connection),),
         )
         return any(set(columns) == set(self.upsert_key) for (columns,) in rows)
+
+
+def _owner(job: str) -> str:
+    return f"Joinery: output of job {job}"
 
 
 def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> dict[str, TableColumn]:

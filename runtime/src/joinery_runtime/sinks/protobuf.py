@@ -22,6 +22,7 @@ from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.protobuf_schemas import InvalidSchema, compiled, imports_of
 from joinery_runtime.registry_client import SchemaRejected
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
@@ -113,7 +114,7 @@ class ProtobufOutput(SchemaOutput):
 
     def _registered_after(self, newest: RegisteredSchema | None, client: SchemaRegistryClient) -> ProtobufRows:
         if newest is None:
-            return self._registered_as(client, self.schema({}, 0))
+            return self._registered_as(client, self.schema({}, 0), 0)
         if newest.schema.schema_type != "PROTOBUF":
             what = f"its registered schema is of {newest.schema.schema_type}, and output.format is protobuf"
             todo = "Write another topic, or in the format that this one has"
@@ -127,11 +128,46 @@ class ProtobufOutput(SchemaOutput):
         if known.keys() >= set(self.rows.names):
             return ProtobufRows(newest.schema.schema_str, tuple(sorted(imports.items())), newest.schema_id)
         self._check_extensible(message, known, where)
-        return self._registered_as(client, self.schema(known, self._highest(client)))
+        return self._registered_as(client, self.schema(known, self._highest(client)), newest.version or 0)
 
-    def _registered_as(self, client: SchemaRegistryClient, text: str) -> ProtobufRows:
-        self._compiled(text, {}, "the schema of the job's columns")
-        return ProtobufRows(text, (), self.register(client, text, "PROTOBUF"))
+    def _registered_as(self, client: SchemaRegistryClient, text: str, after: int) -> ProtobufRows:
+        """`after` is the newest version that the schema follows."""
+        message = self._compiled(text, {}, "the schema of the job's columns")
+        number = self.register(client, text, "PROTOBUF")
+        client = self.client()  # which remembers nothing
+        own, other = self._came_before(client, number, after, message)
+        if other is None:
+            return ProtobufRows(text, (), number)
+        try:
+            self.ask(functools.partial(client.delete_version, self.subject, own))
+        except OutputUnavailable:
+            raise
+        except (SchemaRejected, SinkError) as error:
+            raise self.problem(
+                "two jobs have registered its schema at the same time, and gave their columns different numbers",
+                f"{self.url}, subject {self.subject}, versions {other.version} and {own}; the later one cannot be "
+                f"taken back: {error}",
+                f"Delete version {own} of the subject and start the job again: it takes the numbers of the other one",
+            ) from error
+        return self._registered_after(other, self.client())
+
+    def _came_before(
+        self, client: SchemaRegistryClient, number: int, after: int, message: Any
+    ) -> tuple[int, RegisteredSchema | None]:
+        """Which version the schema of this number is, and one between `after` and it that contradicts it: a registry
+        that does not look at compatibility takes both of two schemas that follow the same one."""
+        other: RegisteredSchema | None = None
+        for version in sorted(self.ask(lambda: client.get_versions(self.subject)) or ()):
+            if version <= after:
+                continue
+            found = self.ask(functools.partial(client.get_version, self.subject, version))
+            if found is not None and found.schema_id == number:
+                return version, other
+            if found is not None and other is None and found.schema.schema_type == "PROTOBUF":
+                imports = imports_of(found.schema, self._referenced)
+                theirs = self._compiled(found.schema.schema_str, imports, f"version {version} of {self.subject}")
+                other = found if _contradict(theirs, message) else None
+        return after, None
 
     def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
         imports = imports_of(schema, self._referenced)
@@ -268,6 +304,17 @@ def _text(name: str, fields: Mapping[int, tuple[str, str]]) -> Iterable[str]:
 def _is_other(field: Any, column: pa.DataType) -> bool:
     """Whether the field is not what a column of this type is written as."""
     return bool(field.is_repeated) or _kind(field) != kind_of(column)
+
+
+def _contradict(one: Any, other: Any) -> bool:
+    """Whether a field of one message is another one, by name or by number, in the other message."""
+    there = {field.name: (field.number, _kind(field)) for field in other.fields}
+    names = {field.number: field.name for field in other.fields}
+    return any(
+        there.get(field.name, (field.number, _kind(field))) != (field.number, _kind(field))
+        or names.get(field.number, field.name) != field.name
+        for field in one.fields
+    )
 
 
 def _kind(field: Any) -> str:

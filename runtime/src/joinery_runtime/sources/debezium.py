@@ -15,7 +15,7 @@ reads these.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.connect_types import TIMES, name_in_json
 from joinery_runtime.sources.convert import checked, convert, in_years
-from joinery_runtime.sources.debezium_documents import Documents
+from joinery_runtime.sources.debezium_documents import Documents, Make
 from joinery_runtime.sources.records import (
     BadRecord,
     ByValue,
@@ -47,14 +47,15 @@ _SCHEMA = "$schema"
 _MOST_SCHEMAS = 64  # of the connector's that a decoder remembers
 _YEAR_1, _YEAR_9999 = -719_162, 2_932_896  # the first and the last day, since 1970
 
-Make = Callable[[pa.Schema, Mapping[str, Path]], ByValue]
-
 
 class ChangeEvents(ByValue):
     """Decodes change events into rows of `schema`, which for a table has DELETE last. `make` makes a decoder of records
-    into columns by their paths; the envelope may be inside of the record at one of the places `around`."""
+    into columns by their paths, `make_json` one of texts of JSON; the envelope may be inside of the record at one of
+    the places `around`."""
 
-    def __init__(self, schema: pa.Schema, model: Input, make: Make, around: Sequence[Path] = ((),)) -> None:
+    def __init__(
+        self, schema: pa.Schema, model: Input, make: Make, make_json: Make, around: Sequence[Path] = ((),)
+    ) -> None:
         self._schema, self._deletes = schema, DELETE in schema.names
         self._rows = pa.schema([field for field in schema if field.name != DELETE])
         of_envelope = {column.name: column.steps for column in model.columns if column.origin == "envelope"}
@@ -67,7 +68,7 @@ class ChangeEvents(ByValue):
             f"{side}{number}": (*place, side) for number, place in enumerate(around) for side in ("after", "before")
         }
         self._texts = make(pa.schema([pa.field(name, pa.string()) for name in texts]), texts)
-        self._documents = Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row)
+        self._documents = Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row, make_json)
 
     def _wire(self, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]) -> tuple[pa.Schema, dict[str, Path]]:
         """The columns of an envelope, and their paths."""

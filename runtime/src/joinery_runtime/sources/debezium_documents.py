@@ -9,7 +9,7 @@ as any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.records import Decoded
+from joinery_runtime.sources.records import ByValue, Decoded
 
 _WRAPPERS = {"$oid", "$date", "$numberInt", "$numberLong", "$numberDouble", "$numberDecimal"}
 # Inside of JSON's texts quotes are escaped, so that none of these patterns begins there.
@@ -30,13 +29,16 @@ _UNWRAPPED = (
 )
 
 
-class Documents:
-    """Decodes documents into rows of `schema`, by paths from the document on."""
+Make = Callable[[pa.Schema, Mapping[str, Path]], ByValue]
 
-    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
+
+class Documents:
+    """Decodes documents into rows of `schema`, by paths from the document on. `make_json` makes a decoder of JSON."""
+
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], make_json: Make) -> None:
         self._schema = schema
         inside = {name: tuple(step for step in path if step not in _WRAPPERS) for name, path in paths.items()}
-        self._decoder = JsonDecoder(schema, {name: inside[name] or paths[name] for name in schema.names})
+        self._decoder = make_json(schema, {name: inside[name] or paths[name] for name in schema.names})
 
     @property
     def names(self) -> Sequence[str]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.errors import SourceError
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import Bounds, Cut, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.opened_files import Bytes, files_of, means, opened, stamp_of
 
@@ -62,7 +63,8 @@ class ListedFiles(UnsharedSource):
         if gone:
             raise SourceError(
                 f"The file {gone[0].topic} is not there any more",
-                facts=f"{len(gone)} file(s) of input {self._name} were read, and {self._path} does not have them now",
+                facts=f"of input {self._name}, {counted(len(gone), 'file', 'were')} read that {self._path} "
+                "does not have now",
                 todo="Put them back, or start the job with new state",
             )
         return [self.bounds_of(ref, stored.offsets.get(ref)) for ref in self._partitions]

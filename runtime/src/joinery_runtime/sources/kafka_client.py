@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.kafka_errors import DENIED, MISSING, SILENT, LastError, is_away
+from joinery_runtime.kafka_errors import DENIED, MISSING, SILENT, LastError, is_away, soon_back
 
 logger = logging.getLogger("joinery.kafka")
 
@@ -135,6 +135,7 @@ def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 
         "fetch.error.backoff.ms": 100,
         # How long an empty fetch, and with it the news of having reached the end, may take.
         "fetch.wait.max.ms": 100,
+        **soon_back(cluster.plain_properties),
         **cluster.plain_properties,
         "bootstrap.servers": cluster.bootstrap_servers,
         "isolation.level": "read_committed",

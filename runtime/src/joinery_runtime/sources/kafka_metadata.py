@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SourceError
-from joinery_runtime.kafka_errors import MISSING, NO_ANSWER, no_offset, tls_port
+from joinery_runtime.kafka_errors import MISSING, NO_ANSWER, no_offset, soon_back, tls_port
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, callbacks, connect
 
@@ -55,7 +55,11 @@ class KafkaMetadata:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._errors = cluster, LoggedErrors()
-        settings = {**cluster.plain_properties, "bootstrap.servers": cluster.bootstrap_servers}
+        settings = {
+            **soon_back(cluster.plain_properties),
+            **cluster.plain_properties,
+            "bootstrap.servers": cluster.bootstrap_servers,
+        }
         self._client = connect(AdminClient, {**settings, **callbacks(self._errors)}, cluster)
 
     def names(self) -> set[str]:

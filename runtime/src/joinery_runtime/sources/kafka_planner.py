@@ -9,6 +9,7 @@ from confluent_kafka.admin import OffsetSpec
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.inputs import KafkaInput
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets
 from joinery_runtime.sources.kafka_client import Cluster, logger
 from joinery_runtime.sources.kafka_group import GroupMember
@@ -155,10 +156,11 @@ class KafkaPlanner:
         them comes next. A truncated log has lost records that were read: what is left was read, too."""
         if position < offsets.earliest:
             following, lost = offsets.earliest, offsets.earliest - position
-            gone, place = f"{lost} record(s) are gone", "the earliest offset"
+            gone, place = f"{counted(lost, 'record', 'are')} gone", "the earliest offset"
         else:
             following, lost = offsets.stable, position - offsets.stable
-            gone = f"it ends {lost} offset(s) before that: the log was truncated (an unclean leader election, say)"
+            earlier = counted(lost, "offset")
+            gone = f"it ends {earlier} before that: the log was truncated (an unclean leader election, say)"
             place = "the log's end: what was read stays in the state and the output"
         what = f"{ref.topic}-{ref.partition} cannot be read from offset {position}"
         facts = f"the broker has offsets {offsets.earliest} to {offsets.stable} (exclusive), {gone}"

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.kafka_errors import is_away, watermarks
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
@@ -199,7 +200,7 @@ class KafkaReader:
         if short:
             return short
         ref, planned = next(iter(waiting.items()))
-        others = f" and of {len(waiting) - 1} other partition(s)" if len(waiting) > 1 else ""
+        others = f" and of {counted(len(waiting) - 1, 'other partition')}" if len(waiting) > 1 else ""
         raise self._cluster.away(
             f"reading partition {_name(ref)} has come to a halt",
             f"offsets {planned.start} to {planned.end_exclusive} (exclusive){others} are planned, no record has come "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,23 +11,12 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
 
 from joinery_runtime.errors import StateError, StoreUnavailable
+from joinery_runtime.postgres_connections import CONNECTION_DEFAULTS, is_stale
 from joinery_runtime.postgres_errors import advice, is_away
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-
-CONNECTION_DEFAULTS: dict[str, Any] = {
-    "application_name": "joinery",
-    "connect_timeout": 10,  # seconds
-    # A server that vanished without a word is noticed within half a minute.
-    "keepalives_idle": 15,  # seconds
-    "keepalives_interval": 5,  # seconds
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,  # milliseconds
-}
-"""What a DSN that is silent about it gets."""
 
 # A frozen driver must not hold the job's row for ever, nor may its successor wait for ever. For the transaction only:
 # behind a pooler the next one may have another server connection, and somebody else this one.
@@ -78,7 +66,7 @@ class GuardedConnection:
                 self._connection = None
 
     def _open(self) -> Connection:
-        if self._connection is not None and _is_stale(self._connection):
+        if self._connection is not None and is_stale(self._connection):
             self.close()
         if self._connection is None:
             self._connection = self._connect()
@@ -151,21 +139,6 @@ class GuardedConnections:
         finally:
             self._mine.held = None
             self._idle.append(held)
-
-
-def _is_stale(connection: Connection) -> bool:
-    """Whether the server has ended an idle connection, as a restart does: it has said so, and nobody has read that yet.
-    Of a server that vanished without a word the next statement tells."""
-    server = connection.pgconn
-    try:
-        while (
-            connection.info.transaction_status is TransactionStatus.IDLE
-            and select.select([server.socket], [], [], 0)[0]
-        ):
-            server.consume_input()
-    except (psycopg.OperationalError, OSError, ValueError):
-        return True
-    return connection.closed
 
 
 def describe(parameters: dict[str, Any]) -> str:

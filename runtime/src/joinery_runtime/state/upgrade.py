@@ -14,6 +14,7 @@ from typing import Literal
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.errors import IncompatibleState, RolloutOver, StateError, StoreUnavailable
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import decisions
 from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.migrations import check_chain, migrate, readable_from
@@ -81,7 +82,7 @@ def migrate_pinned(
     pin = ensure_pin(store, record, automatic_name(record, target)).savepoint.name
     say(f"The state is older than this release: savepoint {pin} keeps it as it is, for a return to the earlier one")
     count = store.migrate(record.job, record.generation, chain, target)
-    say(f"{count} segments of the state were migrated to state_version {target}")
+    say(f"{counted(count, 'segment')} of the state were migrated to state_version {target}")
     prune_pins(store, record.job, pin)
     return reread(store, record)
 

@@ -20,6 +20,7 @@ from joinery_runtime.core.pipeline.sides import LEFT, MARKS, RIGHT, Intake, Outp
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.job.model.wording import counted
 
 Distance = Callable[[str, str], int]
 """The c of `name.ts >= other.ts + c`, of the inputs `name` and `other` of a row that was joined (N2)."""
@@ -190,7 +191,7 @@ class Kind(ABC):
         """What has to be so before the row is gone: `the watermark of payments (...) is above ...`."""
 
     def count_text(self, shown: Sequence[Shown]) -> str:
-        return f"{len(shown)} rows"
+        return counted(len(shown), "row")
 
     def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> Summary | None:
         """`rows` are `summary_columns` of all rows that have not left."""

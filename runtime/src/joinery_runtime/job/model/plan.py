@@ -7,7 +7,7 @@ from typing import Literal
 
 from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.quantity import format_bytes
-from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.model.wording import counted, listed
 
 RATE = 1_000  # rows per second and input that the state estimate is for
 
@@ -66,8 +66,8 @@ class StepPlan:
 def limits_text(limits: Limits, of: str) -> str:
     """`of` is what the caps are on."""
     sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
-    sizes += [f"{limits.max_records:,} rows"] if limits.max_records else []
+    sizes += [counted(limits.max_records, "row")] if limits.max_records else []
     read = "of that side is read" if of == "a side" else "is read"
     then = "the job fails" if limits.on_limit == "fail" else f"no more {read} until it has shrunk"
     cap = f"{of} holds at most {listed(sizes)}, else {then}; " if sizes else ""
-    return f"{cap}a key with more than {limits.hot_key_warning:,} rows is warned about"
+    return f"{cap}a key with more than {counted(limits.hot_key_warning, 'row')} is warned about"

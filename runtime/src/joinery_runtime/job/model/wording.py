@@ -33,3 +33,12 @@ def either(words: Iterable[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
     *most, last = list(words) or ["(none)"]
     return f"{', '.join(most)} or {last}" if most else last
+
+
+_OF_ONE = {"are": "is", "were": "was", "stay": "stays", "go": "goes"}
+
+
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """`1 row` or `2 rows`, and what they do: `1 row was`, `2 rows were`. `verb` is one of `_OF_ONE`."""
+    words = (f"{count:,}", noun, _OF_ONE.get(verb)) if count == 1 else (f"{count:,}", f"{noun}s", verb)
+    return " ".join(word for word in words if word)

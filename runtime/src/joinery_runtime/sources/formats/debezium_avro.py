@@ -10,6 +10,7 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.debezium import ChangeEvents
 from joinery_runtime.sources.formats.avro import AvroDecoder, written_with
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
+from joinery_runtime.sources.formats.json import JsonDecoder
 
 
 class DebeziumAvroDecoder(DebeziumJsonDecoder):
@@ -18,7 +19,9 @@ class DebeziumAvroDecoder(DebeziumJsonDecoder):
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
         written = written_with(model)
-        return cls(ChangeEvents(schema, model, lambda columns, paths: AvroDecoder(columns, paths, written)))
+        return cls(
+            ChangeEvents(schema, model, lambda columns, paths: AvroDecoder(columns, paths, written), JsonDecoder)
+        )
 
 
 DECODER = DebeziumAvroDecoder

@@ -20,7 +20,7 @@ class DebeziumJsonDecoder(ByValue, FormatDecoder):
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
-        return cls(ChangeEvents(schema, model, JsonDecoder, around=((), ("payload",))))
+        return cls(ChangeEvents(schema, model, JsonDecoder, JsonDecoder, around=((), ("payload",))))
 
     def __init__(self, events: ChangeEvents) -> None:
         self._events = events

@@ -39,6 +39,7 @@ from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
 from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
+from joinery_runtime.job.model.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,8 @@ class SessionAggregation(SessionParameters, Kind):
 
     def count_text(self, shown: Sequence[Shown]) -> str:
         capped = sum(isinstance(session, ShownSession) and session.capped for session in shown)
-        return f"{len(shown) - capped} sessions{f' and {capped} marks of capped ones' if capped else ''}"
+        sessions = counted(len(shown) - capped, "session")
+        return f"{sessions} and {counted(capped, 'mark')} of capped ones" if capped else sessions
 
     def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> SessionCounts:
         return SessionCounts.of(self, step, rows, outlook)

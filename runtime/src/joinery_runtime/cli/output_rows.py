@@ -1,0 +1,273 @@
+"""The rows of a job's output for `joinery sql`: polars takes from files, topics and tables what a query needs, and
+Postgres answers a query over a table of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from confluent_kafka import Message
+from polars.io.plugins import register_io_source
+from psycopg import sql
+from psycopg.types.string import TextLoader
+from sqlglot import exp
+
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import Job
+from joinery_runtime.job.model.outputs import FileOutput, Timestamps
+from joinery_runtime.job.model.wording import counted
+from joinery_runtime.postgres_errors import is_away
+from joinery_runtime.sinks import lake_table, output_topic
+from joinery_runtime.sinks.content import KafkaRecords
+from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.sinks.lake import LakeTable
+from joinery_runtime.sinks.postgres_table import TargetTable
+
+OUTPUT = "output"
+_GROUP = "joinery.sql"
+
+Types = Mapping[str, pl.DataType]
+
+
+def output_rows(
+    job: Job, dsn: str, stack: ExitStack, notes: list[str], held: str | None = None, *, typed: bool = True
+) -> pl.LazyFrame:
+    """The output's rows, which are read when they are collected, before `stack` ends; what could not be read of it is
+    in `notes` then. `dsn` is the state's database. Columns of files of JSON have the types that the job gives them;
+    with `typed` False, those of what is in them. Raises JoineryError."""
+    output = job.spec.output
+    if output.postgres is not None:
+        return _whole_table(TargetTable(output.postgres.table), output.postgres.dsn or dsn).lazy()
+    if output.iceberg is not None or output.delta is not None:
+        return _lake(stack.enter_context(closing(lake_table(job))))
+    if output.kafka is not None:
+        return _topic(output_topic(job, output.kafka), _json_types(job), notes)
+    if output.file is None:
+        raise JoineryError(
+            f"The output of job {job.name} cannot be queried",
+            facts="it goes to the console, which keeps no rows",
+            todo="Ask for another table",
+        )
+    return _files(job, output.file, held, typed=typed)
+
+
+def ask_postgres(query: exp.Query, table: TargetTable, dsn: str) -> pl.DataFrame:
+    """What Postgres answers to a query over `output` alone. Raises JoineryError."""
+    text = _over(query, table).sql(dialect="postgres", identify=True)  # names as they are written, as polars takes them
+    with closing(_connected(table, dsn)) as connection:
+        connection.adapters.register_loader("numeric", TextLoader)  # of any scale, and NaN
+        try:
+            connection.execute("SET LOCAL TIME ZONE 'UTC'")
+            cursor = connection.execute(text)
+            assert cursor.description is not None, "it is a SELECT"
+            names, rows = [column.name for column in cursor.description], cursor.fetchall()
+            return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)
+        except (psycopg.Error, pl.exceptions.PolarsError) as error:
+            if isinstance(error, psycopg.Error) and is_away(error):
+                raise _unreadable(table, error) from error
+            raise JoineryError(
+                "The query cannot be run", facts=f"Postgres says: {' '.join(str(error).split())}"
+            ) from error
+
+
+def _over(query: exp.Query, table: TargetTable) -> exp.Expression:
+    """The query with the table in the place of `output`."""
+    schema, _, name = table.name.rpartition(".")
+
+    def named(node: exp.Expression) -> exp.Expression:
+        if not isinstance(node, exp.Table) or node.name != OUTPUT:
+            return node
+        target = exp.table_(name, db=schema or None, quoted=True)
+        target.set("alias", node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(OUTPUT)))
+        return target
+
+    return query.transform(named)
+
+
+def _whole_table(table: TargetTable, dsn: str) -> pl.DataFrame:
+    with closing(_connected(table, dsn)) as connection:
+        try:
+            query = sql.SQL("SELECT * FROM {}").format(table.identifier).as_string(connection)
+            return pl.read_database(query, connection)
+        except psycopg.Error as error:
+            raise _unreadable(table, error) from error
+
+
+def _connected(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:
+    try:
+        connection = psycopg.connect(dsn, connect_timeout=10)
+    except psycopg.Error as error:
+        raise _unreadable(table, error) from error
+    connection.read_only = True
+    return connection
+
+
+def _unreadable(table: TargetTable, error: psycopg.Error) -> JoineryError:
+    return JoineryError(f"The table {table.name} cannot be read", facts=" ".join(str(error).split()))
+
+
+def _lake(lake: LakeTable) -> pl.LazyFrame:
+    columns = lake.columns()
+    types = dict(pl.DataFrame(columns.empty_table()).schema)
+
+    def batches() -> Iterator[pl.DataFrame]:
+        for _, rows in lake.files():
+            for batch in rows:
+                yield pl.DataFrame(batch).select(pl.col(name).cast(kind) for name, kind in types.items())
+
+    return _in_batches(batches, types)
+
+
+def _in_batches(batches: Callable[[], Iterator[pl.DataFrame]], types: Types) -> pl.LazyFrame:
+    """Rows that are read in batches, as many as a query takes."""
+
+    def read(
+        columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
+    ) -> Iterator[pl.DataFrame]:
+        for batch in chain([pl.DataFrame(schema=types)], batches()):  # polars wants one at least
+            wanted = batch if predicate is None else batch.filter(predicate)
+            wanted = wanted if columns is None else wanted.select(columns)
+            if n_rows is not None:
+                wanted = wanted.head(n_rows)
+                n_rows -= wanted.height
+            yield wanted
+            if n_rows == 0:
+                return
+
+    return register_io_source(read, schema=types, is_pure=True)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _json_types(job: Job) -> Types:
+    return {
+        field.name: _json_type(field.type, job.spec.output.timestamps) for field in compile_job(job).output_schema()
+    }
+
+
+def _json_type(arrow: pa.DataType, timestamps: Timestamps) -> pl.DataType:
+    """What the encoder makes of a column (`sinks.encode`)."""
+    if pa.types.is_boolean(arrow):
+        return pl.Boolean()
+    if pa.types.is_uint64(arrow):  # ids of sessions are too large for int64
+        return pl.UInt64()
+    if pa.types.is_integer(arrow) or (pa.types.is_timestamp(arrow) and timestamps == "epochMillis"):
+        return pl.Int64()
+    return pl.Float64() if pa.types.is_floating(arrow) else pl.String()
+
+
+def _topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
+    """The committed records of a topic, up to where it ends now."""
+    with closing(KafkaRecords(target, _GROUP)) as records:
+        ranges = records.ranges
+
+    def batches() -> Iterator[pl.DataFrame]:
+        other: list[str] = []
+        with closing(KafkaRecords(target, _GROUP, ranges)) as here:
+            for messages in here.messages():
+                values = here.values(messages)
+                yield _decoded(values, messages, types, other)
+        if other:
+            what = f"{counted(len(other), 'record', 'are')} left out that no row of this job can be"
+            notes.append(f"{what}; the first one is {target.topic}-{other[0]}")
+
+    return _in_batches(batches, types)
+
+
+def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types, other: list[str]) -> pl.DataFrame:
+    """The rows of lines of JSON; where others are that are no rows is added to `other`, as PARTITION@OFFSET."""
+    try:
+        found = pl.read_ndjson(b"\n".join(values), schema=types)
+        if found.height == len(values):
+            return found
+    except pl.exceptions.PolarsError:
+        """Then one by one."""
+    rows = [pl.DataFrame(schema=types)]
+    for value, message in zip(values, messages, strict=True):
+        try:
+            rows.append(pl.read_ndjson(json.dumps(json.loads(value)).encode(), schema=types))
+        except (ValueError, pl.exceptions.PolarsError):
+            other.append(f"{message.partition()}@{message.offset()}")
+    return pl.concat(rows)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _files(job: Job, output: FileOutput, held: str | None, *, typed: bool) -> pl.LazyFrame:
+    folder = Path(output.path)
+    # Those of the other format are from before an edit of the job.
+    lines, columns = sorted(folder.glob("*.jsonl")), sorted(folder.glob("*.parquet"))
+    if not lines and not columns:
+        facts = f"no file is in {folder}"
+        raise JoineryError(f"There is no output of job {job.name} yet", facts=f"{facts}; {held}" if held else facts)
+    types = _json_types(job)
+    frames = [
+        *(_json(paths, types, typed=typed) for paths in _alike(lines, _names_of if typed else _one_each).values()),
+        *(pl.scan_parquet(paths) for paths in _alike(columns, _parquet_types).values()),
+    ]
+    try:
+        found = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=types)
+        found.collect_schema()
+    except pl.exceptions.PolarsError as error:
+        raise JoineryError(
+            f"The files of {folder} make no table",
+            facts=str(error),
+            todo="Move the files of one definition of the job to a folder of their own and read each folder",
+        ) from error
+    return found
+
+
+def _alike(paths: Sequence[Path], what: Callable[[Path], Any]) -> dict[Any, list[Path]]:
+    """Files by what their rows are like, which one scan can read."""
+    found: dict[Any, list[Path]] = {}
+    for path in paths:
+        if path.stat().st_size:
+            try:
+                found.setdefault(what(path), []).append(path)
+            except (OSError, ValueError, pa.ArrowException) as error:
+                raise _unreadable_file(path, error) from error
+    return found
+
+
+def _names_of(path: Path) -> tuple[str, ...]:
+    """The columns of a file of JSON: each of its lines has all of them, but for those that came with an edit."""
+    with path.open("rb") as file:
+        row = json.loads(file.readline())
+    if not isinstance(row, dict):
+        raise ValueError("its first line is no object")
+    return tuple(row)
+
+
+def _one_each(path: Path) -> Path:
+    return path
+
+
+def _parquet_types(path: Path) -> tuple[tuple[str, pa.DataType], ...]:
+    return tuple((field.name, field.type) for field in pq.read_schema(path))
+
+
+def _json(paths: list[Path], types: Types, *, typed: bool) -> pl.LazyFrame:
+    """Polars reads files whole to find a type, so that is done only where the job does not say it."""
+    if not typed or not set(_names_of(paths[0])) <= types.keys():
+        try:
+            found = dict(pl.scan_ndjson(paths, infer_schema_length=None).collect_schema())
+        except pl.exceptions.PolarsError as error:
+            raise _unreadable_file(paths[0], error) from error
+        known = types if typed else {name: kind for name, kind in types.items() if kind == pl.UInt64 and name in found}
+        types = {**found, **known}
+    return pl.scan_ndjson(paths, schema=types)
+
+
+def _unreadable_file(path: Path, error: Exception) -> JoineryError:
+    return JoineryError(f"The file {path} of the output cannot be read", facts=str(error))
