@@ -1,9 +1,10 @@
-"""Four jobs over small files whose state an earlier release has left behind, and what runs them in this process.
+"""Jobs over small files whose state earlier releases have left behind, and what runs them in this process.
 
-`stored/main-2026-11-22.zip` holds their inputs, and of each job: its database (`NAME/dump.sql`) and the files of its
-output as they were after COMMITTED epochs, with one more epoch planned and run and not committed; and the rows that the
-same release made visible when nothing interrupted it (`NAME/expected.jsonl`). `python tests/state/stored_jobs.py` wrote
-it on main of 2026-11-22 (1fa1b8c). It is not to be written again: then it would say nothing about that release.
+An archive in `stored/` holds their inputs, and of each job: its database (`NAME/dump.sql`) and its output as they were
+after COMMITTED epochs, with one more epoch planned and run and not committed; and the rows that the same release made
+visible when nothing interrupted it (`NAME/expected.jsonl`). `python tests/state/stored_jobs.py` wrote them on main of
+the day that the archive is named after (1fa1b8c, and 0afeb58). One that is there is not written again: then it would
+say nothing about that release. For another release add its jobs to JOBS under another archive.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ from joinery_runtime.sources import planner_for
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 
-ARCHIVE = Path(__file__).parent / "stored" / "main-2026-11-22.zip"
+STORED = Path(__file__).parent / "stored"
+NOVEMBER_22, NOVEMBER_25 = "main-2026-11-22", "main-2026-11-25"
+SEGMENT_VERSIONS = {NOVEMBER_22: 1, NOVEMBER_25: 2}
+"""What each release wrote."""
 COMMITTED = 4
 SCHEMA = "joinery"
 
@@ -163,6 +167,53 @@ spec:
   output: {{postgres: {{table: sessions}}}}{COMMON}
 """,
 }
+EARLIEST = tuple(JOBS)
+
+
+def _edited(name: str, *replaced: tuple[str, str]) -> str:
+    text = JOBS[name]
+    for old, new in replaced:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+JOBS |= {
+    # Of a left join within an interval: rows that wait to be told unmatched, into a table.
+    "padded": f"""
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: stored-padded}}
+spec:
+  inputs:{ORDERS}{PAYMENTS}
+  joins:
+    - right: payments
+      type: left
+      keys: {{orders.order_id: payments.order_id}}
+      interval: {{of: orders, lower: -1m, upper: 5m}}
+  select:
+    - {{column: orders.order_id}}
+    - {{column: orders.amount}}
+    - {{column: payments.paid}}
+  output: {{postgres: {{table: padded}}}}{COMMON}
+""",
+    "versions": _edited("rates", ("stored-rates", "stored-versions"), ("table: rates}", "table: versions}")),
+    "reopened": _edited("sessions", ("stored-sessions", "stored-reopened"), ("table: sessions", "table: reopened")),
+    # A chain into files of several epochs each: parts that are held.
+    "rolled": _edited(
+        "chain",
+        ("stored-chain", "stored-rolled"),
+        ("{file: {path: joined}}", "{file: {path: joined, rollSize: 2Ki, rollInterval: 24h}}"),
+    ),
+}
+
+
+def release_of(name: str) -> str:
+    return NOVEMBER_22 if name in EARLIEST else NOVEMBER_25
+
+
+def archive_of(release: str) -> Path:
+    return STORED / f"{release}.zip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +249,22 @@ def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
 
 
 def run_epochs(driver: Driver, count: int | None = None) -> int:
-    """That many epochs, or all that there are; how many."""
+    """That many epochs, or all that there are, and then what the output holds; how many."""
     for done in itertools.count():
-        if done == count or (plan := driver.plan()) is None:
+        if done == count:
+            return done
+        if (plan := driver.plan()) is None:
+            _show_held(driver)
             return done
         driver.commit(plan, driver.run(plan))
     raise AssertionError
+
+
+def _show_held(driver: Driver) -> None:
+    while driver.held:
+        plan = driver.plan(always=True, reads=False)
+        assert plan is not None
+        driver.commit(plan, driver.run(plan), last=True)
 
 
 def run_until_interrupted(run: Run) -> None:
@@ -229,7 +290,7 @@ def output_rows(name: str, dsn: str) -> list[str]:
     """What the job has made visible, dead letters too, in a defined order."""
     files = [*Path("joined").glob("*.jsonl"), *Path("refused").glob("*.jsonl")]
     rows = [line for file in files for line in file.read_text().splitlines()]
-    if name != "chain":
+    if name not in {"chain", "rolled"}:
         with psycopg.connect(dsn) as connection:
             rows += [text for (text,) in connection.execute(f"SELECT to_json(t)::text FROM {name} t")]
     return sorted(rows)
@@ -294,22 +355,24 @@ def _dump(dsn: str) -> str:
 
 
 def main() -> None:
-    assert not ARCHIVE.exists(), "what an earlier release wrote is not written again"
+    release = NOVEMBER_25
+    target = archive_of(release)
+    assert not target.exists(), "what an earlier release wrote is not written again"
     with tempfile.TemporaryDirectory() as work, embedded_postgres(Path(work, "postgres")) as server:
         stored = Path(work, "stored")
         inputs = stored / "inputs"
         inputs.mkdir(parents=True)
         _write_inputs(inputs)
-        for name in JOBS:
+        for name in [name for name in JOBS if release_of(name) == release]:
             shutil.copytree(inputs, stored / name)
             _write(name, server, stored / name)
             for file in inputs.iterdir():
                 (stored / name / file.name).unlink()
-        ARCHIVE.parent.mkdir(exist_ok=True)
-        with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        os.chdir(work)
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_LZMA) as archive:
             for path in sorted(stored.rglob("*")):
                 archive.write(path, path.relative_to(stored))
-    sys.stdout.write(f"{ARCHIVE}: {ARCHIVE.stat().st_size} bytes\n")
+    sys.stdout.write(f"{target}: {target.stat().st_size} bytes\n")
 
 
 if __name__ == "__main__":

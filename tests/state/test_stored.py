@@ -14,12 +14,14 @@ import pytest
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.segment import MIGRATED, STATE_VERSION
 from state.stored_jobs import (
-    ARCHIVE,
     COMMITTED,
     JOBS,
     SCHEMA,
+    SEGMENT_VERSIONS,
+    archive_of,
     new_database,
     output_rows,
+    release_of,
     run_epochs,
     run_until_interrupted,
     running,
@@ -36,7 +38,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the job left in its working directory, which is this one now."""
-    with zipfile.ZipFile(ARCHIVE) as archive:
+    with zipfile.ZipFile(archive_of(release_of(name))) as archive:
         archive.extractall(tmp_path)
     for file in (tmp_path / "inputs").iterdir():
         file.rename(tmp_path / name / file.name)
@@ -103,7 +105,10 @@ def test_this_release_writes_what_the_earlier_one_wrote_under_another_version_of
             missing = _keys(_rows(restored, table, columns)) - _keys(_rows(written, table, columns))
             assert not missing, table
         assert _columns_of_segments(written) == _columns_of_segments(restored)
-        assert (_versions_of_segments(written), _versions_of_segments(restored)) == ({STATE_VERSION}, {1})
+        assert (_versions_of_segments(written), _versions_of_segments(restored)) == (
+            {STATE_VERSION},
+            {SEGMENT_VERSIONS[release_of(name)]},
+        )
 
 
 _THE_SAME = {
