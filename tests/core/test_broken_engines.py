@@ -86,11 +86,11 @@ def count_no_drops(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
 
 
 def one_later(horizon: Horizon) -> Horizon:
-    return horizon if horizon.now is None else Horizon(horizon.before, min(horizon.now + 1, 2**63 - 1))
+    return horizon if horizon.current is None else Horizon(horizon.previous, min(horizon.current + 1, 2**63 - 1))
 
 
 def without_before(horizon: Horizon) -> Horizon:
-    return Horizon(None, horizon.now)
+    return Horizon(None, horizon.current)
 
 
 def late_by_one(patch: Patch) -> None:
@@ -99,7 +99,7 @@ def late_by_one(patch: Patch) -> None:
 
 
 def nothing_is_still_to_go_out(patch: Patch) -> None:
-    patch.setattr(interval, "_may_go_out", lambda side, found: found[side.part].now)
+    patch.setattr(interval, "_may_go_out", lambda side, found: found[side.part].current)
 
 
 def greedy_compaction(patch: Patch) -> None:

@@ -104,7 +104,7 @@ def test_records_that_all_become_dead_letters_in_the_middle_of_a_run_are_named_o
     assert input_warnings.learn([read(records=99, dead=99, first_dead="orders/0 offset 10: not JSON")]) == ()
     (said,) = input_warnings.learn([read(records=4, dead=1, dropped={"deletion": 3})])
     assert said.startswith(
-        "Input orders: none of the newest 103 records read can be used: 100 dead letters and 3 deletions"
+        "Input orders: none of the newest 103 records read can be used: 100 dead letters and 3 deleted records"
     )
     assert "(the first: orders/0 offset 10: not JSON)" in said
     assert input_warnings.learn([read(records=50, dead=50)]) == ()

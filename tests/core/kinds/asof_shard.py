@@ -133,7 +133,7 @@ class Shard:
 
 
 def _risen(old: Horizon, new: int | None) -> Horizon:
-    return Horizon(old.now, old.now if new is None else new)
+    return Horizon(old.current, old.current if new is None else new)
 
 
 def rows_of(result: Ran) -> list[Row]:

@@ -58,7 +58,7 @@ def test_a_longer_gap_makes_no_row_late() -> None:
     """S4 counts from the watermark alone, also where the horizon still stands where a shorter gap had brought it."""
     before = horizons(pipeline(allowedLateness=0), 1000, {})
     longer = pipeline(allowedLateness=0, gap=500)
-    assert horizons(longer, 1000, times.floors_after(before))[SESSIONS].now == 990
+    assert horizons(longer, 1000, times.floors_after(before))[SESSIONS].current == 990
     assert accept_from(longer, {"clicks": 1000}) == (1000,)
 
 
