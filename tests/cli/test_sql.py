@@ -179,6 +179,22 @@ def test_a_query_over_a_table_is_answered_by_postgres(
     assert "division by zero" in joined.err, "beside another table it is read whole"
 
 
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+def test_json_in_a_table_is_its_text(
+    joinery: Joinery, job_file: Path, kept: None, postgres_dsn: str, schema: str, kind: str
+) -> None:
+    """Rows of which each has other fields, and more of them than polars looks at for their types."""
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute(f'CREATE TABLE "{schema}".joined (k bigint, doc {kind})')
+        made = """CASE n WHEN 199 THEN '[1, 2]' WHEN 200 THEN '{"b": 1.10}' ELSE '{"a": 1}' END"""
+        insert = f'INSERT INTO "{schema}".joined SELECT n, ({made})::{kind} FROM generate_series(1, 200) AS n'
+        connection.execute(insert)
+    last = [{"doc": '{"a": 1}'}, {"doc": "[1, 2]"}, {"doc": '{"b": 1.10}'}]
+    assert joinery("sql", job_file, "SELECT doc FROM output ORDER BY k LIMIT 9 OFFSET 197").lines == last
+    beside = "SELECT doc FROM output, (SELECT count(*) AS n FROM epochs) AS e WHERE k > 197 ORDER BY k"
+    assert joinery("sql", job_file, beside).lines == last, "read whole"
+
+
 def test_of_files_only_what_a_query_needs_is_read(joinery: Joinery, tmp_path: Path, stored_in: str, kept: None) -> None:
     """A column that is null at first has the job's type; rows from before an edit have columns and types of then."""
     folder, path = tmp_path / "out", tmp_path / "files.yaml"

@@ -251,6 +251,14 @@ def test_tombstones_of_keys_that_are_one_value_of_avro(served: Registry) -> None
     assert deleted.rows["id"].to_pylist() == [7, 8]
 
 
+def test_a_key_that_is_nested_too_deep_makes_a_dead_letter(served: Registry) -> None:
+    number = served.add("{}", "JSON")
+    key = b"\0\0\0\0" + bytes([number]) + b'{"id":' * 100_000 + b"1" + b"}" * 100_000
+    table = decoder_for(model({**of(served), "table": {"key": ["id"]}}, kind="json"))
+    deleted = decode(table, None, None, keys=[key, b'{"id":"b"}'])
+    assert ([row["id"] for row in rows(deleted)], [bad.index for bad in deleted.bad]) == (["b"], [0])
+
+
 @pytest.mark.parametrize(
     ("record", "says"),
     [

@@ -135,6 +135,11 @@ def test_csv_that_is_something_else_is_recognised(columns: int, record: bytes, s
     assert bad.reason.startswith(f"not CSV: it looks like {says}")
 
 
+def test_a_record_in_brackets_that_is_no_json_has_its_own_reason() -> None:
+    (bad,) = decode(pa.schema([("a", pa.string()), ("b", pa.int64()), ("c", pa.string())]), b"[x],q,[y]").bad
+    assert bad.reason == "column b: 'q' is not a valid int64"
+
+
 def test_a_zero_in_text_is_text() -> None:
     assert decode(pa.schema({"a": pa.string()}), b"a\0b").rows["a"].to_pylist() == ["a\0b"]
 

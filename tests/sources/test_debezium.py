@@ -344,6 +344,24 @@ def test_documents_and_rows_may_be_mixed_and_a_deletion_has_its_document_before(
     assert decoded.deleted.tolist() == [False, True, False]
 
 
+AFTER_IN_NO_NAME = {"fields": [{"field": "after", "fields": [{"field": "at", "name": ["no", "text"]}]}]}
+
+
+@pytest.mark.parametrize("schema", ["text", "{", "[" * 100_000, 5, {"fields": 5}, AFTER_IN_NO_NAME])
+def test_what_is_beside_the_payload_and_no_schema_names_nothing(schema: Any) -> None:
+    change = event("c", {"id": 1, "at": 1_700_000_000_123})
+    decoded = decode(model([ID, AT, TS]), [{"schema": schema, "payload": change}])
+    assert (decoded.rows["id"].to_pylist(), decoded.bad) == ([1], [])
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_document_that_is_no_text_makes_a_dead_letter(side: str) -> None:
+    change = event("u", None) | {"after": DOCUMENT, side: "\ud800"}
+    decoded = decode(model(OF_DOCUMENT), [change, event("c", None) | {"after": DOCUMENT}])
+    assert (decoded.rows["n"].to_pylist(), decoded.index.tolist()) == ([7], [1])
+    assert [bad.index for bad in decoded.bad] == [0]
+
+
 def test_documents_in_avro() -> None:
     source = {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}
     types = {"before": ["null", "string"], "after": ["null", "string"], "source": source, "op": "string"}

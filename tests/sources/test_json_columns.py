@@ -83,3 +83,15 @@ def test_it_is_no_key() -> None:
     data = job()
     data["spec"]["joins"][0]["keys"] = {"l.doc": "r.doc"}
     assert any("is json, of which equal values may have different texts" in text for text in said_of(data).values())
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"postgres": {"table": "t", "upsertKey": ["left_id", "left_doc"]}},
+        {"kafka": {"topic": "t", "bootstrapServers": "h:1", "key": ["left_doc"]}},
+    ],
+)
+def test_it_is_no_key_of_the_output(output: dict[str, Any]) -> None:
+    """In Postgres `{"a":1}` and `{"a": 1}` are one value, and one statement cannot update a row twice."""
+    assert any("column 'left_doc' is json" in text for text in said_of(job(output=output)).values())

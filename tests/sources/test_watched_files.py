@@ -327,6 +327,20 @@ def test_a_directory_that_comes_before_those_that_were_read_stops_the_job(
     assert job.read() == [2]
 
 
+def test_a_directory_that_comes_too_late_is_seen_whatever_is_put_into_it(tmp_path) -> None:
+    """That changes both of its times, and its move does not show any more."""
+    job = in_folders(tmp_path)
+    new_folder(job, "dt=20", a=1)
+    (tmp_path / "beside" / "dt=22").mkdir()
+    (tmp_path / "beside" / "dt=22" / "part-a.json").write_text('{"a": 2}\n')
+    new_folder(job, "dt=25", a=5)
+    assert job.read() == [1, 5]
+    (tmp_path / "beside" / "dt=22").rename(job.folder / "dt=22")
+    (job.folder / "dt=22" / "_SUCCESS").write_text("")
+    with pytest.raises(SourceError, match=r"/dt=22/part-a.json of input in is new or was changed"):
+        job.read()
+
+
 def test_a_new_file_beside_files_that_were_read_long_ago_does_not_make_them_new(tmp_path) -> None:
     """It changes their directory."""
     job = in_folders(tmp_path)

@@ -108,6 +108,8 @@ def _connected(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:
     except psycopg.Error as error:
         raise _unreadable(table, error) from error
     connection.read_only = True
+    for kind in ("json", "jsonb"):  # of which polars would make structs, with the fields that the first rows have
+        connection.adapters.register_loader(kind, TextLoader)
     return connection
 
 

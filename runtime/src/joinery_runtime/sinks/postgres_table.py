@@ -92,7 +92,7 @@ class TargetTable:
                 "DROP TABLE, then joinery state delete JOB.yaml --yes",
             )
         if missing and not self._is_owned_by(connection, job):
-            columns = ", ".join(f"{field.name} {column_type(field.type)}" for field in missing)
+            columns = ", ".join(f"{field.name} {column_type(field, self.nested)}" for field in missing)
             raise SinkError(
                 f"The output table {self.name} lacks columns of the job's output ({columns})",
                 facts=f"job {job} has not made that table, so it does not alter it",

@@ -28,9 +28,11 @@ def name_in_json(schema: Any, path: Path) -> str | None:
         elif schema.get("type") == "map":
             schema = schema.get("values")
         else:
-            fields = schema.get("fields") or ()
-            schema = next((each for each in fields if isinstance(each, dict) and each.get("field") == step), None)
-    return schema.get("name") if isinstance(schema, dict) else None
+            fields = schema.get("fields")
+            among = fields if isinstance(fields, list) else ()
+            schema = next((each for each in among if isinstance(each, dict) and each.get("field") == step), None)
+    name = schema.get("name") if isinstance(schema, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def name_in_avro(schema: Any, path: Path) -> str | None:

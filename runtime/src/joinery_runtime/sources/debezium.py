@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,22 +117,23 @@ class ChangeEvents(ByValue):
         lacks = (row & _all_null(rows, wanted)) | (deletion & _all_null(rows, before))
         if not wanted or not lacks.any():
             return events
-        places = events.index[lacks]
-        texts = self._texts.decode(values.take(pa.array(places))).rows
+        texts = self._texts.decode(values.take(pa.array(events.index[lacks]))).at(np.flatnonzero(lacks))
         sides = {
-            side: [texts[name] for name in texts.column_names if name.startswith(side)] for side in ("after", "before")
+            side: [texts.rows[name] for name in texts.rows.column_names if name.startswith(side)]
+            for side in ("after", "before")
         }
-        gone = pa.array(deletion[lacks])
+        places, gone = events.index[texts.index], pa.array(deletion[texts.index])
         written = pc.if_else(gone, pc.coalesce(*sides["before"]), pc.coalesce(*sides["after"]))
         found = self._documents.decode(written)
-        gone, table = gone.take(pa.array(found.index)), rows.filter(pa.array(lacks)).take(pa.array(found.index))
+        gone, table = gone.take(pa.array(found.index)), rows.take(pa.array(texts.index[found.index]))
         for name in wanted:
             value, nothing = found.rows[name], pa.scalar(None, found.rows[name].type)
             table = _replaced(table, name, pc.if_else(gone, nothing, value))
             if _BEFORE + name in before:
                 table = _replaced(table, _BEFORE + name, pc.if_else(gone, value, nothing))
+        unread = [replace(bad, index=int(events.index[bad.index])) for bad in texts.bad]
         kept = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
-        return _together(kept, Decoded(table, found.index, found.bad).at(places))
+        return with_bad(_together(kept, Decoded(table, found.index, found.bad).at(places)), unread)
 
     def _changes(self, events: Decoded) -> Decoded:
         op = events.rows[_OP]
@@ -195,7 +198,9 @@ class _Envelope(ByValue):
         if written not in self._known:
             if len(self._known) >= _MOST_SCHEMAS:
                 self._known.clear()
-            schema: Any = json.loads(written)
+            schema: Any = None
+            with suppress(ValueError, RecursionError):  # text that is no schema names nothing
+                schema = json.loads(written)
             names = {field.name: name_in_json(schema, self._paths[field.name]) or "" for field in self._times}
             self._known[written] = {column: TIMES[name] for column, name in names.items() if name in TIMES}
         return self._known[written]

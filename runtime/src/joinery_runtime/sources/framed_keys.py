@@ -89,6 +89,6 @@ class _Unframed(ByValue):
 def _is_json(text: bytes) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -5,7 +5,8 @@ read to its end. All that come before the first of these by their paths have bee
 behind those; one that is not, or a file that changed after it was read, stops the job instead of being left out. A file
 that comes too late is told from one that was read long ago by the time of its last change (of the inode: a move sets
 it), or of the move of a directory that it is in, compared with the latest of such times among the files that were read:
-all are of the file system's clock.
+all are of the file system's clock. What is put into a directory hides when it was moved itself; only a job that runs
+meanwhile sees its files come.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class WatchedFiles(UnsharedSource):
         self._pattern = FilePattern(path)
         self._waiting: dict[str, float] = {}  # by file that is not known to be read: when it was first seen
         self._read: set[str] = set()
+        self._came: set[str] = set()  # of the waiting ones those that were not there at first
         self._listed_at: float | None = None
         self._directories: dict[str, _Directory] = {}
 
@@ -98,12 +100,14 @@ class WatchedFiles(UnsharedSource):
 
     def _list(self) -> None:
         """Looks into the directories that may have changed."""
-        now = self._listed_at = time.monotonic()
+        first_listing, now = self._listed_at is None, time.monotonic()
+        self._listed_at = now
         before, self._directories = self._directories, {}
         with readable(self._pattern.root):
             names = self._look(self._pattern.root, self._pattern.below, before, now)
         appeared = names - self._waiting.keys() - self._read
         self._waiting = {name: self._waiting.get(name, now) for name in (self._waiting.keys() & names) | appeared}
+        self._came = (self._came | (set() if first_listing else appeared)) & self._waiting.keys()
         self._read &= names
 
     def _look(self, path: str, rest: Rest, before: Mapping[str, _Directory], now: float) -> set[str]:
@@ -150,7 +154,7 @@ class WatchedFiles(UnsharedSource):
             if file not in stamps:
                 with readable(file):
                     changed_ns = self._moved_ns(file)
-                if file > first or changed_ns > stamps[first].latest_ns:
+                if file > first or file in self._came or changed_ns > stamps[first].latest_ns:
                     raise SourceError(
                         f"The file {file} of input {self._name} is new or was changed, and its turn is over",
                         facts=f"files are read in order of their paths, and {last} has been begun",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.model.base import Bool, ByteCount, Int, Length, Limits, Model, PositiveDuration
-from joinery_runtime.job.model.draft import Finding, Loc, path_text
+from joinery_runtime.job.model.draft import Finding, Loc, no_key, path_text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
 from joinery_runtime.job.model.pods import Autoscale, SparkSpec
@@ -214,10 +214,26 @@ class Job(Model):
     @model_validator(mode="after")
     def _rules(self) -> Self:
         found = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        found = found or list(self._json_keys())
         if found:
             text = "\n".join(f"{path_text(at)}: {message}" for at, message in found)
             raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "found": found})
         return self
+
+    def _json_keys(self) -> Iterator[Finding]:
+        """Keys of the output that are JSON: Postgres takes texts for equal that the job takes for different."""
+        output = self.spec.output
+        kafka, postgres = output.kafka, output.postgres
+        named = [
+            ("kafka", "key", kafka.key if kafka else ()),
+            ("postgres", "upsertKey", postgres.upsert_key if postgres else ()),
+        ]
+        if any(key for *_, key in named):
+            types = {each.name: each.type for each in self.output_columns}
+            for target, at, key in named:
+                for i, name in enumerate(key):
+                    if text := no_key(name, types):
+                        yield ("spec", "output", target, at, i), text
 
     @property
     def name(self) -> str:

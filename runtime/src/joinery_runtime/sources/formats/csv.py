@@ -9,6 +9,7 @@ field is the empty string (or no bytes, for binary) and null for every other typ
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -181,13 +182,19 @@ class CsvDecoder(ByValue, FormatDecoder):
 def _recognised(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
     """The same with what the record is instead, where that can be told."""
     record = values[bad.index].as_py() or b""
-    looks = looks_like(record) or ("JSON; write format: json" if _may_be_json(record) else None)
+    looks = looks_like(record) or ("JSON; write format: json" if _is_json(record) else None)
     return bad if looks is None else replace(bad, reason=f"{_NO_CSV}: it looks like {looks}")
 
 
-def _may_be_json(record: bytes) -> bool:
+def _is_json(record: bytes) -> bool:
     text = record.strip()
-    return text[:1] + text[-1:] in (b"{}", b"[]")
+    if text[:1] + text[-1:] not in (b"{}", b"[]"):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _text(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:
