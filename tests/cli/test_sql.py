@@ -179,6 +179,19 @@ def test_a_query_over_a_table_is_answered_by_postgres(
     assert "division by zero" in joined.err, "beside another table it is read whole"
 
 
+def test_json_in_a_table_is_text_as_it_is_there(
+    joinery: Joinery, job_file: Path, kept: None, postgres_dsn: str, schema: str
+) -> None:
+    """Rows need not be alike: in a column of one type they had fields that are not theirs, or could not be read."""
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute(f'CREATE TABLE "{schema}".joined (j jsonb)')
+        connection.execute(f"""INSERT INTO "{schema}".joined VALUES ('{{"a": 1}}'), ('{{"b": "x"}}'), ('[2]')""")
+    rows = [{"j": '{"a": 1}'}, {"j": '{"b": "x"}'}, {"j": "[2]"}]
+    assert joinery("sql", job_file, "SELECT j FROM output").lines == rows
+    beside = joinery("sql", job_file, "SELECT j FROM output, epochs WHERE epoch = 1")
+    assert beside.lines == rows, "read whole"
+
+
 def test_of_files_only_what_a_query_needs_is_read(joinery: Joinery, tmp_path: Path, stored_in: str, kept: None) -> None:
     """A column that is null at first has the job's type; rows from before an edit have columns and types of then."""
     folder, path = tmp_path / "out", tmp_path / "files.yaml"

@@ -108,6 +108,8 @@ def _connected(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:
     except psycopg.Error as error:
         raise _unreadable(table, error) from error
     connection.read_only = True
+    for name in ("json", "jsonb"):
+        connection.adapters.register_loader(name, TextLoader)  # its rows need not be alike
     return connection
 
 
