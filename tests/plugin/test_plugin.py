@@ -155,7 +155,7 @@ def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
     assert container["args"] == ["joinery", "state", "show", "/etc/joinery/job.yaml", "--key", "order_id=7"]
     secrets = {each["secret"]["secretName"] for each in made["spec"]["volumes"] if "secret" in each}
     assert job["spec"]["stateStore"]["postgres"]["dsnSecretRef"]["name"] in secrets
-    assert kubectl.asked[-1] == ["delete", "pod", name, "--namespace=jobs", "--wait=false"]
+    assert kubectl.asked[-1] == ["delete", "pod", name, "--namespace=jobs", "--wait=false", "--ignore-not-found"]
 
 
 @pytest.mark.parametrize(

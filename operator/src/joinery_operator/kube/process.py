@@ -181,8 +181,9 @@ async def _watch(
         # kopf 1.45 may then wait for ever, for a login from its own part that has ended.
         await asyncio.wait_for(watching, _KOPF_STOP_SECONDS)
     except Exception as error:
-        _log.exception("the watches have ended")
-        ended = error
+        if ended is None:
+            _log.exception("the watches have ended")
+            ended = error
     finally:
         for task in (closing, found, watching):
             task.cancel()

@@ -67,7 +67,7 @@ def _made(target: KubectlTarget, pod: Manifest, name: str, place: str) -> Iterat
     try:
         yield
     finally:
-        target.do("delete", "pod", name, place, "--wait=false")
+        target.do("delete", "pod", name, place, "--wait=false", "--ignore-not-found")
 
 
 def _wait(target: KubectlTarget, name: str, place: str) -> None:

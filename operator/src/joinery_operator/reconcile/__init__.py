@@ -90,9 +90,19 @@ def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) 
     `written`: what is written of the status now."""
     delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
     waits = [seconds for seconds in delays if seconds > 0]
+    if ctx.status.revision is not None and _stage_begun(status) != _stage_begun(ctx.status):
+        # What the new stage begins with may be left to the next reconcile, and no watch reports the operator's own
+        # writes to it.
+        waits.append(_SOONEST_SECONDS)
     if written is None and status != ctx.status and (report := next_report(ctx, ctx.status)) is not None:
         waits.append(report)
     return max(min(waits), _SOONEST_SECONDS) if waits else None
+
+
+def _stage_begun(status: Status) -> tuple[object, ...]:
+    """What differs whenever a row of the rollout's table leads to a stage, be it the same one again."""
+    rollout = status.rollout
+    return status.revision, rollout and (rollout.stage, rollout.since, rollout.restorer)
 
 
 def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
