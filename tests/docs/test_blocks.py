@@ -12,6 +12,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -487,10 +488,10 @@ def test_kubectl_and_helm_have_the_options() -> None:
             for name, *words in simple_commands(line):
                 if name in everywhere and words[0] != "joinery":
                     verb = words.pop(0)
-                    words = words[: words.index("--")] if "--" in words else words  # what follows runs in a container
                     kind = words[: 2 if words[0] == "secret" else 1] if verb == "create" else []
                     known = told(name, verb, *kind, "--help") + everywhere[name]
-                    for option in (word.partition("=")[0] for word in words if word.startswith("-")):
+                    own = takewhile(lambda word: word != "--", words)  # what follows runs in a container
+                    for option in (word.partition("=")[0] for word in own if word.startswith("-")):
                         assert re.search(rf"(?<![\w-]){option}\b", known), f"{block.place}: {line}: {option}"
                         checked += 1
     assert checked > 10
