@@ -12,6 +12,7 @@ import java.util.Properties;
 import java.util.concurrent.CountDownLatch;
 import org.apache.kafka.common.serialization.Serde;
 import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.common.utils.Bytes;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
@@ -24,6 +25,7 @@ import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
+import org.apache.kafka.streams.state.SessionStore;
 
 /**
  * The peer: Kafka Streams' own joins and session windows, until it is stopped. Topics are keyed by the join key.
@@ -34,6 +36,9 @@ import org.apache.kafka.streams.kstream.StreamJoined;
 public final class StreamsJob {
   private static final JsonFactory JSON = new JsonFactory();
   private static final Duration GRACE = Duration.ofSeconds(10);
+  // Closed sessions are looked for once a second of the clock. In a backlog, event time goes on by minutes meanwhile; with
+  // the default (gap and grace) the store has dropped most sessions by then, and they never come out.
+  private static final Duration RETENTION = Duration.ofHours(3);
 
   /** An order, a payment or a click: the texts that its output needs, a number, and its event time. */
   record Row(String first, String second, double number, long time) {}
@@ -112,7 +117,8 @@ public final class StreamsJob {
             () -> new Session(0, null),
             (user, click, session) -> new Session(session.events + 1, least(session.page, click.first)),
             (user, one, other) -> new Session(one.events + other.events, least(one.page, other.page)),
-            Materialized.with(Serdes.String(), SESSIONS))
+            Materialized.<String, Session, SessionStore<Bytes, byte[]>>with(Serdes.String(), SESSIONS)
+                .withRetention(RETENTION))
         .toStream((windowed, session) -> windowed.key())
         .filter((user, session) -> session != null)
         .mapValues((user, session) -> json(into -> {

@@ -8,6 +8,10 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
+from cli.commands import Joinery
+
 JOINERY = Path(sys.executable).parent / "joinery"
 
 
@@ -43,3 +47,29 @@ main(["--version"])
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_run_does_not_load_the_client_of_schema_registries_before_a_job_names_one() -> None:
+    code = """
+import sys
+import joinery_runtime.cli.run
+assert "confluent_kafka" in sys.modules
+print(*(name for name in sys.modules if name.startswith("confluent_kafka.schema_registry")))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("option", ["-", "-f"])
+def test_who_writes_as_for_kubectl_is_told_how_a_job_is_named(joinery: Joinery, option: str) -> None:
+    ended = joinery("validate", option)
+    assert ended.code == 2
+    assert f"joinery: {option}: 1 problem(s)" in ended.err
+    assert "joinery run /dev/stdin < job.yaml" in ended.err
+
+
+def test_a_job_is_read_from_standard_input(job_file: Path) -> None:
+    with job_file.open() as lines:
+        command = [JOINERY, "validate", "/dev/stdin"]
+        done = subprocess.run(command, stdin=lines, capture_output=True, text=True, check=True)
+    assert done.stdout == "/dev/stdin: valid\n"

@@ -315,6 +315,7 @@ def test_the_end_tells_the_totals(screen: Screen) -> None:
             "postgres: {table: joined, dsn: 'host=db'}",
             "the table joined of the database of output.postgres: SELECT * FROM joined LIMIT 10",
         ),
+        ("console: {}", "the first rows of each epoch were printed here; none are kept"),
         ("file: {path: /tmp/my rows}", "rows are in /tmp/my rows: head '/tmp/my rows'/*.jsonl"),
         (
             "kafka: {bootstrapServers: 'k:1', topic: out}",

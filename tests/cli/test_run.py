@@ -118,7 +118,7 @@ def test_a_run_once_says_what_ended_it(joinery: Joinery, job_file: Path, running
 def test_inputs_that_had_ended_are_why_nothing_is_read(joinery: Joinery, job_file: Path, running: Any) -> None:
     running(lambda listener, _stop: listener.started(_Driver()))
     note = joinery("run", job_file).lines[-1]["note"]
-    assert "has ended orders" in note
+    assert "orders ended in an earlier run" in note
     assert "joinery run --once" in note
 
 

@@ -106,15 +106,18 @@ def test_files_are_a_table(joinery: Joinery, tmp_path: Path, stored_in: str, kep
             "SELECT * FROM joined",
             "There is no table joined of job orders-payments: its tables are epochs, output, state_left",
         ),
+        ("SELECT * FROM joined", "Write output for the rows of "),
         ("DELETE FROM output", "The query is no SELECT"),
         ("SELECT 1; SELECT 2", "The query is no SQL statement"),
         ("SELECT FROM WHERE", "The query is no SQL statement"),
-        ("SELECT nope FROM epochs", "The query cannot be run"),
+        ("SELECT nope FROM epochs", 'The query cannot be run: unable to find column "nope"; valid columns: ["epoch"'),
         ("SELECT * FROM output", 'joined" does not exist'),
     ],
 )
 def test_what_cannot_be_asked(joinery: Joinery, job_file: Path, asked: str, said: str) -> None:
-    assert said in joinery("sql", job_file, asked).err
+    err = joinery("sql", job_file, asked).err
+    assert said in err
+    assert "plan" not in err, "of polars"
 
 
 @pytest.mark.parametrize("form", ["json", "avro", "protobuf"])
@@ -138,7 +141,7 @@ def test_rows_in_a_topic(
         producer = Producer({**settings, "queue.buffering.max.messages": 2 * count})
         producer.init_transactions(30)
         for values, ends in (
-            ([each["value"] for each in target.messages(table)], producer.commit_transaction),
+            ([each["value"] for each in target.records(table).messages()], producer.commit_transaction),
             ([b"not a row"], producer.commit_transaction),
             ([b"{}"], producer.abort_transaction),
         ):
@@ -153,6 +156,9 @@ def test_rows_in_a_topic(
             f"1 record is left out that no row of this job can be; the first one is {schema}-0@{count + 1}"
             in counted.err
         )
+        twice = "SELECT count(*) AS n FROM output a JOIN output b ON a.left_order_id = b.left_order_id"
+        joined = joinery("sql", path, twice)
+        assert (joined.lines, joined.err.count("left out")) == ([{"n": count}], 1)
         one = f"SELECT left_order_id FROM output WHERE left_order_id = 'o{count - 1}'"
         assert joinery("sql", path, one).lines == [{"left_order_id": f"o{count - 1}"}]
         few = joinery("sql", path, "SELECT left_order_id FROM output LIMIT 2")

@@ -97,6 +97,7 @@ def test_a_record_that_the_other_part_of_a_history_has(joinery: Joinery, tmp_pat
     )
     assert (taken["dropped"], taken["columns"]["v"]) == (None, "A")
     assert (skipped["dropped"], skipped["rule"]) == ("history", "docs/semantics.md#t12")
+    assert joinery("why", job, "--steps", steps, "--key", "k=a").lines[0]["records"] == [taken, skipped]
 
 
 def test_the_answer_as_text(tmp_path: Path) -> None:
@@ -191,19 +192,19 @@ def _is_made_or_kept_or_left(job: Job, answer: Answer) -> None:
     (record,) = answer.records
     (partition, offset), name = (record.record.place.partition.partition, record.record.place.offset), ""
     if record.reason is not None:
-        assert record.fate is None
+        assert record.outcome is None
         return
-    if record.fate is None:
+    if record.outcome is None:
         assert record.unmatched  # it cannot match: if anything, it went out padded
         assert all(record.padded[epoch] for epoch in record.made)
         assert record.made or answer.kept is None
         return
-    stay, name = record.fate.stay, record.record.place.partition.input
+    retention, name = record.outcome.retention, record.record.place.partition.input
     text = "\n".join(record.lines())
-    assert ("  kept until " in text) == (stay.left is None)
-    assert ("  left the state in epoch " in text or "  never kept: " in text) == (stay.left is not None)
-    assert stay.left is None or stay.left >= record.record.epoch
-    if isinstance(job, StreamJoin) and stay.left is None and answer.kept is not None:
+    assert ("  kept until " in text) == (retention.evicted_in is None)
+    assert ("  left the state in epoch " in text or "  never kept: " in text) == (retention.evicted_in is not None)
+    assert retention.evicted_in is None or retention.evicted_in >= record.record.epoch
+    if isinstance(job, StreamJoin) and retention.evicted_in is None and answer.kept is not None:
         shown = [row.document() for step in answer.kept.steps for row in step.rows]
         assert (name, partition, offset) in {(row["input"], row["partition"], row["offset"]) for row in shown}
 
@@ -337,6 +338,23 @@ def test_of_dropped_records_only_one_within_reach_is_named(tmp_path: Path) -> No
     assert "  all records of r with its key were dropped that can match" in list(found.lines())
 
 
+def test_of_very_many_records_that_may_have_been_dropped_the_answer_counts_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    late = {"input": "r", "rows": [{"k": "a", "v": str(n), "ts": 100} for n in range(3)]}
+    path.write_text("".join(json.dumps(step) + "\n" for step in ({"watermark": {"r": 111}}, late, LEFT_ROW)))
+
+    def answer() -> Answer:
+        return why_command(parse_job(JOB, "job.yaml"), (), "l:0=0", None, path)
+
+    assert answer().document()["unjudged"] == 0
+    monkeypatch.setattr("joinery_runtime.cli.why.MAX_JUDGED", 1)
+    assert answer().document()["unjudged"] == 2
+    said = "2 other records are counted as taken above, dropped or not: there are too many to judge each"
+    assert said in list(answer().lines())
+
+
 FUTURE = JOB.replace("eventTime: ts,", "eventTime: ts, watermark: {maxFuture: 50},")
 
 
@@ -350,8 +368,8 @@ def test_a_record_of_the_future_is_neither_nearest_nor_a_newer_version(tmp_path:
     assert _nearest(_of(tmp_path, FUTURE, steps, "l:0=0"))[:2] == (0, 5)
     versions = FUTURE.replace(WAYS["interval"], WAYS["asOf"]).replace("{name: r,", "{name: r, table: {key: [k]},")
     version = _of(tmp_path, versions, [*steps, {"watermark": {"l": 300, "r": 300}}], "r:0=0")
-    assert version.fate is not None
-    assert version.fate.stay.words == "a newer version of its key comes (of r)"
+    assert version.outcome is not None
+    assert version.outcome.retention.words == "a newer version of its key comes (of r)"
 
 
 def test_what_is_too_far_ahead_is_so_among_all_records(tmp_path: Path) -> None:
@@ -452,14 +470,14 @@ def _at(ms: int) -> str:
     return f"1970-01-01T00:00:00.{ms:03}Z"
 
 
-def _stay(found: Explained) -> tuple[int | None, str, str]:
-    assert found.fate is not None
-    return found.fate.stay.left, found.fate.stay.words, found.fate.stay.rule
+def _retention(found: Explained) -> tuple[int | None, str, str]:
+    assert found.outcome is not None
+    return found.outcome.retention.evicted_in, found.outcome.retention.words, found.outcome.retention.rule
 
 
 def test_a_row_of_a_session_that_reached_the_cap_left_with_it(tmp_path: Path) -> None:
     def stay(offset: int) -> tuple[int | None, str, str]:
-        return _stay(_of_trace("sessions/s2-row-inside-a-mark", f"c:0={offset}", tmp_path, 2))
+        return _retention(_of_trace("sessions/s2-row-inside-a-mark", f"c:0={offset}", tmp_path, 2))
 
     forced = f"its session, {_at(100)} to {_at(119)}, reached maxDuration and went out"
     assert [stay(offset) for offset in (0, 1, 2)] == [(1, forced, "s2")] * 3
@@ -470,7 +488,7 @@ def test_a_row_of_a_session_that_reached_the_cap_left_with_it(tmp_path: Path) ->
 
 def test_rows_in_reach_of_each_other_may_be_of_sessions_that_stay_apart(tmp_path: Path) -> None:
     def until(offset: int) -> str:
-        left, words, rule = _stay(_of_trace("sessions/s2-left-of-a-full-session", f"c:0={offset}", tmp_path, 3))
+        left, words, rule = _retention(_of_trace("sessions/s2-left-of-a-full-session", f"c:0={offset}", tmp_path, 3))
         assert (left, rule) == (None, "s4")
         return words.partition(" is above ")[2]
 
@@ -486,9 +504,9 @@ def test_a_session_that_reached_the_cap_long_after_a_row_came(tmp_path: Path) ->
     """It grew by rows of later epochs until one was too far from its start."""
     trace = next(each for each in load_traces() if each.name == "sessions/s2-row-inside-a-mark")
     steps = [{"input": "c", "rows": [{"k": "a", "ts": ts}]} for ts in (100, 108, 116, 124)]
-    left, words, rule = _stay(_of(tmp_path, json.dumps(trace.job), steps, "c:0=0"))
+    left, words, rule = _retention(_of(tmp_path, json.dumps(trace.job), steps, "c:0=0"))
     assert (left, words, rule) == (4, f"its session, {_at(100)} to {_at(116)}, reached maxDuration and went out", "s2")
-    left, words, rule = _stay(_of(tmp_path, json.dumps(trace.job), steps[:3], "c:0=0"))
+    left, words, rule = _retention(_of(tmp_path, json.dumps(trace.job), steps[:3], "c:0=0"))
     assert (left, words[-len(_at(126)) - 25 :], rule) == (None, f"{_at(126)}: then its session leaves", "s4")
 
 
@@ -504,9 +522,33 @@ def test_what_a_chain_keeps_of_a_record(tmp_path: Path) -> None:
     (trace,) = [each for each in load_traces() if each.name == name]
     steps = [*(step.given for step in trace.steps[:3]), {"watermark": {"a": 150, "b": 150}}]
     gone = _of(tmp_path, json.dumps(trace.job), steps, "a:0=1")
-    assert (gone.fate is not None and gone.fate.stay.left, [each.rows for each in gone.waiting]) == (4, [1])
+    assert (gone.outcome is not None and gone.outcome.retention.evicted_in, [each.rows for each in gone.waiting]) == (
+        4,
+        [1],
+    )
     assert "  taken; nothing went out because of it so far" in list(gone.lines())
     assert _of_trace(name, "a:0=1", tmp_path).waiting == []  # it went out at the end
+
+
+def test_the_nearest_of_the_rows_that_a_step_hands_on(tmp_path: Path) -> None:
+    """Named by its record of the input that the bound counts from; a record of that input that has made no row is none
+    of them."""
+    of_a = {"input": "a", "rows": [{"k": "p", "v": "A", "ts": 100}, {"k": "p", "v": "no b", "ts": 119}]}
+    of_b = {"input": "b", "rows": [{"k": "p", "v": "B", "ts": 96}]}
+    of_c = {"input": "c", "rows": [{"k": "p", "v": "C", "ts": 120}, {"k": "q", "v": "C", "ts": 120}]}
+    job = json.dumps(next(each for each in load_traces() if each.name == "nway/n1-left-left").job)
+    job = job.replace('"type": "left"', '"type": "inner"', 1)
+    found = _of(tmp_path, job, [of_a, of_b, of_c], "c:0=0")
+    assert _nearest(found) == (0, 15, "15ms outside the bound (right - left from -5ms to 5ms)", "docs/semantics.md#j1")
+    assert found.document()["nearest"]["input"] == "a"
+    # It comes when the joined row is within reach, but a condition is not true.
+    where = job.replace('"right": "c"', '"right": "c", "where": "b.v = c.v"')
+    near = [of_a, of_b, {"input": "c", "rows": [{"k": "p", "v": "C", "ts": 103}]}]
+    words = "within reach, but `where` is not true for the two"
+    assert _nearest(_of(tmp_path, where, near, "c:0=0"))[:3] == (0, 0, words)
+    alone = _of(tmp_path, job, [of_a, of_b, of_c], "c:0=1")
+    assert _nearest(alone) == ()
+    assert "  step 1 has handed on no row with its key that was kept: ask for a record of a" in list(alone.lines())
 
 
 def test_a_join_on_time_only_is_asked_for_a_record(tmp_path: Path) -> None:

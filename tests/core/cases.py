@@ -9,30 +9,35 @@ from typing import Any, Protocol
 
 from hypothesis import strategies as st
 
-from core.random_jobs import KEY_TYPES, Job, jobs
+from core.random_jobs import A_DAY, KEY_TYPES, Job, edited_jobs, jobs
 from joinery_devkit.oracle import Oracle, Row, SessionOracle
+from joinery_runtime.job import Input, StreamJoin
 from joinery_runtime.job import Job as Resource
-from joinery_runtime.job import StreamJoin
 
 START = 1_700_000_000_000
-STARTS = (START, START, 6)  # event times are one of these and a few milliseconds; some are before 1970
+# Event times are one of these and a few milliseconds: some are before 1970, some the first and the last of all (T8).
+STARTS = (START, START, 6, -62_135_596_800_000 + 100, 253_402_300_799_999 - 200)
+STAMP = "$stamp"  # beside a row's values: the Kafka timestamp of its record
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch gets. `rows` by input, in any order; `idle` partitions at its plan; `final`: these inputs get no
-    row after this epoch. `crash`: it is run, not committed, and run again. `followed`: what its rows imply counts in
+    """What one epoch gets. `rows` by input, in any order; `idle` partitions at its plan, partitions that are `added`
+    before it, and `elsewhere`: another member of the group has them now; `final`: these inputs get no row after this
+    epoch. `crash`: it is run, not committed, and run again. `followed`: what its rows imply counts in
     epochs without rows before the next one. `job`: from here on the job has been edited to this."""
 
     rows: Mapping[str, Sequence[Row]]
     shards: int = 1
     idle: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    added: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    elsewhere: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     final: tuple[str, ...] = ()
     checkpoint: bool = False
     restart: bool = False
     crash: bool = False
     followed: bool = True
-    job: Resource | None = None
+    job: Subject | None = None
 
 
 class Subject(Protocol):
@@ -43,6 +48,10 @@ class Subject(Protocol):
 
     def oracle(self) -> Oracle | SessionOracle:
         """A fresh one."""
+        ...
+
+    def edit(self, oracle: Any, before: Any) -> None:
+        """The oracle, of the subject `before`, goes on as this one's."""
         ...
 
 
@@ -64,10 +73,17 @@ def rows(draw: Any, job: Job, name: str, place: tuple[int, int], ts: int) -> Row
         values[column] = draw(st.sampled_from(known_values[:2] * 4 + known_values + [None]))
     values["v"] = draw(st.sampled_from([0, 1, 2, 3, None]))
     values["ts"] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts)
+    values[STAMP] = draw(stamps(job.job.input(name), ts))
     if _is_table(job, name) and draw(st.integers(0, 3)) == 0:
         keys = {column: values[column] for column in values if column in (*_table_key(job, name), "ts")}
-        return Row(*place, ts, {**dict.fromkeys(values), **keys}, deleted=True)
+        return Row(*place, ts, {**dict.fromkeys(values), **keys, STAMP: values[STAMP]}, deleted=True)
     return Row(*place, ts, values)
+
+
+def stamps(side: Input, ts: int) -> st.SearchStrategy[int]:
+    """When Kafka got a record whose event time is `ts`; -1: nobody knows. Where no row is too far ahead, it is asked of
+    none."""
+    return st.just(-1) if side.watermark.max_future == A_DAY else st.sampled_from([-1, ts, ts, ts - 6, ts - 20, ts + 9])
 
 
 def _is_table(job: Job, name: str) -> bool:
@@ -87,30 +103,39 @@ def some_partitions(draw: Any, job: Job) -> dict[str, tuple[int, ...]]:
 
 @st.composite
 def cases(draw: Any, kind: str, longest: int = 6, wanted: Callable[[Job], bool] = lambda _: True) -> Case:
-    """Anything goes: disorder, late rows, idle partitions, inputs that end early, restarts, other shard counts; up to
-    `longest` epochs with rows. Of a job that is `wanted`."""
+    """Anything goes: disorder, late rows, rows far ahead, idle, added and unassigned partitions, inputs that end early,
+    restarts, other shard counts, an edit; up to `longest` epochs with rows. Of a job that is `wanted`."""
     job = draw(jobs(kind).filter(wanted))
     partitions = draw(some_partitions(job))
     offsets = dict.fromkeys([(name, p) for name, known in partitions.items() for p in known], 0)
     epochs: list[Epoch] = []
     final: tuple[str, ...] = ()
     start = draw(st.sampled_from(STARTS))
+    there = dict(partitions)
     for number in range(draw(st.integers(2, longest))):
         arrivals: dict[str, list[Row]] = {}
+        added = (
+            {} if number == 0 else {name: draw(new_partitions(there[name])) for name in job.inputs if name not in final}
+        )
+        added = {name: new for name, new in added.items() if not _is_table(job, name)}
+        there = {name: (*known, *added.get(name, ())) for name, known in there.items()}
         for name in job.inputs:
             arrivals[name] = []
             for _ in range(0 if name in final else draw(st.integers(0, 12 // len(job.inputs)))):
-                partition = draw(st.sampled_from(partitions[name]))
+                partition = draw(st.sampled_from(there[name]))
                 # Time goes on by 4 an epoch on average, with rows far ahead and far behind.
-                ts = start + 4 * number + draw(st.sampled_from([-12, -7, *range(-4, 5), *range(-4, 5), 8]))
-                arrivals[name].append(draw(rows(job, name, (partition, offsets[name, partition]), ts)))
+                ts = start + 4 * number + draw(st.sampled_from([-12, -7, *range(-4, 5), *range(-4, 5), 8, 30]))
+                place = (partition, offsets.setdefault((name, partition), 0))
+                arrivals[name].append(draw(rows(job, name, place, ts)))
                 offsets[name, partition] += 1
         final = draw(st.sampled_from([()] * 8 + [(name,) for name in job.inputs]))
         epochs.append(
             Epoch(
                 rows=arrivals,
                 shards=draw(st.sampled_from([1, 1, 1, 2, 3, 8])),
-                idle={name: draw(idle_partitions(known)) for name, known in partitions.items()},
+                idle={name: draw(idle_partitions(known)) for name, known in there.items()},
+                added=added,
+                elsewhere={name: draw(elsewhere(known)) for name, known in there.items()},
                 final=final,
                 checkpoint=draw(st.booleans()),
                 restart=draw(st.booleans()),
@@ -120,11 +145,23 @@ def cases(draw: Any, kind: str, longest: int = 6, wanted: Callable[[Job], bool] 
         )
         final = tuple({name for epoch in epochs for name in epoch.final})
     epochs.append(Epoch({}, final=job.inputs))
+    if draw(st.integers(0, 2)) == 0:
+        at = draw(st.integers(1, len(epochs) - 1))
+        epochs[at] = replace(epochs[at], job=draw(edited_jobs(job)))
     return Case(job, partitions, tuple(epochs))
 
 
 def idle_partitions(known: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
     return st.sampled_from([(), (), (), (), known[:1], known])
+
+
+def new_partitions(known: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.sampled_from([*[()] * 7, (len(known),)] if len(known) < 3 else [()])
+
+
+def elsewhere(known: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    """More often the last one, which may be new."""
+    return st.sampled_from([*[()] * 9, known[-1:], known[-1:], known[:1], known])
 
 
 @st.composite
@@ -150,12 +187,12 @@ def punctual(draw: Any, kind: str) -> tuple[Case, list[tuple[str, Row]]]:
 
 
 def _remembering(job: Job) -> Job:
-    """With a retention that outlives every history."""
-    (step, *_) = job.job.joins
-    if step.as_of is None:
-        return job
+    """With a retention that outlives every history, and in which no row is too far ahead."""
     document = job.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    document["spec"]["joins"][0]["asOf"]["historyRetention"] = "1h"
+    for side in document["spec"]["inputs"]:
+        side["watermark"]["maxFuture"] = A_DAY
+    if job.job.joins[0].as_of is not None:
+        document["spec"]["joins"][0]["asOf"]["historyRetention"] = "1h"
     return replace(job, job=StreamJoin.model_validate(document))
 
 

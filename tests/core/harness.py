@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from core.cases import Case, Epoch
-from joinery_devkit.oracle import EpochExpectation, Row, WatermarkOracle, differences
+from core.cases import STAMP, Case, Epoch
+from joinery_devkit.oracle import EpochExpectation, Row, WatermarkOracle, differences, too_far_ahead
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
@@ -35,7 +35,7 @@ from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.hosts.trace_steps import StepLog, TraceRecord
 from joinery_runtime.job import Input, Job
 from joinery_runtime.sources import Decoder
-from joinery_runtime.sources.base import Bounds, RawBatch
+from joinery_runtime.sources.base import Bounds, RawBatch, StoredOffsets
 from joinery_runtime.sources.records import Decoded
 from joinery_runtime.state.memory import MemoryStore
 
@@ -49,14 +49,21 @@ class RowLog(StepLog):
     def __init__(self, side: Input, partitions: Iterable[int]) -> None:
         super().__init__(side)
         self.partitions = {partition: [] for partition in partitions}
+        self.elsewhere: Collection[int] = ()
         self.rows: dict[tuple[int, int], Row] = {}
 
     def feed(self, rows: Iterable[Row]) -> None:
         for row in rows:
             records = self.partitions[row.partition]
             assert row.offset == len(records), "rows of a partition come in order"
-            records.append(TraceRecord(pickle.dumps((row.values, row.deleted)), -1, None, {}))
+            value = pickle.dumps((row.values, row.deleted))
+            records.append(TraceRecord(value, row.values.get(STAMP, -1), None, {}))
             self.rows[row.partition, row.offset] = row
+
+    def bounds(self, stored: StoredOffsets) -> list[Bounds]:
+        return [
+            replace(bound, held=bound.partition.partition not in self.elsewhere) for bound in super().bounds(stored)
+        ]
 
 
 @dataclass(frozen=True)
@@ -102,13 +109,16 @@ class Told:
 
 @dataclass(frozen=True)
 class Result:
-    """One epoch, as the engine ran it and as the oracle says. `dead` counts dead letters by input."""
+    """One epoch, as the engine ran it and as the oracle says. By input, `dead` counts dead letters, `future` the rows
+    that are too far ahead."""
 
     plan: EpochPlan
     report: EpochReport
     rows: Sequence[Mapping[str, Any]]
     dead: Counter[str]
     expected: EpochExpectation
+    job: Job
+    future: Counter[str]
 
 
 @dataclass
@@ -154,7 +164,13 @@ class Engine:
 
     @property
     def ended(self) -> list[str]:
-        return [name for name, log in self.logs.items() if log.final]
+        """By what is committed now."""
+        positions = {name: state.positions for name, state in self.driver.state.inputs.items()}
+        return [
+            name
+            for name, log in self.logs.items()
+            if log.final and all(positions[name].get(ref) == len(log.partitions[ref.partition]) for ref in log.refs())
+        ]
 
     def start(self) -> None:
         self._pipeline = compile_job(self._job)
@@ -177,17 +193,23 @@ class Engine:
         self.driver.recover()
 
     def prepare(self, epoch: Epoch) -> None:
-        """What the epoch's plan is to find."""
+        """What the epoch's plan is to find. No partition that is elsewhere is idle (T4)."""
+        for name, log in self.logs.items():
+            log.elsewhere = epoch.elsewhere.get(name, ())
+            log.partitions |= {partition: [] for partition in epoch.added.get(name, ())}
         for name, rows in epoch.rows.items():
             self.logs[name].feed(rows)
         for name in epoch.final:
             self.logs[name].final = True
-        self._told.partitions = {name: [f"{name}/{p}" for p in idle] for name, idle in epoch.idle.items()}
+        self._told.partitions = {
+            name: [f"{name}/{p}" for p in idle if p not in self.logs[name].elsewhere]
+            for name, idle in epoch.idle.items()
+        }
         self._shards, self._last, self._crash = epoch.shards, not epoch.followed, epoch.crash
         if epoch.checkpoint:
             self._now_ms += self._job.spec.state_store.checkpoint_interval
         if epoch.job is not None:
-            self._job = epoch.job
+            self._job = epoch.job.job
         if epoch.restart or epoch.job is not None:
             self.start()
         self._planner.rescale(self._shards)
@@ -205,15 +227,23 @@ class Engine:
         dead = _rows(self._dead)
         letters = {(row["input"], row["partition"], row["offset"]) for row in dead}
         assert len(letters) == len(dead), "a record is two dead letters"
-        assert all(row["reason"].startswith("late: ") for row in dead)
+        assert all(row["reason"].startswith(("late: ", "future: ")) for row in dead)
         return plan, report, _rows(self._output), Counter(name for name, _, _ in letters)
 
-    def read_by(self, plan: EpochPlan) -> dict[str, list[Row]]:
+    def read_by(self, plan: EpochPlan) -> tuple[dict[str, list[Row]], Counter[str]]:
+        """The rows that count, and how many are too far ahead (T11), by input."""
         found: dict[str, list[Row]] = {name: [] for name in self.logs}
+        future: Counter[str] = Counter()
         for planned in plan.ranges:
-            ref, offsets = planned.partition, range(planned.start, planned.end_exclusive)
-            found[ref.input] += [self.logs[ref.input].rows[ref.partition, offset] for offset in offsets]
-        return found
+            name = planned.partition.input
+            at = [(planned.partition.partition, offset) for offset in range(planned.start, planned.end_exclusive)]
+            rows = [self.logs[name].rows[place] for place in at]
+            stamps = [row.values.get(STAMP, -1) for row in rows]
+            most = self._job.input(name).watermark.max_future
+            ahead = too_far_ahead([row.ts for row in rows], stamps, most, plan.watermarks[name])
+            found[name] += [row for place, row in enumerate(rows) if place not in ahead]
+            future[name] += len(ahead)
+        return found, future
 
 
 def _rows(sink: LocalCapture) -> list[dict[str, Any]]:
@@ -224,7 +254,7 @@ class Check:
     """An engine and the oracles beside it."""
 
     def __init__(self, case: Case, engine: Engine) -> None:
-        self._case, self._engine = case, engine
+        self._case, self._engine, self._job = case, engine, case.job
         self._oracle = case.job.oracle()
         delays = {side.name: side.watermark.delay for side in case.job.job.inputs}
         known = {name: [f"{name}/{p}" for p in partitions] for name, partitions in case.partitions.items()}
@@ -233,8 +263,13 @@ class Check:
     def history(self) -> Iterator[Result]:
         for epoch in self._case.epochs:
             self._engine.prepare(epoch)
+            for name, new in epoch.added.items():
+                for partition in new:
+                    self._marks.saw(name, f"{name}/{partition}", [])
             if epoch.job is not None:
-                self._oracle.edit(epoch.job)
+                epoch.job.edit(self._oracle, self._job)
+                self._job = epoch.job
+                self._marks.edit({side.name: side.watermark.delay for side in self._job.job.inputs})
             yield from self._epoch(always=True)
             if epoch.followed:
                 yield from self._following()
@@ -258,9 +293,9 @@ class Check:
         ran = self._engine.run(always=always)
         if ran is not None:
             plan, report, rows, dead = ran
-            read = self._engine.read_by(plan)
+            read, future = self._engine.read_by(plan)
             self._check_watermarks(plan, read)
-            yield Result(plan, report, rows, dead, self._oracle.epoch(plan.watermarks, read))
+            yield Result(plan, report, rows, dead, self._oracle.epoch(plan.watermarks, read), self._job.job, future)
 
     def _check_watermarks(self, plan: EpochPlan, read: Mapping[str, Sequence[Row]]) -> None:
         assert dict(plan.watermarks) == self._marks.watermarks(plan.idle, plan.ended)
@@ -283,16 +318,17 @@ def check_against_oracle(case: Case, hasher: KeyHash = key_hash, threads: int = 
         engine = Engine(case, Path(cache), hasher, threads, peers)
         results = []
         for result in Check(case, engine).history():
-            _compare(case, result)
+            _compare(result)
             results.append(result)
         return results
 
 
-def _compare(case: Case, result: Result) -> None:
+def _compare(result: Result) -> None:
     told = differences(result.expected.rows, result.rows)
     assert not told, f"epoch {result.plan.epoch}, {result.plan.watermarks}: {told}"
-    assert _counts(result.report.dropped) == dropped(result.expected), f"drops of epoch {result.plan.epoch}"
-    assert result.dead == Counter(result.report.dead) == _late_letters(case.job.job, result.expected)
+    wanted = dropped(result.expected, result.future)
+    assert _counts(result.report.dropped) == wanted, f"drops of epoch {result.plan.epoch}"
+    assert result.dead == Counter(result.report.dead) == _late_letters(result.job, result.expected) + result.future
 
 
 def _late_letters(job: Job, expected: EpochExpectation) -> Counter[str]:
@@ -302,8 +338,8 @@ def _late_letters(job: Job, expected: EpochExpectation) -> Counter[str]:
     return Counter({name: count for name, count in expected.late.items() if kinds[name].late_to_dead_letters})
 
 
-def dropped(expected: EpochExpectation) -> dict[str, dict[str, int]]:
-    late = {name: {"late": count} for name, count in expected.late.items()}
+def dropped(expected: EpochExpectation, future: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    late = {name: {"late": count, "future": future[name]} for name, count in expected.late.items()}
     return _counts({name: {**late[name], **counts} for name, counts in expected.dropped.items()})
 
 

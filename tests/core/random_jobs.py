@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,9 +11,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from joinery_devkit.oracle import Oracle, Predicates
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin
 
 NAN = float("nan")
+A_DAY = 24 * 3_600_000
+FUTURES = (A_DAY, A_DAY, 5, 12)  # `watermark.maxFuture`; no row of a history is a day ahead of another one
 INPUTS = ("o", "d", "r", "x")
 KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof")
 TYPES = ("inner", "left", "right", "full")
@@ -54,12 +57,32 @@ class Job:
         """A fresh one."""
         return Oracle.of_job(self.job, predicates=self.predicates, computed=self.computed)
 
+    def edit(self, oracle: Oracle, before: Job) -> None:
+        oracle.edit(self.oracle(), newly_stored(before.job, self.job))
+
     def __repr__(self) -> str:
         """What of the job a failing example is about."""
         shown = {"spec": {"joins", "select"}}
         parts = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True, include=shown)
         delays = {side.name: side.watermark.delay for side in self.job.spec.inputs}
         return f"<{parts['spec']}, delays {delays}, keys {dict(self.keys)}>"
+
+
+def newly_stored(before: StreamJoin, after: StreamJoin) -> dict[int, list[set[tuple[str, str]]]]:
+    """By step and side, the columns (by input) that rows lack which were stored before the edit (M2); a row knows its
+    time in any case."""
+    was, now = compile_job(before).parts(), compile_job(after).steps
+    return {
+        step.number: [
+            {
+                (name, column) if dot else (side.time, name)
+                for stored in set(side.stored) - {*was[side.part].stored, side.intake.event_time}
+                for name, dot, column in [stored.partition(".")]
+            }
+            for side in step.sides
+        ]
+        for step in now
+    }
 
 
 # --- predicates: as the job writes them, and what they mean row by row ------------------------------------------------
@@ -217,6 +240,38 @@ def jobs(draw: Any, kind: str) -> Job:
 
 
 @st.composite
+def edited_jobs(draw: Any, job: Job) -> Job:
+    """The job with anything else that goes on with its state (M2)."""
+    document = job.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    spec, predicates, computed = document["spec"], dict(job.predicates), job.computed
+    for number, step in enumerate(spec["joins"]):
+        left = job.inputs[: number + 1]
+        narrower = [kind for kind in TYPES if kind in (step["type"], "inner") or step["type"] == "full"]
+        step["type"] = draw(st.sampled_from([step["type"], step["type"], *narrower]))
+        if "interval" in step:
+            lower, upper = sorted((draw(st.integers(-9, 4)), draw(st.integers(-4, 9))))
+            step["interval"] |= {"lower": ms(lower), "upper": ms(upper)}
+        if "asOf" in step:
+            retention = draw(st.integers(1, 12))
+            step["asOf"] = {"historyRetention": ms(retention), "grace": ms(draw(st.integers(0, retention - 1)))}
+        else:
+            step["allowedLateness"] = ms(draw(st.sampled_from([0, 0, 1, 5, 12])))
+            step["lateData"] = draw(st.sampled_from(["drop", "dlq", *(["reopen"] if "interval" in step else [])]))
+        if draw(st.booleans()):
+            where, predicates[number] = draw(wheres(left, step["right"], versions="asOf" in step))
+            step.pop("where", None)
+            step.update({"where": where} if where else {})
+    if draw(st.booleans()):
+        spec.pop("select", None)
+        select, computed = draw(selects(job.inputs))
+        spec |= select
+    for side in spec["inputs"]:
+        side["watermark"]["delay"] = ms(draw(st.sampled_from([0, 0, 3, 6])))
+        side["watermark"]["maxFuture"] = ms(draw(st.sampled_from([A_DAY, 5, 12, 20])))
+    return replace(job, job=StreamJoin.model_validate(document), predicates=predicates, computed=computed)
+
+
+@st.composite
 def an_input(draw: Any, name: str, key: str) -> dict[str, Any]:
     types = {
         "k": draw(st.sampled_from(KEY_TYPES[key][0])),
@@ -230,7 +285,7 @@ def an_input(draw: Any, name: str, key: str) -> dict[str, Any]:
         "format": "json",
         "schema": [{"name": column, "type": kind} for column, kind in types.items()],
         "eventTime": "ts",
-        "watermark": {"delay": ms(draw(st.sampled_from([0, 0, 3])))},
+        "watermark": {"delay": ms(draw(st.sampled_from([0, 0, 3]))), "maxFuture": ms(draw(st.sampled_from(FUTURES)))},
     }
 
 

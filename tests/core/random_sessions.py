@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from core.cases import STARTS, Case, Epoch, idle_partitions
-from core.random_jobs import KEY_TYPES, NAN, ms
+from core.cases import STAMP, STARTS, Case, Epoch, idle_partitions, stamps
+from core.random_jobs import A_DAY, FUTURES, KEY_TYPES, NAN, ms
 from core.table.reference_keyhash import reference_hash
 from joinery_devkit.oracle import Row, SessionOracle, SessionShape
 from joinery_runtime.core.aggregates import Groups, accumulator
@@ -65,6 +65,9 @@ class SessionJob:
     def oracle(self) -> SessionOracle:
         """A fresh one."""
         return SessionOracle(self.shape)
+
+    def edit(self, oracle: SessionOracle, before: SessionJob) -> None:
+        oracle.edit(self.job)
 
     def edited(self, **spec: Any) -> SessionJob:
         """The job with other fields in its spec, by their YAML names."""
@@ -130,7 +133,7 @@ def aggregates(draw: Any, kind: str) -> list[dict[str, Any]]:
 
 
 @st.composite
-def session_jobs(draw: Any, *, capped: bool = True) -> SessionJob:
+def session_jobs(draw: Any, *, capped: bool = True, futures: Sequence[int] = FUTURES) -> SessionJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
@@ -142,7 +145,10 @@ def session_jobs(draw: Any, *, capped: bool = True) -> SessionJob:
             "format": "json",
             "schema": [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()],
             "eventTime": "ts",
-            "watermark": {"delay": ms(draw(st.sampled_from([0, 0, 3, 8])))},
+            "watermark": {
+                "delay": ms(draw(st.sampled_from([0, 0, 3, 8]))),
+                "maxFuture": ms(draw(st.sampled_from(futures))),
+            },
         },
         "groupBy": draw(st.sampled_from(GROUPS)),
         "gap": ms(draw(st.sampled_from([1, 2, 3, 4, 5]))),
@@ -172,10 +178,11 @@ def session_rows(draw: Any, job: SessionJob, place: tuple[int, int], ts: int) ->
         "w": draw(st.sampled_from([*VALUES[job.types["w"]], None])),
         "ts": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts),
     }
+    values[STAMP] = draw(stamps(job.job.spec.input, ts))
     return Row(*place, ts, values)
 
 
-JITTER = [-30, *range(-20, 6), *range(-3, 4), 9]
+JITTER = [-30, *range(-20, 6), *range(-3, 4), 9, 40]
 
 
 @st.composite
@@ -213,7 +220,7 @@ def session_cases(draw: Any, longest: int = 6, capped: bool = True) -> Case:
 def punctual_sessions(draw: Any) -> tuple[Case, list[Row]]:
     """A history in which no row is late however it is cut (T2), and no session reaches the cap: (a case without epochs,
     its rows in arrival order). Of one partition: of rows with one time, the first is the one that comes first."""
-    job = draw(session_jobs(capped=False))
+    job = draw(session_jobs(capped=False, futures=(A_DAY,)))
     history: list[Row] = []
     highest = draw(st.sampled_from(STARTS))
     for offset in range(draw(st.integers(2, 14))):

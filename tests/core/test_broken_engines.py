@@ -23,6 +23,8 @@ from joinery_runtime.core.kinds.session import kind as session_kind
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.pipeline import times
+from joinery_runtime.core.pipeline.future import FutureRows
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StepRun, StepWork
@@ -122,6 +124,21 @@ def compaction_before_the_epoch(patch: Patch) -> None:
     patch.setattr("joinery_runtime.engine.step_task._with_new_marks", lambda kept, _: kept)
 
 
+def horizons_go_back(patch: Patch) -> None:
+    real = times.horizons
+    patch.setattr(
+        times,
+        "horizons",
+        lambda pipeline, now, floors: {
+            part: replace(found, previous=floors.get(part)) for part, found in real(pipeline, now, {}).items()
+        },
+    )
+
+
+def nothing_is_too_far_ahead(patch: Patch) -> None:
+    patch.setattr(FutureRows, "find", lambda self, times, timestamps: {})
+
+
 def no_following_epochs(patch: Patch) -> None:
     patch.setattr(JobState, "closes", lambda self, now: False)
 
@@ -187,6 +204,8 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "compaction drops a row too early": ("interval", greedy_compaction),
     "compaction forgets what matched": ("interval", forgetful_compaction),
     "padded rows wait for the next row": ("interval", no_following_epochs),
+    "an edit brings back what was closed": ("interval", horizons_go_back),
+    "rows that are too far ahead are let in": ("interval", nothing_is_too_far_ahead),
     "the broadcast side is closed early": ("broadcast", other_horizons(one_later, LEFT, RIGHT)),
     "a step closes what the step before still lets out": ("chain", nothing_is_still_to_go_out),
     "rows that matched are padded in a chain": ("chain", kernel(forget_marks)),
@@ -222,11 +241,18 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
 # Seeds with which a mistake is found within a dozen examples; the others are with 1.
 FOUND_WITH = {
     "a row is late one millisecond early": 2,
+    "a row is closed one millisecond early": 2,
+    "rows are padded again": 2,
+    "compaction drops a row too early": 2,
+    "compaction forgets what matched": 2,
+    "an edit brings back what was closed": 2,
+    "rows that matched are padded in a chain": 2,
     "a version is gone one millisecond early": 8,
-    "compaction drops a version too early": 8,
+    "compaction drops a version too early": 3,
+    "late rows are let in": 2,
     "a session is forgotten one millisecond early": 2,
     "a session is complete one millisecond early": 7,
-    "sessions that went out and grew go out again": 2,
+    "sessions that went out and grew go out again": 6,
     "nothing is taken back": 7,
     "one group takes the rows of another": 2,
     "compaction drops a session too early": 11,
@@ -236,7 +262,13 @@ FOUND_WITH = {
 DIFFERENCE = r"(?s)^(epoch \d+, .*(missing|unexpected) row|drops of epoch|rows wait|epochs without rows go on)"
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+# Found after half a minute, in `make test-slow`: few histories of sessions meet them.
+RARE = {"compaction drops a session too early", "sessions that went out and grew go out again"}
+
+
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(name, marks=[pytest.mark.slow] * (name in RARE)) for name in MISTAKES]
+)
 def test_the_oracle_finds_a_broken_engine(mistake: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(compaction, "FAN_IN", 3)
     monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)

@@ -99,7 +99,13 @@ def co_partitioned(case: Case, counts: tuple[int, int]) -> Case:
         return replace(row, partition=place[1], offset=offsets[place] - 1)
 
     epochs = [
-        replace(epoch, rows={name: [moved(name, row) for row in rows] for name, rows in epoch.rows.items()})
+        replace(
+            epoch,
+            rows={name: [moved(name, row) for row in rows] for name, rows in epoch.rows.items()},
+            added={},
+            elsewhere={},
+            job=None,
+        )
         for epoch in case.epochs
     ]
     known = {name: tuple(range(count)) for name, count in partitions.items()}

@@ -1,5 +1,6 @@
 """The engine (driver, planner, worker, kernels, store) against the oracle, on random jobs of every kind and random
-histories: late rows, NULL and NaN keys, idle and ended inputs, restarts, other shard counts, compaction."""
+histories: late rows, rows too far ahead, NULL and NaN keys, idle and ended inputs, partitions that are added or
+elsewhere, restarts, other shard counts, compaction, edits."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ late rows, caps, NULL and NaN groups, idle and ended inputs, crashes, restarts, 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from core.cases import Case
+from core.cases import Case, Epoch
 from core.harness import check_against_oracle, few_hashes, run
-from core.random_sessions import NO_CAP, punctual_sessions, session_cases, session_cuts
+from core.random_sessions import INPUT, NO_CAP, SessionJob, punctual_sessions, session_cases, session_cuts
 from core.session_table import UpsertTable
-from joinery_devkit.oracle import multiset
+from joinery_devkit.oracle import Row, multiset
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
+from joinery_runtime.job import SessionWindow
 
 quick = settings(
     deadline=None,
@@ -37,7 +39,7 @@ def check(case: Case, hasher: KeyHash = key_hash) -> None:
     table = UpsertTable(case.job.job)
     for result in check_against_oracle(case, hasher):
         table.apply(result.rows)
-    jobs = [case.job.job, *(epoch.job for epoch in case.epochs if epoch.job is not None)]
+    jobs = [case.job.job, *(epoch.job.job for epoch in case.epochs if epoch.job is not None)]
     # One that reached the cap may lie inside an open one: beside its mark if the cap is narrow, or when that is gone.
     # Under a longer gap a kept one may take a row that is near to one that was forgotten, too.
     longer = any(job.sessions.gap > case.job.job.sessions.gap for job in jobs)
@@ -98,5 +100,37 @@ def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) ->
     edit = data.draw(st.fixed_dictionaries({}, optional={of: st.sampled_from(to) for of, to in EDITS.items()}))
     at = data.draw(st.integers(1, len(case.epochs) - 1))
     epochs = list(case.epochs)
-    epochs[at] = replace(epochs[at], job=case.job.edited(**edit).job)
+    epochs[at] = replace(epochs[at], job=case.job.edited(**edit))
     check(replace(case, epochs=tuple(epochs)))
+
+
+def one_group(**spec: Any) -> SessionJob:
+    """Rows of one group, counted as `rows`."""
+    types = {"k": "int64", "n": "int32", "v": "int64", "w": "int64"}
+    columns = [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()]
+    stream = {"name": INPUT, "file": {"path": "c.jsonl"}, "format": "json", "schema": columns, "eventTime": "ts"}
+    counted = {"groupBy": ["k"], "aggregates": [{"function": "count", "as": "rows"}]}
+    written = {"output": {"file": {"path": "out.jsonl"}, "format": "json"}}
+    document = {"metadata": {"name": "one-group"}, "spec": {"input": stream, **counted, **written, **spec}}
+    return SessionJob(SessionWindow.model_validate(document), types)
+
+
+def at(offset: int, ts: int) -> Row:
+    when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts)
+    return Row(0, offset, ts, {"k": 1, "n": 0, "v": 1, "w": 1, "ts": when})
+
+
+def test_a_late_row_inside_a_session_that_is_longer_than_an_edited_cap() -> None:
+    """The row makes the session no longer, so that the smaller cap has nothing to say (S5). One beside it is late."""
+    before = one_group(gap="5ms", maxDuration="100ms", lateData="reopen", allowedLateness="10ms")
+    epochs = (
+        Epoch({INPUT: [at(offset, ts) for offset, ts in enumerate([100, 105, 110, 115, 120, 124, 130])]}),
+        Epoch({INPUT: [at(7, 102), at(8, 97)]}, job=before.edited(maxDuration="6ms")),
+        Epoch({}, final=(INPUT,)),
+    )
+    case = Case(before, {INPUT: (0,)}, epochs)
+    check(case)
+    results = run(case)
+    sessions = [(row["window_start"], row["window_end"], row["rows"]) for found in results for row in found.rows]
+    assert sessions == [(100, 124, 6), (100, 124, 7), (130, 130, 1)]
+    assert [found.report.dropped.get(INPUT) for found in results if found.report.dropped] == [{"late": 1}]

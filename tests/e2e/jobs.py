@@ -14,6 +14,8 @@ import psycopg
 import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
+from joinery_devkit.kafka_admin import KafkaAdmin
+
 _JOB = """
 apiVersion: joinery.dev/v1alpha1
 kind: StreamJoin
@@ -73,6 +75,16 @@ class Job:
         path = folder / f"{self.name}-{next(_numbers)}.yaml"
         path.write_text(_JOB.format(**{name: getattr(changed, name) for name in Job.__slots__}))
         return path
+
+
+def unbounded_job(broker: KafkaAdmin, store: str, folder: Path) -> tuple[Job, Path]:
+    """A job into files that goes on for ever, with its topics."""
+    job = Job(fresh_name(), broker.bootstrap, store, f'{{file: {{path: "{folder / "out"}"}}}}')
+    for side in ("orders", "payments"):
+        broker.create_topic(f"{job.name}.{side}")
+    path = job.write(folder)
+    path.write_text(path.read_text().replace("stopAt: latest", ""))
+    return job, path
 
 
 def until(offset: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from deltalake import DeltaTable
 from psycopg.rows import dict_row
 from pyiceberg.catalog import load_catalog
 
+from e2e.driver_process import PATIENCE_S, Run
 from e2e.jobs import json_rows, parquet_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
@@ -29,6 +31,7 @@ from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
 
+_COMMITTED = IsolationLevel.READ_COMMITTED
 INPUTS = {"orders": 2, "payments": 3}  # topics, named `<job>.<input>`, with this many partitions
 TICK_S = 0.03  # the feeder's pace: records arrive all the time, whatever the driver does
 
@@ -207,6 +210,14 @@ class Log:
         found = self._store.epochs(self._name, limit=100_000)
         return [{"epoch": e.epoch, "generation": e.generation, "plan": e.plan, "result": e.result} for e in found]
 
+    def read(self) -> int:
+        """Records of the inputs in committed epochs."""
+        ends: dict[tuple[str, int], int] = {}
+        for entry in self.entries():
+            for _, topic, partition, _, end in entry["plan"]["ranges"]:
+                ends[topic, partition] = max(end, ends.get((topic, partition), 0))
+        return sum(ends.values())
+
     def commits(self) -> list[int]:
         """When each epoch was committed, in milliseconds by the store's clock."""
         return [each.committed_at for each in self._store.epochs(self._name, limit=100_000)]
@@ -229,6 +240,17 @@ def log_of(job: Stored) -> Iterator[Log]:
         log.close()
 
 
+def wait_until_read(run: Run, log: Log, job: Job) -> None:
+    """Waits until all records of the inputs, whose feeder has stopped, are in committed epochs. That the newest epoch
+    leaves no backlog says nothing: it may have been planned before the last records came."""
+    sent = sum(sum(_ends(job.bootstrap, f"{job.name}.{name}", _COMMITTED).values()) for name in INPUTS)
+    deadline = time.monotonic() + PATIENCE_S
+    while (read := log.read()) < sent:
+        assert run.process.poll() is None, f"the driver ended before the last record\n{run.last_words}"
+        assert time.monotonic() < deadline, f"{read} of {sent} records are read after {PATIENCE_S} s"
+        time.sleep(0.1)
+
+
 def topic_rows(bootstrap: str, topic: str) -> list[dict[str, Any]]:
     """All rows that a `read_committed` consumer sees. Nothing may be left open: it would hide what follows."""
     _nothing_is_open(bootstrap, topic)
@@ -236,16 +258,16 @@ def topic_rows(bootstrap: str, topic: str) -> list[dict[str, Any]]:
 
 
 def _nothing_is_open(bootstrap: str, topic: str) -> None:
+    last_stable, end = (_ends(bootstrap, topic, level) for level in (_COMMITTED, IsolationLevel.READ_UNCOMMITTED))
+    assert last_stable == end, f"{topic}: a transaction is open"
+
+
+def _ends(bootstrap: str, topic: str, level: IsolationLevel) -> dict[int, int]:
+    """By partition."""
     admin: Any = AdminClient({"bootstrap.servers": bootstrap})
     partitions = [TopicPartition(topic, number) for number in admin.list_topics(topic).topics[topic].partitions]
-    last_stable, end = (
-        {each.partition: found.result().offset for each, found in asked.items()}
-        for asked in (
-            admin.list_offsets({each: OffsetSpec.latest() for each in partitions}, isolation_level=level)
-            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-        )
-    )
-    assert last_stable == end, f"{topic}: a transaction is open"
+    asked = admin.list_offsets({each: OffsetSpec.latest() for each in partitions}, isolation_level=level)
+    return {each.partition: found.result().offset for each, found in asked.items()}
 
 
 def judge(job: StreamJoin, bootstrap: str, log: Sequence[Mapping[str, Any]], output: Any, dead: Any) -> JoinVerdict:

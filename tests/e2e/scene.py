@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.driver_process import PATIENCE_S, Run, caught_up
-from e2e.kill_harness import Feeder, Job, judge_topics, log_of
+from e2e.driver_process import PATIENCE_S, Run
+from e2e.kill_harness import Feeder, Job, judge_topics, log_of, wait_until_read
 
 MASTER = "local[2,4]"
 
@@ -68,9 +68,9 @@ class Scene:
     def settle(self, feeder: Feeder, run: Run) -> list[dict[str, Any]]:
         """Has the run read everything and stop. The epoch log."""
         feeder.stop()
-        run.wait_for("the last record", caught_up)
-        assert run.stop() == 0, run.last_words
         with log_of(self.job) as log:
+            wait_until_read(run, log, self.job)
+            assert run.stop() == 0, run.last_words
             return log.entries()
 
     def finish(self, feeder: Feeder, run: Run) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from e2e.conftest import SceneAt
 from e2e.driver_process import PATIENCE_S, Run
@@ -23,7 +22,7 @@ from e2e.jobs import traceback_of_ours
 from e2e.kill_harness import Feeder, repeated
 from e2e.scene import Scene
 from joinery_devkit.kafka import KafkaBroker
-from joinery_devkit.tcp_proxy import TcpProxy
+from joinery_devkit.tcp_proxy import before_postgres
 
 FENCED = ("no longer owns job", "another driver has taken over job", "has joined consumer group", "is over")
 SESSION_MS = 6_000  # the least that brokers allow
@@ -136,12 +135,8 @@ def first_to_end(*runs: Run) -> Sequence[Run]:
 
 
 def test_a_driver_that_lost_postgres_does_not_take_the_job_back(scene: Scene) -> None:
-    place = conninfo_to_dict(scene.job.dsn)
-    with (
-        TcpProxy(target_socket=Path(str(place["host"])) / f".s.PGSQL.{place.get('port') or 5432}") as proxy,
-        Feeder(scene.job.bootstrap, scene.job.name, seed=2) as feeder,
-    ):
-        first = scene.start(dsn=make_conninfo(scene.job.dsn, host="127.0.0.1", port=proxy.port))
+    with before_postgres(scene.job.dsn) as (proxy, dsn), Feeder(scene.job.bootstrap, scene.job.name, seed=2) as feeder:
+        first = scene.start(dsn=dsn)
         first.wait_for_more_epochs(4)
         proxy.cut()
         second = scene.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.driver_process import caught_up
-from e2e.kill_harness import INPUTS, Feeder, log_of
+from e2e.kill_harness import INPUTS, Feeder, log_of, wait_until_read
 from e2e.scene import PATIENCE_S, Scene
 from joinery_devkit.kafka_tools import GroupRow, describe_groups
 from joinery_devkit.topics import read_topic
@@ -31,7 +31,8 @@ def test_lag_tools_see_what_the_job_has_read(scene: Scene) -> None:
         run.wait_for_more_epochs(3)
         running = until(scene, lambda shown: None not in _values(_offsets(shown)))
         feeder.stop()
-        run.wait_for("the last record", caught_up)
+        with log_of(scene.job) as log:
+            wait_until_read(run, log, scene.job)
         quiet = until(scene, lambda shown: set(_values(_lags(shown))) == {0})
         said = run.epochs[-1]["backlog"]
         scene.settle(feeder, run)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.drill import CLUSTER, LOCAL, MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
-from e2e.driver_process import caught_up
-from e2e.kill_harness import Feeder, Job, create_topics, judge_topics, repeated
+from e2e.kill_harness import Feeder, Job, create_topics, judge_topics, repeated, wait_until_read
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.messages import TRANSACTION_POINTS
 
@@ -43,7 +42,7 @@ def test_executors_and_python_workers_die(drill: Drill) -> None:
 def test_every_pair_comes_once(drill: Drill, feeder: Feeder, job: Job) -> None:
     drill.last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= LEAST_EPOCHS)
     feeder.stop()
-    drill.last.wait_for("the last record", caught_up)
+    wait_until_read(drill.last, drill.log, job)
     assert drill.last.stop() == 0, drill.last.last_words
     assert drill.died == DEATHS
     entries = drill.log.entries()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
 from psycopg.conninfo import make_conninfo
 
 from e2e.drill import MARKS, POINTS, STURDY, TIMES_EACH, Drill, deaths
-from e2e.driver_process import caught_up
 from e2e.jobs import json_rows
-from e2e.kill_harness import Feeder, Job, create_topics, judge, output_to, written_to
+from e2e.kill_harness import Feeder, Job, create_topics, judge, output_to, wait_until_read, written_to
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.job import load_job
 
@@ -63,8 +63,11 @@ def job(
 
 
 @pytest.mark.parametrize("point", DEATHS)
-def test_a_driver_dies(point: str, drill: Drill) -> None:
+def test_a_driver_dies(point: str, drill: Drill, target: str, files: Path) -> None:
     drill.kill_at(point)
+    if target == "delta":
+        # A file that is added again is no second one, until its rows are in another: only the mark says that they are.
+        DeltaTable(f"{files}/out").optimize.compact()
 
 
 def test_python_workers_die(drill: Drill) -> None:
@@ -76,7 +79,7 @@ def test_every_pair_comes_once(
 ) -> None:
     drill.last.wait_for("enough epochs", lambda epochs: bool(epochs) and epochs[-1]["epoch"] >= LEAST_EPOCHS)
     feeder.stop()
-    drill.last.wait_for("the last record", caught_up)
+    wait_until_read(drill.last, drill.log, job)
     assert drill.last.stop() == 0, drill.last.last_words
     assert drill.died == DEATHS
     rows = written_to(target, files, database)

@@ -3,51 +3,78 @@ the same process, goes on with the first try that is answered, and no row is los
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import signal
+import time
+from typing import Any
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from e2e.conftest import SceneAt
 from e2e.driver_process import Run
-from e2e.kill_harness import Feeder
+from e2e.kill_harness import Feeder, log_of, wait_until_read
 from e2e.scene import Scene
 from joinery_devkit.kafka import KafkaBroker
-from joinery_devkit.tcp_proxy import TcpProxy
+from joinery_devkit.tcp_proxy import before_postgres
 from joinery_runtime.engine.loop import RECOVER_LAST_S
+from joinery_runtime.sinks.kafka_target import DELIVERY_SECONDS
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 
-def test_a_broker_that_dies_and_comes_back(scene_at: SceneAt) -> None:
+def test_a_broker_that_dies_inside_a_transaction(scene_at: SceneAt) -> None:
+    """Rows are on their way to it, which they are given two minutes for: the driver says within seconds what they wait
+    for, and they arrive in the same transaction."""
+    with KafkaBroker() as broker:
+        scene = scene_at(broker, broker.bootstrap)
+        with Feeder(broker.bootstrap, scene.job.name, seed=5) as feeder:
+            run = scene.start("transaction-begun@4=SIGSTOP")
+            scene.hurt_at("transaction-begun")
+            broker.kill()
+            killed = time.monotonic()
+            os.kill(scene.hurt_worker("transaction-begun"), signal.SIGCONT)
+            try:
+                run.wait_for("the outage", lambda _: of_kind(run, "waiting"))
+            finally:  # the feeder waits for it
+                said = time.monotonic() - killed
+                broker.start()
+            answers = len(run.lines)
+            run.wait_for_more_epochs(3)
+            entries = scene.finish(feeder, run)
+    assert said < DELIVERY_SECONDS / 4
+    assert of_kind(run, "waiting")[0]["system"] == "output"
+    assert of_kind(run, "back")
+    assert {entry["generation"] for entry in entries} == {1}
+    goes_on_soon(run, answers)
+
+
+def test_a_broker_that_dies_between_epochs(scene_at: SceneAt) -> None:
+    """Nothing is read or written: the plan of the next epoch gives up, and a new driver recovers."""
     with KafkaBroker() as broker:
         scene = scene_at(broker, broker.bootstrap)
         with Feeder(broker.bootstrap, scene.job.name, seed=5) as feeder:
             run = scene.start()
             run.wait_for_more_epochs(4)
+            feeder.stop()
+            with log_of(scene.job) as log:
+                wait_until_read(run, log, scene.job)
             broker.kill()
-            try:
-                run.wait_for("the outage", lambda _: any(line["event"] == "waiting" for line in run.lines))
-            finally:  # the feeder waits for it
-                broker.start()
+            run.wait_for("a plan that gives up", lambda _: "input" in systems(run))
+            broker.start()
             answers = len(run.lines)
-            run.wait_for_more_epochs(3)
-            entries = scene.finish(feeder, run)
-    events = [line for line in run.lines if line["event"] in ("waiting", "back")]
-    assert {line["system"] for line in events} <= {"input", "output"}
-    assert events[-1]["event"] == "back"
-    assert len({entry["generation"] for entry in entries}) > 1
+            with feeder:
+                run.wait_for_more_epochs(3)
+                entries = scene.finish(feeder, run)
+    assert systems(run) <= {"input", "output"}
+    assert of_kind(run, "back")
+    assert {entry["generation"] for entry in entries} == {1, 2}
     goes_on_soon(run, answers)
 
 
 def test_a_postgres_that_is_away_and_comes_back(scene: Scene) -> None:
     """Of state and output alike, in the driver and in tasks."""
-    place = conninfo_to_dict(scene.job.dsn)
-    with (
-        TcpProxy(target_socket=Path(str(place["host"])) / f".s.PGSQL.{place.get('port') or 5432}") as proxy,
-        Feeder(scene.job.bootstrap, scene.job.name, seed=6) as feeder,
-    ):
-        run = scene.start(dsn=make_conninfo(scene.job.dsn, host="127.0.0.1", port=proxy.port))
+    with before_postgres(scene.job.dsn) as (proxy, dsn), Feeder(scene.job.bootstrap, scene.job.name, seed=6) as feeder:
+        run = scene.start(dsn=dsn)
         run.wait_for_more_epochs(4)
         proxy.cut()
         longest = f"a pause of {RECOVER_LAST_S} s"
@@ -57,6 +84,14 @@ def test_a_postgres_that_is_away_and_comes_back(scene: Scene) -> None:
         run.wait_for_more_epochs(3)
         scene.finish(feeder, run)
     goes_on_soon(run, answers)
+
+
+def of_kind(run: Run, event: str) -> list[dict[str, Any]]:
+    return [line for line in run.lines if line["event"] == event]
+
+
+def systems(run: Run) -> set[str]:
+    return {line["system"] for line in of_kind(run, "waiting")}
 
 
 def goes_on_soon(run: Run, answers: int) -> None:

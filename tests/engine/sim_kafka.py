@@ -19,7 +19,7 @@ from joinery_runtime.errors import OutputUnavailable
 from joinery_runtime.sinks import kafka_transactions
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_producers import Disowned
-from joinery_runtime.sinks.kafka_target import as_messages
+from joinery_runtime.sinks.kafka_records import Records
 from joinery_runtime.store_identity import StoreIdentity
 
 T = TypeVar("T")
@@ -38,14 +38,15 @@ class SimTopic:
         self.marks: dict[str, EpochMarker] = {}
         self.aborted = 0
         self.signature: StoreIdentity | None = None
+        self.headers: dict[str, str] = {}
         self._owners: dict[str, int] = {}
         self._open: dict[str, tuple[list[Row], GroupMark]] = {}
 
     def client_settings(self) -> dict[str, Any]:
         return {}
 
-    def messages(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        return as_messages(rows, key=())
+    def records(self, rows: pa.RecordBatch) -> Records:
+        return Records.of(rows, key=())
 
     def newest(self, name: str) -> EpochMarker | None:
         """The part of the reader of marks."""
@@ -94,8 +95,9 @@ class SimProducer:
     def begin(self) -> None:
         """With `send`."""
 
-    def send(self, topic: str, chunks: Iterable[Sequence[dict[str, Any]]], group: str, mark: EpochMarker) -> None:
-        rows = [tuple(json.loads(message["value"]).values()) for messages in chunks for message in messages]
+    def send(self, topic: str, chunks: Iterable[Records], group: str, mark: EpochMarker) -> None:
+        messages = (message for records in chunks for message in records.messages())
+        rows = [tuple(json.loads(message["value"]).values()) for message in messages]
         place = f"{self._topic.topic}.send"
         call(place, IN_TASK, lambda: self._topic.send(self.name, self._owner, rows, (group, mark)), _no_answer)
 

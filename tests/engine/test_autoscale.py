@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ class Job:
 
     wish: Autoscale = WISH
     beside: float = 0.1  # seconds of an epoch, beside those of its records
+    noise: float = 0.0  # of that time: from none to so many times as much comes on top
     limit: int = 500_000
     start_seconds: float = 10.0  # until executors that were asked for run
     now: float = 0.0
@@ -30,6 +32,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.scaler = Autoscaler(self.running)
+        self.chance = random.Random(1)
 
     def under(self, rate: float, seconds: float) -> list[int]:
         """The numbers of executors that it asked for in that time."""
@@ -49,7 +52,8 @@ class Job:
             wider = self.scaler.executors > self.running
             self.coming.append((self.now + self.start_seconds if wider else self.now, self.scaler.executors))
         records = min(int(self.waiting), self.limit)
-        took = self.beside + records * COST / self.running if records else 0.25
+        beside = self.beside * (1 + self.noise * self.chance.random())
+        took = beside + records * COST / self.running if records else 0.25
         self.now += took
         self.waiting += rate * took - records
         if records:
@@ -88,6 +92,48 @@ def test_what_epochs_cost_beside_their_records_makes_no_job_wider() -> None:
     assert job.under(500, 1_800) == []
     job = Job(beside=2.0, running=4)
     assert job.under(500, 1_800) == [1]
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("rate", [5, 50, 500])
+def test_epochs_that_are_not_alike_keep_no_job_wide(noise: float, rate: int) -> None:
+    """With next to no records, their times say nothing of what a record costs, and executors do not shorten them."""
+    job = Job(noise=noise, running=8)
+    job.under(rate, 1_500)
+    assert job.scaler.executors == 1
+    job = Job(noise=noise)
+    job.under(30_000, 900)
+    assert job.scaler.executors >= 4
+    job.under(rate, 1_800)
+    assert job.scaler.executors == 1
+    assert job.under(rate, 900) == []
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5, 1.0, 3.0])
+def test_a_load_is_met_whether_epochs_are_alike_or_not(noise: float) -> None:
+    job = Job(noise=noise)
+    job.under(30_000, 1_800)
+    assert job.scaler.executors in {4, 5}  # 3 busy executors, at 70 percent
+    assert job.waiting < 60_000
+    assert len(job.under(30_000, 3_600)) <= 1
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.5, 1.0])
+def test_a_heavy_load_that_begins_wide_is_halved_at_most_while_its_cost_is_not_known(noise: float) -> None:
+    """Its epochs are alike, as those of an idle job are. Those of half as many executors tell them apart."""
+    job = Job(noise=noise, running=8)
+    job.under(50_000, 1_800)
+    assert min(job.decisions, default=(0.0, 8), key=lambda each: each[1])[1] >= 4
+    assert job.scaler.executors in {7, 8}  # 5 busy executors, at 70 percent
+    assert job.waiting < 100_000
+
+
+def test_one_record_is_work_for_one_executor() -> None:
+    scaler = Autoscaler(8)
+    scaler.waits(10)
+    scaler.decide(0.0, 8, WISH)
+    scaler.epoch(1, 0.5, 8)
+    assert scaler.load(8).cost == 0.5
 
 
 def test_a_backlog_is_read_within_the_target() -> None:

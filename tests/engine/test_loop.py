@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, count, repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from joinery_runtime.engine import loop as loop_module
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import (
     POLL_FIRST_S,
@@ -76,6 +79,9 @@ class Scripted:
     last: list[bool] = field(default_factory=list)
     read: list[bool] = field(default_factory=list)
     paused: Mapping[str, str] = field(default_factory=dict)
+
+    def away(self) -> Unavailable | None:
+        return None
 
     def recover(self, previous: int | None) -> None:
         self.previous = previous
@@ -219,6 +225,41 @@ def test_it_waits_for_as_long_as_it_takes_at_growing_distance(away: Unavailable)
     assert stop.seconds[-1] == RECOVER_LAST_S
     assert {outage.since for outage in heard.waiting} == {0.0}
     assert len(heard.back) == 1
+
+
+class Patient(Scripted):
+    """Its epoch takes until the loop has said that the output is back, which is away at first."""
+
+    def __init__(self, script: Iterator[object], answers: Iterator[Unavailable | None]) -> None:
+        super().__init__(script)
+        self.answers, self.heard = answers, Heard()
+
+    def away(self) -> Unavailable | None:
+        return next(self.answers)
+
+    def run(self, plan: object) -> object:
+        deadline = time.monotonic() + 10
+        while not self.heard.back:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert not self.committed
+        return super().run(plan)
+
+
+def test_an_outage_that_an_epoch_waits_out_by_itself_is_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ASK_AFTER_S", "RECOVER_FIRST_S", "RECOVER_LAST_S"):
+        monkeypatch.setattr(loop_module, name, 0.001)
+    away, stop = SYSTEMS[-1], Waits()
+    driver = Patient(iter([PLAN, None]), chain((None, away, away), repeat(None)))
+    planner = cast(Planner, SimpleNamespace(status=SourceStatus(finished=True)))
+    listener, clock = driver.heard.listener, count(100)
+    run_until_stopped(
+        lambda: cast(Driver, driver), planner, stop, listener, Outages(listener, stop, lambda: float(next(clock)))
+    )
+    assert driver.heard.waiting == [Outage(away, 100.0, 0.001)] * 2
+    assert driver.heard.back == [Outage(away, 100.0, 0.001)]
+    assert driver.committed == 1
+    assert not any(thread.name == "joinery-outages" for thread in threading.enumerate())
 
 
 def test_systems_that_are_away_one_after_the_other_are_told_apart() -> None:

@@ -537,6 +537,23 @@ def test_a_partition_of_another_member_holds_the_watermark_back_and_never_gets_i
     assert plan.watermarks["orders"] == 495
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["added", "first-start"])
+def test_a_partition_that_the_group_has_not_given_to_us_yet_holds_the_watermark_back(known: bool) -> None:
+    """T1: its records would be late when they come. The group gives an added partition out after seconds."""
+    job = Job(Source(dict.fromkeys(ORDERS[: 1 if known else 2], (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
+    if known:
+        job.epoch({ORDERS[0]: 1_000, PAYMENTS[0]: 1_000})
+    before = job.inputs["orders"].progress.watermark
+    plain = job.orders.bounds
+    taken(job, ORDERS[1])
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 20))
+    job.epoch({ORDERS[0]: 90_000})
+    assert job.inputs["orders"].progress.watermark == before
+    job.orders.bounds = plain  # type: ignore[method-assign]
+    assert job.epoch({ORDERS[1]: 2_000}).watermarks["orders"] == before
+    assert job.epoch({}, always=True).watermarks["orders"] == 2_000 - 5
+
+
 def test_a_bounded_input_is_not_finished_while_another_member_has_its_records() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10)), final=True), Source(dict.fromkeys(PAYMENTS, (0, 0)), final=True))
     taken(job, *ORDERS)

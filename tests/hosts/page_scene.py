@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -152,36 +152,47 @@ class DayOfAJob:
     def away(self, outage: Outage) -> None:
         self.board.recording_outages(NOBODY).waiting(outage)
 
-    @contextmanager
-    def gone_after_one_answer(self, address: str) -> Iterator[str]:
-        """The address of a driver that tells its status once, and no second time."""
-        asked: list[str] = []
-
-        class Leaving(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                asked.append(self.path)
-                if asked.count("/status") > 1:
-                    self.send_error(503)
-                    return
-                with urllib.request.urlopen(address + self.path, timeout=60) as answer:
-                    body = answer.read()
-                    self.send_response(200)
-                    self.send_header("Content-Type", answer.headers["Content-Type"])
-                    self.end_headers()
-                    self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Nobody reads it."""
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Leaving)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
-
     def scaled(self) -> None:
         self.listener.scaled(Scaling(8, 4, "lag of 84,000 records is more than 10 s of work", "load"))
+
+
+@contextmanager
+def in_front_of(address: str, change: Callable[[str, bytes], bytes | None]) -> Iterator[str]:
+    """The address of a server that passes a driver's answers on as `change` makes them of a path and a body; None: it
+    does not answer."""
+
+    class Between(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with urllib.request.urlopen(address + self.path, timeout=60) as answer:
+                body = change(self.path, answer.read())
+            if body is None:
+                self.send_error(503)
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Between)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def gone_after_one_answer(address: str) -> AbstractContextManager[str]:
+    """The address of a driver that tells its status once, and no second time."""
+    asked: list[str] = []
+
+    def answer(path: str, body: bytes) -> bytes | None:
+        asked.append(path)
+        return None if asked.count("/status") > 1 else body
+
+    return in_front_of(address, answer)

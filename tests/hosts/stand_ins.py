@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from e2e.spark_trace import first_time
 from joinery_runtime.core.pipeline.sides import LEFT
@@ -59,6 +60,28 @@ class FailingWorker:
     def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
         self._reach("collect")
         return ReadSummary(tuple(report.read for report in reports))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotesItsPlace(FailingWorker):
+    """Leaves a file for each process that has built it, with the description of that task's job, and one for each place
+    that has stepped a shard (not as a second attempt, which Spark makes elsewhere)."""
+
+    directory: Path
+
+    def __call__(self, cache: Path) -> FailingWorker:
+        task = TaskContext.get()
+        job = task.getLocalProperty("spark.job.description") if task else "no task"
+        (self.directory / f"built@{os.getpid()}").write_text(job or "")
+        return self
+
+    def step(
+        self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
+    ) -> Iterator[tuple[int, Any]]:
+        task = TaskContext.get()
+        if task is not None and not task.attemptNumber():
+            (self.directory / f"shard {shard}@{os.getppid()}").touch()
+        return super().step(work, number, shard, blocks, attempt)
 
 
 @dataclass(frozen=True)

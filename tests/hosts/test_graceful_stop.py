@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from e2e.jobs import Job, fresh_name, order, payment, produce
+from e2e.jobs import Job, order, payment, produce, unbounded_job
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.state.postgres import PostgresStore
 
@@ -26,12 +26,7 @@ pytestmark = pytest.mark.services
 def unbounded(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
     """A job that goes on for ever."""
     store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: graceful_stop}}}}'
-    job = Job(fresh_name(), kafka_broker.bootstrap, store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
-    for side in ("orders", "payments"):
-        kafka_broker.create_topic(f"{job.name}.{side}")
-    path = job.write(tmp_path)
-    path.write_text(path.read_text().replace("stopAt: latest", ""))
-    return job, path
+    return unbounded_job(kafka_broker, store, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from joinery_runtime.errors import (
     RecordError,
     SinkError,
 )
+from joinery_runtime.hosts.edits import EarlierDefinition
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.job import Job, parse_job
@@ -52,7 +53,7 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     caller = _Caller(listener, stop, Outages(listener, stop), print, None)
     run = Failing(OpenStore(store, None), ExitStack(), None, caller)
     with pytest.raises(JoineryError) as caught:
-        run.settle(parse_job(JOB, "visits.yaml"), known)
+        run.settle(EarlierDefinition(parse_job(JOB, "visits.yaml"), known, store, None, print))
     assert "sum(amount)" in caught.value.facts
     assert "--drop-planned" in caught.value.todo
     assert type(caught.value) is (kind if kind is not RecordError else JoineryError)
@@ -118,7 +119,7 @@ def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
         return found
 
     sink = SimpleNamespace(recover=recover, close=lambda: None)
-    monkeypatch.setattr("joinery_runtime.hosts.run.sink_for", lambda *_: sink)
+    monkeypatch.setattr("joinery_runtime.hosts.edits.sink_for", lambda *_: sink)
     store, said = MemoryStore(), list[str]()
     generation = store.acquire("visits").generation
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
@@ -146,7 +147,7 @@ def test_a_first_plan_of_which_one_shard_is_visible_is_given_up_by_the_command_t
                 raise RecordError("A record cannot be used")
 
     sink = SimpleNamespace(recover=lambda _: True, close=lambda: None)
-    monkeypatch.setattr("joinery_runtime.hosts.run.sink_for", lambda *_: sink)
+    monkeypatch.setattr("joinery_runtime.hosts.edits.sink_for", lambda *_: sink)
     store = MemoryStore()
     generation = store.acquire("visits").generation
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,21 +15,19 @@ import pytest
 from pyspark import SparkContext
 
 from e2e.spark_trace import TASK_CONF, SparkTrace
-from hosts.stand_ins import PATIENCE_S, FailingWorker, FailsAfterwards, KillsItsExecutor, WaitsForTheOther
+from hosts.stand_ins import (
+    PATIENCE_S,
+    FailingWorker,
+    FailsAfterwards,
+    KillsItsExecutor,
+    WaitsForTheOther,
+)
 from joinery_devkit.processes import ChildProcess
 from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
-from joinery_runtime.hosts.scale import request_executors
-from joinery_runtime.hosts.spark import (
-    DEFAULT_CONF,
-    SparkHost,
-    executor_ids,
-    executor_locations,
-    placed_on,
-    start_context,
-)
+from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, start_context
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace import run_trace
@@ -116,17 +114,6 @@ def test_an_error_of_a_peer_that_exchanges_no_rows_arrives_as_it_was_raised(cont
     with pytest.raises(DataLoss) as raised:
         SparkHost(context, WorkerSetup(f"co-partitioned {at}", worker, worker.steps), "job").run(CO_PARTITIONED)
     assert str(raised.value) == str(error)
-
-
-def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> None:
-    executors = executor_locations(context)
-    assert [name.split("_")[0] for name in executors] == ["executor"] * 2, "the driver runs no tasks"
-    assert {name.split("_")[1] for name in executors} == {"127.0.0.1", OTHER_ADDRESS}
-    given = placed_on(context, ["a", "b", "c"], executors)
-    rdd, jvm = given._jrdd.rdd(), context._jvm
-    preferred = [jvm.scala.jdk.javaapi.CollectionConverters.asJava(rdd.preferredLocations(p)) for p in rdd.partitions()]
-    assert [list(each) for each in preferred] == [[executors[0]], [executors[1]], [executors[0]]]
-    assert given.map(lambda item: item * 2).collect() == ["aa", "bb", "cc"]
 
 
 def test_workers_are_forked_from_a_daemon_of_ours(context: SparkContext) -> None:
@@ -224,23 +211,3 @@ def test_attempts_leave_rows_and_state_once(
     check_state(job, store)
     written = Counter(tuple(path.name.split("-")[:3]) for path in (tmp_path / "output").iterdir())
     assert max(written.values()) >= 2, "no task ran a second time"
-
-
-# --- scale, last: it takes an executor away ---------------------------------------------------------------------------
-
-
-def test_executors_go_and_come_while_spark_runs(context: SparkContext) -> None:
-    first, _ = executor_ids(context)
-    assert request_executors(context, 1) == 1
-    _until(lambda: executor_ids(context) == [first])
-    assert request_executors(context, 2) == 0
-    _wait_for_executors(context, 2)
-    assert executor_ids(context)[0] == first
-    run(context, "never", RuntimeError())
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

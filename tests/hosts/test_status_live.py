@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.jobs import Job, fresh_name, order, payment, produce
+from e2e.jobs import Job, fresh_name, order, payment, produce, unbounded_job
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.processes import free_port
 from joinery_devkit.spark_cluster import StandaloneCluster
@@ -92,12 +92,7 @@ def started(path: Path, folder: Path, *options: str, environment: Mapping[str, s
 def unbounded(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> tuple[Job, Path]:
     """A job that goes on for ever and checkpoints often."""
     store = f'{{postgres: {{dsn: "{postgres_dsn}", schema: status_live}}, checkpointInterval: 500ms}}'
-    job = Job(fresh_name(), kafka_broker.bootstrap, store, f'{{file: {{path: "{tmp_path / "out"}"}}}}')
-    for side in ("orders", "payments"):
-        kafka_broker.create_topic(f"{job.name}.{side}")
-    path = job.write(tmp_path)
-    path.write_text(path.read_text().replace("stopAt: latest", ""))
-    return job, path
+    return unbounded_job(kafka_broker, store, tmp_path)
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

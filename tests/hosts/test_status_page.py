@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hosts.page_scene import START, DayOfAJob
+from hosts.page_scene import START, DayOfAJob, gone_after_one_answer, in_front_of
 from joinery_devkit.browser import elements, picture
 from joinery_runtime.engine.loop import Outage
 from joinery_runtime.errors import StoreUnavailable
@@ -199,6 +199,52 @@ def test_a_browser_shows_the_job_and_writes_the_pictures_of_the_docs(day: DayOfA
         assert shown in page
 
 
+# Written into the page once it has drawn: the titles of the boxes whose contents are wider than they are, and how wide
+# the window and the page are.
+MEASURED = b"""
+setTimeout(() => {
+  const boxes = [...document.querySelectorAll("figure, .card, #tables > section, header")];
+  const wide = boxes.filter((box) => box.scrollWidth > box.clientWidth);
+  const titles = wide.map((box) => box.querySelector("figcaption, h2, h1").textContent);
+  const page = document.documentElement;
+  document.body.append(element("output", "", JSON.stringify([titles, page.clientWidth, page.scrollWidth])));
+}, 1500);
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scrolls"), [(1200, []), (500, ["State by side", "Newest epochs"])])
+def test_long_names_stay_inside_their_boxes(width: int, scrolls: list[str]) -> None:
+    """Where it is narrow, tables of seven numbers and more scroll inside theirs."""
+    of_topics = "com.example.platform.settlements." * 7 + "end", "clicks_of_the_shop_with_consent_and_enrichment_v2"
+    day = DayOfAJob(names=of_topics)
+    day.run(120)
+
+    def measured(path: str, body: bytes) -> bytes:
+        return body + MEASURED if path == "/page.js" else body
+
+    with served(day) as address, in_front_of(address, measured) as measuring:
+        document = elements(measuring, width=width)
+    (written,) = re.findall(r"<output>(.*)</output>", document)
+    assert json.loads(written) == [scrolls, width, width]
+
+
+@pytest.mark.slow
+def test_charts_without_a_value_say_so() -> None:
+    """Of one sample there are no rates, and before the first poll no lag."""
+    day = DayOfAJob()
+    day.run(1)
+    with served(day) as address:
+        document = elements(address)
+    assert re.findall(r"<figcaption>([^<]*)</figcaption><div><p", document) == [
+        "Records per second",
+        "Lag: records that are not read yet",
+        "Rows out per record in",
+        "Late rows and dead letters per second",
+    ]
+    assert document.count("No values") == 4
+
+
 @pytest.mark.slow
 def test_a_browser_says_what_is_wrong() -> None:
     day = DayOfAJob(names=("a", "b", "c", "d", "e"))
@@ -216,7 +262,7 @@ def test_a_browser_says_what_is_wrong() -> None:
 def test_a_browser_says_that_the_driver_has_gone(ended: bool) -> None:
     day = DayOfAJob(ended=ended)
     day.run(60)
-    with served(day) as address, day.gone_after_one_answer(address) as leaving:
+    with served(day) as address, gone_after_one_answer(address) as leaving:
         page = text_of(leaving)
     assert ("its driver has gone" in page) is ended
     assert ("has not answered since" in page) is not ended

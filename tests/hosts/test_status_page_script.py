@@ -9,6 +9,7 @@ import pytest
 import quickjs
 
 from hosts.test_status_page import PAGE
+from joinery_runtime.job import format_duration
 
 # As much of a browser as the script asks for while it is loaded.
 BROWSER = """
@@ -16,7 +17,8 @@ const nothing = () => {};
 const node = () => new Proxy(nothing, {
   get: (_, name) => (name === Symbol.toPrimitive ? () => "" : node()), set: () => true, apply: () => node(),
 });
-const document = node(), matchMedia = node, setTimeout = nothing, AbortSignal = {timeout: nothing};
+const document = node(), matchMedia = node, getComputedStyle = node;
+const setTimeout = nothing, AbortSignal = {timeout: nothing};
 const fetch = async () => { throw new Error("there is no server"); };
 class Node {}
 class ResizeObserver { observe() {} }
@@ -56,3 +58,41 @@ def test_totals_that_begin_anew_have_no_rate(script: quickjs.Context) -> None:
 @pytest.mark.parametrize(("number", "shown"), [("1234567", "1.23 M"), ("0.5", "0.5"), ("null", "\u2013")])
 def test_numbers_are_short(script: quickjs.Context, number: str, shown: str) -> None:
     assert script.eval(f"short({number})") == shown
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [
+        ("null", "\u2013"), ("0.2", "0s"), ("999.4", "999ms"), ("999.7", "1s"), ("59949", "59.9s"), ("59999", "1m"),
+        ("119700", "2m"), ("3599600", "1h"), ("7199000", "2h"), ("172799000", "2 days"),
+    ],
+)  # fmt: skip
+def test_a_duration_has_no_60_seconds_or_minutes(script: quickjs.Context, ms: str, shown: str) -> None:
+    assert script.eval(f"duration({ms})") == shown
+
+
+@pytest.mark.parametrize("ms", [1, 999, 1_000, 14_000, 60_000, 74_000, 3_600_000, 3_660_000, 90_000_000])
+def test_a_duration_is_written_as_in_jobs_and_by_kubectl(script: quickjs.Context, ms: int) -> None:
+    assert script.eval(f"duration({ms})") == format_duration(ms)
+
+
+@pytest.mark.parametrize(
+    ("times", "given", "shown"),
+    [
+        ([100], [100, 86_500], [-20, 100]),  # uPlot gives a day
+        ([100, 103], [100, 103], [-17, 103]),
+        ([100, 1000], [100, 1000], [100, 1000]),
+        ([100, 1000], [400, 600], [400, 600]),  # a part that was selected
+    ],
+)
+def test_the_axis_of_few_samples_is_two_minutes(
+    script: quickjs.Context, times: list[int], given: list[int], shown: list[int]
+) -> None:
+    from_to = json.loads(script.eval(f"JSON.stringify(ofTimes({{data: [{times}]}}, {given[0]}, {given[1]}))"))
+    assert from_to == shown
+
+
+def test_no_two_labels_of_an_axis_say_the_same_minute(script: quickjs.Context) -> None:
+    steps = json.loads(script.eval("JSON.stringify(axis(hourAndMinute).incrs)"))
+    assert steps == sorted(steps)
+    assert all(step % 60 == 0 for step in steps)

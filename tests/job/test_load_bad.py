@@ -578,6 +578,7 @@ def test_secret_values_are_not_repeated():
     ("text", "path", "words", "line"),
     [
         ("a: [1\nb: 2\n", "(file)", "column 2: this is not readable YAML", 2),
+        ("a: {b: ${HOME}/c}\n", "(file)", 'quote a value that has a variable: "${NAME}"', 1),
         ("a: b: c\n", "(file)", "mapping values are not allowed", 1),
         ("a: *nope\n", "(file)", "undefined alias", 1),
         ("a: &x [*x]\n", "(file)", "not readable YAML", None),

@@ -96,7 +96,9 @@ def _in_force(job: Manifest, **spec: Any) -> Manifest:
     about = {name: job[name] for name in ("apiVersion", "kind", "metadata")}
     now = {name: value for name, value in {**job["spec"], **spec}.items() if value is not None}
     written = yaml.safe_dump({**about, "spec": now})
-    return {"metadata": {"name": "orders-payments-job-1a2b"}, "data": {"job.yaml": written}}
+    executor = yaml.safe_dump({"spec": {"serviceAccountName": "of-the-installation"}})
+    data = {"job.yaml": written, "executor.yaml": executor}
+    return {"metadata": {"name": "orders-payments-job-1a2b"}, "data": data}
 
 
 IN_FORCE = {"revision": "1a2b", "image": "joinery-runtime:1"}
@@ -131,7 +133,8 @@ def _questions_are_pods(kubectl: FakeKubectl, phase: str, container: Manifest) -
 def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
     kubectl: FakeKubectl, plugin: Run, job: Manifest, pod: dict[str, str] | None, why: str
 ) -> None:
-    """With what a driver sees: the image, the job and the secrets of the revision in force. Nothing of it is left."""
+    """With what a driver sees: the image, the job, the secrets and the service account of the revision in force.
+    Nothing of it is left."""
     kubectl.knows(job)
     if pod is not None:
         kubectl.has_pod("orders-payments-driver-2", **pod)
@@ -151,6 +154,7 @@ def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
         "it goes with the job; the operator has not asked for it"
     )
     (container,) = made["spec"]["containers"]
+    assert made["spec"]["serviceAccountName"] == "of-the-installation"
     assert container["image"] == "joinery-runtime:1"
     assert container["args"] == ["joinery", "state", "show", "/etc/joinery/job.yaml", "--key", "order_id=7"]
     secrets = {each["secret"]["secretName"] for each in made["spec"]["volumes"] if "secret" in each}

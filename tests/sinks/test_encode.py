@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_rows, json_lines, rows_to_json
 from joinery_runtime.sinks.dead_letters import LONGEST_TEXT
-from joinery_runtime.sinks.kafka_target import as_messages
+from joinery_runtime.sinks.encode import JsonStyle
+from joinery_runtime.sinks.kafka_records import Records
 from joinery_runtime.sources import JsonDecoder
 from sinks.rows import EVERY_TYPE, FULL, ROWS
 
@@ -71,12 +72,12 @@ def test_timestamps_as_text_are_read_back_too() -> None:
     rows = pa.table(
         {"at": pa.array([0, -1, 253402300799999, None], pa.timestamp("ms", "UTC")), "k": ["a", "b", "c", "d"]}
     )
-    written = rows_to_json(rows, "rfc3339")
+    written = rows_to_json(rows, JsonStyle("rfc3339"))
     assert [json.loads(line)["at"] for line in written] == [
         *("1970-01-01T00:00:00.000Z", "1969-12-31T23:59:59.999Z", "9999-12-31T23:59:59.999Z", None)
     ]
     assert JsonDecoder(rows.schema).decode(pa.array(written, pa.binary())).rows.to_pylist() == rows.to_pylist()
-    messages = as_messages(rows.slice(0, 1), ("at", "k"), {"when": "at"}, "rfc3339")
+    messages = Records.of(rows.slice(0, 1), ("at", "k"), {"when": "at"}, JsonStyle("rfc3339")).messages()
     assert messages == [
         {
             "value": b'{"at":"1970-01-01T00:00:00.000Z","k":"a"}',
@@ -109,7 +110,8 @@ def test_any_text_is_one_line(texts: list[str | None]) -> None:
 def test_few_rows_are_written_as_many_are(timestamps: Timestamps, drawn: list[dict[str, Any]]) -> None:
     few = pa.concat_tables([ROWS, pa.Table.from_pylist([FULL | row for row in drawn], schema=EVERY_TYPE)])
     many = pa.concat_tables([few] * 200)
-    assert rows_to_json(many, timestamps) == rows_to_json(few, timestamps) * 200
+    style = JsonStyle(timestamps)
+    assert rows_to_json(many, style) == rows_to_json(few, style) * 200
 
 
 def test_dead_letters_keep_the_record_as_it_was() -> None:
@@ -131,7 +133,7 @@ def test_dead_letters_keep_the_record_as_it_was() -> None:
 def test_columns_as_headers() -> None:
     """Text and bytes as they are, others as JSON has them. A null is no header."""
     headers = {f"x-{name}": name for name in FULL}
-    full, empty = (message["headers"] for message in as_messages(ROWS, (), headers))
+    full, empty = (message["headers"] for message in Records.of(ROWS, (), headers).messages())
     assert dict(full) == {
         "x-flag": "true", "x-small": "-2147483648", "x-big": "-9223372036854775808", "x-session": str(2**64 - 1),
         "x-half": "0.5", "x-real": "0.1", "x-text": FULL["text"], "x-raw": b"\xff\x00",
@@ -150,7 +152,7 @@ def test_sessions_with_their_key_for_a_compacted_topic() -> None:
             "retracted": [True, False],
         }
     )
-    assert as_messages(rows, ["user", "session_id"]) == [
+    assert Records.of(rows, ["user", "session_id"]).messages() == [
         {
             "key": b'{"user":"a","session_id":%d}' % highest,
             "value": b'{"user":"a","session_id":%d,"retracted":true}' % highest,
@@ -174,7 +176,7 @@ def test_columns_of_json_are_what_they_are(count: int, names: list[str]) -> None
         "t": ['}"{', "a\n", None, ""],
     }
     rows = pa.table({name: values[name] * count for name in names})
-    lines = rows_to_json(rows, nested={"doc", "more", "not there"})
+    lines = rows_to_json(rows, JsonStyle(nested=frozenset({"doc", "more", "not there"})))
     assert len(lines) == 4 * count
     plain = [json.loads(line) for line in rows_to_json(rows)]
     embedded = {name: [each and json.loads(each) for each in values[name]] * count for name in ("doc", "more")}

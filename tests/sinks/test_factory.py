@@ -92,7 +92,7 @@ def test_the_jobs_form_of_timestamps_reaches_what_writes_them(target: str) -> No
         "kafka": {"bootstrapServers": "127.0.0.1:1", "topic": "out"}, "file": {"path": "out"}, "console": {}
     }  # fmt: skip
     writer: Any = sink_for(job(output={target: outputs[target], "timestamps": "rfc3339"}), None).writer()
-    assert (writer.target if target == "kafka" else writer).timestamps == "rfc3339"
+    assert (writer.target if target == "kafka" else writer).style.timestamps == "rfc3339"
 
 
 def test_one_sink_per_kind_of_output() -> None:

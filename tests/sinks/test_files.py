@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import re
 import shutil
@@ -14,7 +16,7 @@ import pyarrow.dataset as dataset
 import pyarrow.parquet as pq
 import pytest
 
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.files import FileSink, published
 from sinks.rows import EMPTY, EVERY_TYPE, FULL, LINEAGE, attempt, takeover
@@ -154,6 +156,18 @@ def test_a_staging_directory_that_cannot_be_written(sink) -> None:
     staging.write_text("")
     with pytest.raises(SinkError, match="cannot be written"):
         sink.writer().write(attempt(), ROWS)
+
+
+def test_a_full_disk_is_waited_for(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OutputUnavailable, match=r"cannot be written: No space left on device\. Make room"):
+            sink.writer().write(attempt(), ROWS)
+    sink.publish(1, [sink.writer().write(attempt(name="again"), ROWS)])
+    assert list(visible(sink).values()) == [[1, 2]]
 
 
 def test_parquet_has_every_type_as_it_is(tmp_path: Path) -> None:

@@ -14,16 +14,31 @@ import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.librdkafka import UnknownLibrary
+from joinery_runtime.sinks import kafka, record_producers
 from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.kafka import KafkaSink
-from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience
+from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
+from joinery_runtime.sinks.record_producers import Patience
 from sinks.rows import attempt
 from sources.registry import registry
 
 pytestmark = pytest.mark.services
 _names = (f"sink-{number}" for number in count())
 ROWS = pa.table({"k": ["a", None, "c"], "n": [1, 2, 3]})
+
+
+@pytest.fixture(autouse=True, params=["in batches", "record by record"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How records are handed to librdkafka."""
+
+    def unknown() -> None:
+        raise UnknownLibrary("of a test")
+
+    if request.param == "record by record":
+        monkeypatch.setattr(record_producers, "library", unknown)
+    monkeypatch.setattr(kafka, "_clients", kafka._Clients())
 
 
 @pytest.fixture

@@ -17,8 +17,10 @@ from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks.kafka import KafkaWriter
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.sinks.kafka_producers import Disowned, OwningProducer, Producers
-from joinery_runtime.sinks.kafka_target import DELIVERY_SECONDS, TRANSACTION_MS, KafkaTarget, Patience, enqueue
+from joinery_runtime.sinks.kafka_records import Records, Texts
+from joinery_runtime.sinks.kafka_target import DELIVERY_SECONDS, TRANSACTION_MS, KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import PartNames, PartWrite
+from joinery_runtime.sinks.record_producers import Patience
 from sinks.rows import attempt
 
 
@@ -32,12 +34,10 @@ class Queue:
     def __len__(self) -> int:
         return self._rows
 
-    def produce_batch(self, topic: str, messages: list[dict[str, Any]], on_delivery: object) -> None:
-        for message in messages:
-            if self._rows == 10:
-                message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
-            else:
-                self._rows += 1
+    def enqueue(self, topic: str, records: Records, start: int) -> int:
+        taken = min(10 - self._rows, len(records) - start)
+        self._rows += taken
+        return start + taken
 
     def poll(self, seconds: float) -> None:
         if seconds:
@@ -45,14 +45,14 @@ class Queue:
             self._rows -= min(self._rows, next(self._written, 0))
 
 
-def rows(count: int) -> list[dict[str, Any]]:
-    return [{"value": b"x"} for _ in range(count)]
+def rows(count: int) -> Records:
+    return Records(Texts.of_list([b"x"] * count))
 
 
 def test_brokers_that_take_a_row_at_a_time_are_waited_for() -> None:
     slow: Any = Queue(*[1] * 40)
     patience = Patience(60.0, lambda: slow.now)
-    assert enqueue(slow, "topic", rows(40), patience) == 0
+    assert patience.enqueue(slow, "topic", rows(40)) == 0
     assert patience.flush(slow) == 0
     assert slow.now == 40 * 50.0
 
@@ -60,7 +60,7 @@ def test_brokers_that_take_a_row_at_a_time_are_waited_for() -> None:
 def test_brokers_that_take_nothing_any_more_are_not() -> None:
     stuck: Any = Queue(1, 1, 0, 0)
     patience = Patience(60.0, lambda: stuck.now)
-    assert enqueue(stuck, "topic", rows(40), patience) == 28
+    assert patience.enqueue(stuck, "topic", rows(40)) == 28
     assert stuck.now == 4 * 50.0
     assert Patience(60.0, lambda: stuck.now).flush(stuck) == 10
 
@@ -68,8 +68,9 @@ def test_brokers_that_take_nothing_any_more_are_not() -> None:
 @pytest.mark.parametrize("batch", [15, 40, 10_000])
 def test_the_error_counts_each_row_that_is_not_written_once(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     """Of 40 rows two were taken; ten wait in the client's queue, and the others had no room in it."""
-    monkeypatch.setattr("joinery_runtime.sinks.kafka_target._BATCH", batch)
+    monkeypatch.setattr("joinery_runtime.sinks.record_producers._BATCH", batch)
     stuck: Any = Queue(1, 1, 0, 0)
+    stuck.failures = []
     client: Any = SimpleNamespace(producer=stuck, errors=LastError())
     monkeypatch.setattr("joinery_runtime.sinks.kafka.Patience", lambda seconds: Patience(seconds, lambda: stuck.now))
     writer = KafkaWriter(KafkaTarget("joined", "kafka:9092", properties={"delivery.timeout.ms": "60000"}))
@@ -116,7 +117,10 @@ class Client:
     """In the place of librdkafka's producer: the broker has ended the transaction when it is to be committed."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.settings = settings
+        self.settings, self.failures = settings, list[KafkaError]()
+
+    def enqueue(self, topic: str, records: Records, start: int) -> int:
+        return len(records)
 
     def __len__(self) -> int:
         return 0
@@ -130,7 +134,7 @@ class Client:
 
 def test_a_job_may_set_how_soon_a_client_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also to longer than the longest wait that a producer has by itself."""
-    monkeypatch.setattr("joinery_runtime.sinks.kafka_producers.Producer", Client)
+    monkeypatch.setattr("joinery_runtime.sinks.record_producers.BatchProducer", Client)
     target = KafkaTarget("joined", "127.0.0.1:1", properties={"reconnect.backoff.ms": "2000"})
     client: Any = OwningProducer(target, "job-1")._producer
     Producer(client.settings)
@@ -140,7 +144,7 @@ def test_a_job_may_set_how_soon_a_client_connects_again(monkeypatch: pytest.Monk
 def test_a_transaction_that_took_too_long_is_no_other_attempt_s_work(
     monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
-    monkeypatch.setattr("joinery_runtime.sinks.kafka_producers.Producer", Client)
+    monkeypatch.setattr("joinery_runtime.sinks.record_producers.BatchProducer", Client)
     target = KafkaTarget("joined", "kafka:9092", properties={"transaction.timeout.ms": "60000"})
     producer = OwningProducer(target, "job-1")
     producer.begin()
@@ -156,14 +160,14 @@ def test_a_transaction_that_took_too_long_is_no_other_attempt_s_work(
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clients whose `send_offsets_to_transaction` does not come back while a test runs, and little patience."""
+    """Clients whose `send_offset` does not come back while a test runs, and little patience."""
     ended = threading.Event()
 
     class Hanging(Client):
-        def send_offsets_to_transaction(self, *_: object) -> None:
+        def send_offset(self, *_: object) -> None:
             ended.wait()
 
-    monkeypatch.setattr("joinery_runtime.sinks.kafka_producers.Producer", Hanging)
+    monkeypatch.setattr("joinery_runtime.sinks.record_producers.BatchProducer", Hanging)
     monkeypatch.setattr("joinery_runtime.sinks.kafka_producers._CALL_SECONDS", 0.05)
     yield
     ended.set()

@@ -30,6 +30,7 @@ from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, kafka_transactions
 from joinery_runtime.sinks.base import Attempt, Receipt
 from joinery_runtime.sinks.kafka_markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.sinks.kafka_producers import OwningProducer, Producers
+from joinery_runtime.sinks.kafka_records import Records, Texts
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
 from joinery_runtime.store_identity import StoreIdentity
@@ -246,7 +247,7 @@ class RefusedWhileTheMarkerIsSent:
     def __len__(self) -> int:
         return len(self._producer)
 
-    def send_offsets_to_transaction(self, *_: Any) -> None:
+    def send_offset(self, *_: Any) -> None:
         deadline = time.monotonic() + PATIENCE
         while len(self) and time.monotonic() < deadline:
             self._producer.poll(0.05)
@@ -260,7 +261,7 @@ def test_a_refusal_while_the_marker_is_sent_is_named(kafka_broker) -> None:
     producer._producer = RefusedWhileTheMarkerIsSent(producer._producer)
     producer.begin()
     with pytest.raises(SinkError, match=rf"Output topic {name}: rows were not written: .*too large"):
-        producer.send(name, [[{"value": b"x" * 10_000}]], f"job-{name}-0", EpochMarker(1, LINEAGE, 1))
+        producer.send(name, [Records(Texts.of_list([b"x" * 10_000]))], f"job-{name}-0", EpochMarker(1, LINEAGE, 1))
 
 
 def test_a_shard_that_moves_between_workers_to_and_fro_keeps_both_producers(output) -> None:
@@ -620,7 +621,7 @@ def test_a_producer_goes_on_when_its_brokers_are_back(monkeypatch: pytest.Monkey
 
         def write(epoch: int) -> None:
             producer.begin()
-            producer.send("output", [output.target.messages(rows(epoch))], output.name, EpochMarker(epoch, LINEAGE, 1))
+            producer.send("output", [output.target.records(rows(epoch))], output.name, EpochMarker(epoch, LINEAGE, 1))
             producer.commit()
 
         write(1)

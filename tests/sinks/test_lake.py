@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -90,6 +92,18 @@ def written(sink: LakeSink, rows: pa.Table = ROWS, **of) -> dict:
     """A receipt as the epoch log gives it back; the writer has gone to a worker."""
     writer = pickle.loads(pickle.dumps(sink.writer()))
     return json.loads(json.dumps(writer.write(attempt(**of), rows)))
+
+
+def test_a_disk_that_is_full_is_waited_for(lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = lake.sink()
+    sink.prepare(ROWS.schema)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lake_module, "write_parquet", full)
+    with pytest.raises(OutputUnavailable, match=r"cannot be written: No space left on device\. Make room"):
+        sink.writer().write(attempt(), ROWS)
 
 
 def test_rows_are_visible_only_once_published(lake: Lake, sink: LakeSink) -> None:

@@ -6,6 +6,7 @@ import pickle
 import random
 import re
 import string
+from collections.abc import Iterator
 from decimal import Decimal
 
 import psycopg
@@ -237,7 +238,7 @@ def test_who_reads_a_table_does_not_wait_for_its_new_columns_for_long(
     make(PAIR)
     with psycopg.connect(dsn) as reader:
         reader.execute(f"SELECT * FROM {table}")
-        with pytest.raises(Unavailable, match=r"The output table cannot be prepared: .*lock timeout"):
+        with pytest.raises(Unavailable, match=f"The output table {table} cannot be prepared: .*lock timeout"):
             make(pa.schema([*PAIR, pa.field("w", pa.int64())]))
 
 
@@ -354,13 +355,24 @@ def test_a_server_that_is_not_there() -> None:
 def test_after_a_restart_of_the_server_it_goes_on(connection, make) -> None:
     sink = make(pairs((1, "a")).schema)
     sink.writer().write(attempt(), pairs((1, "a")))
-    connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE application_name = 'joinery output' AND datname = current_database()"
-    )
+
+    def restart() -> None:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE application_name = 'joinery output' AND datname = current_database()"
+        )
+
+    class Meanwhile:
+        def to_batches(self) -> Iterator[pa.RecordBatch]:
+            yield from pairs((2, "b")).to_batches()
+            restart()
+            yield from pairs((3, "c")).to_batches()
+
     with pytest.raises(StoreUnavailable):
-        sink.writer().write(attempt(epoch=2), pairs((2, "b")))
+        sink.writer().write(attempt(epoch=2), Meanwhile())
     sink.writer().write(attempt(epoch=2), pairs((2, "b")))
+    restart()  # of a connection that nobody uses the next write finds it out
+    sink.writer().write(attempt(epoch=3), pairs((3, "c")))
 
 
 def test_a_schema_that_is_not_there(make, dsn) -> None:

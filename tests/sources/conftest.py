@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.sources import kafka_clients
+from joinery_runtime.sources.formats import json as json_format
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +22,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "record by record":
         monkeypatch.setattr(kafka_clients, "kernels", lambda name: None)
     return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["compiled", "judged"])
+def json_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways to read JSON: with the kernel from the first record on, and without a kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_format, "_WORTHWHILE", 0)
+        if request.param == "judged":
+            patch.setattr(json_format, "kernels", lambda name: None)
+        yield

@@ -24,6 +24,9 @@ class Registry:
     subjects: dict[tuple[str, int], int] = field(default_factory=dict)
     login: str | None = None
     status: int | None = None
+    page: str | None = None
+    """What it answers to every GET, as a web server does, with `page_status`."""
+    page_status: int = 200
     lenient: bool = False
     """Takes schemas that contradict each other."""
     deleted: set[tuple[str, int]] = field(default_factory=set)
@@ -100,6 +103,9 @@ def registry() -> Iterator[Registry]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if served.page is not None:
+                self._write(served.page_status, "text/html", served.page.encode())
+                return
             self._send(*served.answer(self.path, self.headers.get("Authorization")))
 
         def do_DELETE(self) -> None:
@@ -114,9 +120,11 @@ def registry() -> Iterator[Registry]:
                     self._send(404, {"error_code": 404, "message": "not found"})
 
         def _send(self, status: int, body: Any) -> None:
-            written = json.dumps(body).encode()
+            self._write(status, "application/vnd.schemaregistry.v1+json", json.dumps(body).encode())
+
+        def _write(self, status: int, kind: str, written: bytes) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(written)))
             self.end_headers()
             self.wfile.write(written)

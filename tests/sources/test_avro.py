@@ -17,7 +17,7 @@ import pytest
 
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for, json_decoder_for
+from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, check_registry, decoder_for, json_decoder_for
 from joinery_runtime.sources.records import Decoder
 from sources.registry import Registry, registry
 
@@ -131,6 +131,53 @@ def test_a_registry_that_is_away_is_waited_for_and_one_that_refuses_is_not(serve
     nobody = decoder_for(model({"schemaRegistry": {"url": "http://127.0.0.1:1", "properties": {"max.retries": "0"}}}))
     with pytest.raises(SourceUnavailable, match="asked for schema 1: "):
         decode(nobody, record)
+
+
+def test_an_address_that_is_no_registrys_makes_no_record_a_dead_letter(served: Registry) -> None:
+    """A web server, or a registry's with a wrong path, has nothing at /schemas/ids/1 either."""
+    record = avro(ORDER, {"id": "a", "amount": 1}, served.add(ORDER))
+    decoder = decoder_for(model(of(served)))
+    served.status = 404
+    with pytest.raises(SourceUnavailable, match="no schema registry answers at this address"):
+        decode(decoder, record)
+    served.status = None
+    assert rows(decode(decoder, record)) == [{"id": "a", "amount": 1}]
+
+
+def test_a_page_instead_of_an_answer_is_no_registrys(served: Registry) -> None:
+    record = avro(ORDER, {"id": "a", "amount": 1}, served.add(ORDER))
+    served.page = "<html>welcome</html>"
+    with pytest.raises(SourceUnavailable, match="no schema registry answers at this address"):
+        decode(decoder_for(model(of(served))), record)
+
+
+def test_the_beginning_of_a_page_is_quoted(served: Registry) -> None:
+    record = avro(ORDER, {"id": "a", "amount": 1}, served.add(ORDER))
+    served.page, served.page_status = f"<html>\n\n<h1>Not here</h1>{'<p>' * 1000}", 404
+    with pytest.raises(SourceUnavailable, match="<h1>Not here</h1>") as caught:
+        decode(decoder_for(model(of(served))), record)
+    assert len(caught.value.facts) < 300
+
+
+@pytest.mark.parametrize("kind", ["avro", "protobuf", "debezium-avro"])
+def test_a_start_asks_the_registry_before_there_is_a_record(served: Registry, kind: str) -> None:
+    side = model(of(served), kind=kind)
+    check_registry(side)  # one that has no schema yet
+    served.status = 403  # it may allow the schemas of the job
+    check_registry(side)
+    served.status = 401
+    with pytest.raises(SourceError, match="refuses access") as caught:
+        check_registry(side)
+    assert not isinstance(caught.value, SourceUnavailable)
+    served.status = 404
+    with pytest.raises(SourceUnavailable, match="Input in: no schema registry answers at this address"):
+        check_registry(side)
+
+
+def test_a_job_that_needs_no_answer_of_a_registry_asks_none(served: Registry) -> None:
+    check_registry(model(of(served), kind="json"))
+    check_registry(model({"avroSchema": json.dumps(ORDER)}))
+    assert served.asked == []
 
 
 def test_schemas_may_refer_to_others(served: Registry) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
@@ -17,7 +17,6 @@ from job.chains import load
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
-from joinery_runtime.sources.formats import json as json_format
 from joinery_runtime.state.memory import MemoryStore
 from sources.registry import registry
 
@@ -27,13 +26,7 @@ TS = {"name": "ts", "type": "int64", "from": "envelope", "path": "source.ts_ms"}
 Event = dict[str, Any] | None
 
 
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "judged"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_format, "_WORTHWHILE", 0)
-        if request.param == "judged":
-            patch.setattr(json_format, "kernels", lambda name: None)
-        yield
+pytestmark = pytest.mark.usefixtures("json_way")
 
 
 def model(columns: Sequence[Any] = (ID, NAME, TS), **more: Any) -> Input:
@@ -102,11 +95,12 @@ def test_a_table_has_versions_and_deletions_whose_key_is_in_the_row_before(wrap:
 def test_both_forms_may_be_in_one_batch_and_what_is_no_change_is_bad() -> None:
     events = [with_schema(CHANGES[0]), CHANGES[1], {"id": 3}, event("t", None), with_schema(CHANGES[2]), {"op": "c"}]
     decoded = decode(model(), events)
-    assert decoded.rows["id"].to_pylist() == [1, 2, 1, None]
-    assert decoded.index.tolist() == [0, 1, 4, 5]
-    assert [(bad.index, bad.reason) for bad in decoded.bad] == [
+    assert decoded.rows["id"].to_pylist() == [1, 2, 1]
+    assert decoded.index.tolist() == [0, 1, 4]
+    assert [(bad.index, bad.reason.partition("; ")[0]) for bad in decoded.bad] == [
         (2, "not a change of a row by Debezium: it has no op"),
         (3, "not a change of a row by Debezium: its op 't' changes no row"),
+        (5, "not a change of a row by Debezium: its op 'c' comes without the row after"),
     ]
     (bad,) = of_values(model(), pa.array([b"x"], pa.binary())).bad
     assert bad.reason.startswith("not JSON")
@@ -332,6 +326,25 @@ def test_rows_of_mongodb_are_documents_in_text(wrap: Any) -> None:
     assert decoded.index.tolist() == [0, 1]
     assert [(bad.index, bad.reason) for bad in decoded.bad] == [(2, "the document: column n: 'x' is not a valid int64")]
     assert decoded.dropped == {"deletion": 1}
+
+
+@pytest.mark.parametrize("wrap", [lambda change: change, with_schema], ids=["plain", "with schemas"])
+def test_changes_without_their_row_are_no_rows_of_nulls_but_dead_letters(wrap: Any) -> None:
+    """As of MongoDB: updates without the full document, deletions without a pre-image."""
+    columns = [{"name": "id", "type": "string", "path": "_id"}, {"name": "n", "type": "int64"}, TS]
+    changes: list[Any] = [event("u", None), event("c", None, ts=6), event("d", None), event("d", None, ts=7)]
+    changes[1]["after"] = changes[3]["before"] = DOCUMENT
+    decoded = decode(model(columns, table={"key": ["id"]}), [wrap(change) for change in changes])
+    assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == [(OID, 7, 6), (OID, None, 7)]
+    assert decoded.index.tolist() == [1, 3]
+    full, pre_image = decoded.bad
+    assert (full.index, pre_image.index) == (0, 2)
+    assert "op 'u' comes without the row after" in full.reason
+    assert full.reason.endswith("capture.mode change_streams_update_full)")
+    assert "op 'd' comes without the row before" in pre_image.reason
+    assert pre_image.reason.endswith("capture.mode change_streams_update_full_with_pre_image)")
+    stream = decode(model(columns), [wrap(change) for change in changes])
+    assert ([bad.index for bad in stream.bad], stream.dropped) == ([0], {"deletion": 2})
 
 
 def test_documents_and_rows_may_be_mixed_and_a_deletion_has_its_document_before() -> None:

@@ -129,6 +129,30 @@ def test_a_header_without_a_column_of_the_schema(tmp_path, header: bytes) -> Non
         decoder_for(model)
 
 
+@pytest.mark.parametrize(
+    ("header", "todo"),
+    [
+        (b"a;b\n1;2\n", r'csv: \{separator: ";"\}$'),
+        (b"\xef\xbb\xbf'b'\tid\t\"a\"\n", r'csv: \{separator: "\\t"\}$'),
+        (b"a|b|c\n", r'csv: \{separator: "\|"\}$'),
+        (b"1;2\n", r"csv: \{header: false\}$"),
+        (b"1,2\n", r"csv: \{header: false\}$"),
+    ],
+)
+def test_a_header_of_another_dialect_says_what_to_write(tmp_path, header: bytes, todo: str) -> None:
+    (tmp_path / "in.csv").write_bytes(header.replace(b"'", b""))
+    with pytest.raises(SourceError, match=todo):
+        planner_for(file_input(tmp_path / "in.csv", "csv"), "job", STORE).bounds(StoredOffsets())
+
+
+def test_a_directory_of_hidden_files_says_so(tmp_path) -> None:
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / ".part-0").touch()
+    with pytest.raises(SourceError, match=r"only hidden ones, such as \.part-0\. Names must not begin with"):
+        planner_for(file_input(tmp_path / "in"), "job", STORE).bounds(StoredOffsets())
+
+
 def test_a_header_that_names_a_column_twice(tmp_path) -> None:
     (tmp_path / "in.csv").write_bytes(b"a,b,a\n")
     with pytest.raises(SourceError, match="names a column twice"):
@@ -222,6 +246,19 @@ def test_a_directory_and_a_pattern_are_all_of_their_files(tmp_path) -> None:
     (tmp_path / "hive" / "day=1").mkdir(parents=True)
     with pytest.raises(SourceError, match=r'only directories, such as day=1\. .*path: ".*/hive/\*\*/\*\.<suffix>"'):
         all_of(file_input(tmp_path / "hive"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("ordrs", "the input file .*/ordrs cannot be read"), ("ordrs*", "there is no input file in ")]
+)
+@pytest.mark.parametrize("format_", ["json", "csv", "parquet"])
+def test_a_path_that_leads_nowhere_is_told_with_the_input(tmp_path, format_: str, name: str, says: str) -> None:
+    side = file_input(tmp_path / name, format_)
+    with pytest.raises(SourceError, match=f"^Input in: {says}"):
+        planner_for(side, "job", STORE).bounds(StoredOffsets())
+    if format_ == "csv":
+        with pytest.raises(SourceError, match=f"^Input in: {says}"):
+            decoder_for(side)
 
 
 def test_files_are_those_of_the_start_and_one_that_goes_is_missed(tmp_path) -> None:

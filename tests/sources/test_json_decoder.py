@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -19,18 +19,9 @@ from hypothesis import strategies as st
 
 from budget import examples
 from joinery_runtime.sources import Decoded, JsonDecoder
-from joinery_runtime.sources.formats import json as json_format
 from joinery_runtime.sources.json_faults import Explainer
 
-
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "judged"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test runs with the kernel from the first record on, and without a kernel."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_format, "_WORTHWHILE", 0)
-        if request.param == "judged":
-            patch.setattr(json_format, "kernels", lambda name: None)
-        yield
+pytestmark = pytest.mark.usefixtures("json_way")
 
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
@@ -159,6 +150,8 @@ def test_names_the_column_of_a_wrong_value(arrow: pa.DataType, written: str) -> 
         (b"[]", "not a JSON object but an array"),
         (b"1", "not a JSON object but a number"),
         (b'{"a": 1', "not JSON: "),
+        (b"{", "not JSON: Expecting property name enclosed in double quotes at character 1; it may be a line of "),
+        (b'[{"a": 1},', "not JSON: Expecting value at character 10; it may be a line of an array or of an object on "),
         (b'{"a": 1} {"a": 2}', "not JSON: Extra data"),
         (b'{"a": 1}\n{"a": 2}', "not JSON: Extra data"),
         (b'{"a": 1}\n\n', None),

@@ -21,8 +21,7 @@ from joinery_runtime.sources import Decoded, JsonDecoder
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.formats import json as json_format
 from joinery_runtime.sources.json_compiled import JsonKernel, follows
-from joinery_runtime.sources.json_judge import JsonJudge
-from joinery_runtime.sources.json_paths import NestedJudge, is_nested
+from joinery_runtime.sources.json_judge import JsonJudge, NestedJudge, is_nested
 from joinery_runtime.sources.json_texts import WantedValue, tree
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")

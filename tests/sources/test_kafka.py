@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -399,14 +400,17 @@ def silent_server() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_broker_that_never_answers(silent_server, monkeypatch) -> None:
+@pytest.mark.parametrize("turn", [0.1, 5.0])
+def test_a_broker_that_never_answers(silent_server, monkeypatch, turn: float) -> None:
+    """Turns of 5 s let the client's own limit end first: "Failed while waiting for controller" told nobody anything."""
     monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._TURN_SECONDS", turn)
     with pytest.raises(SourceUnavailable, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
         bounds_of(kafka_input(silent_server, "any"))
 
 
-def test_a_port_that_speaks_tls_is_recognised(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 0.5)
+@pytest.fixture
+def secure_port(tmp_path: Path) -> Iterator[str]:
     key, certificate = self_signed(tmp_path / "store", "127.0.0.1")
     (tmp_path / "both.pem").write_text(key + certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -422,15 +426,30 @@ def test_a_port_that_speaks_tls_is_recognised(monkeypatch, tmp_path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=serve, args=[server])
         thread.start()
-        address = f"127.0.0.1:{server.getsockname()[1]}"
         try:
-            with pytest.raises(SourceError, match=rf"the port speaks TLS, and the job does not.*{address}") as caught:
-                bounds_of(kafka_input(address, "any"))
+            yield f"127.0.0.1:{server.getsockname()[1]}"
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+def test_a_port_that_speaks_tls_is_recognised(monkeypatch, secure_port: str) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 0.5)
+    with pytest.raises(SourceError, match=rf"the port speaks TLS, and the job does not.*{secure_port}") as caught:
+        bounds_of(kafka_input(secure_port, "any"))
     assert not isinstance(caught.value, SourceUnavailable)
     assert "security.protocol: SSL" in str(caught.value)
+
+
+def test_a_certificate_that_is_not_trusted_is_told_with_what_to_set(secure_port: str) -> None:
+    with pytest.raises(SourceError, match=r"certificate verify failed.*the ssl\.\* settings"):
+        bounds_of(kafka_input(secure_port, "any", properties={"security.protocol": "SSL"}))
+
+
+def test_tls_to_a_port_without_is_told_with_what_to_set(monkeypatch, broker) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
+    with pytest.raises(SourceError, match=r"does not answer.*SSL.*Check security\.protocol"):
+        bounds_of(kafka_input(broker.bootstrap, "any", properties={"security.protocol": "SSL"}))
 
 
 def test_a_task_without_a_broker_does_not_say_that_the_topic_is_missing(monkeypatch, way) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
+from confluent_kafka import KafkaError
 
 from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
@@ -39,3 +42,29 @@ def test_a_client_is_back_soon_after_its_brokers_unless_the_job_says_otherwise()
     assert output.producer_settings({})["reconnect.backoff.max.ms"] == 1_000
     patient = KafkaTarget("joined", "127.0.0.1:1", properties={"reconnect.backoff.max.ms": "5000"})
     assert patient.client_settings()["reconnect.backoff.max.ms"] == "5000"
+
+
+def test_an_outage_is_logged_once_and_not_by_an_error_that_says_less(caplog: pytest.LogCaptureFixture) -> None:
+    errors = LoggedErrors()
+    refused, down = KafkaError(KafkaError._TRANSPORT, "refused"), KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 down")
+    unknown = KafkaError(KafkaError._RESOLVE, "unknown host")
+    with caplog.at_level(logging.WARNING):
+        for error in (refused, down, down, refused, down, unknown, down):
+            errors(error)
+    assert caplog.messages == ["kafka: refused", "kafka: unknown host"]
+    assert str(errors) == "unknown host"
+
+
+@pytest.mark.parametrize(
+    ("address", "todo"),
+    [
+        ("http://kafka:9092", "as host:port, .* no http://"),
+        ("kafka:9092", "Check bootstrapServers and that the brokers"),
+    ],
+)
+def test_an_address_with_a_scheme_is_no_broker_that_does_not_run(address: str, todo: str) -> None:
+    model = kafka_input(address, "any")
+    assert model.kafka is not None
+    for error in (Cluster.of("in", model.kafka).away("no answer", "x"), KafkaTarget("out", address).away("no", "x")):
+        with pytest.raises(type(error), match=todo):
+            raise error

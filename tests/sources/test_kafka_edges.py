@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -94,15 +94,6 @@ def extent(model: Input, offset: int | None = None) -> tuple[int, int, int]:
 @pytest.fixture
 def topic() -> str:
     return next(_names)
-
-
-@contextmanager
-def opened(model: Input) -> Iterator[SourceReader]:
-    reader = reader_for(model)
-    try:
-        yield reader
-    finally:
-        reader.close()
 
 
 def batches(reader: SourceReader, place: PartitionRef, start: int, end: int) -> list[RawBatch]:
@@ -195,7 +186,7 @@ def committed(start: int, end: int) -> list[Record]:
 def test_only_committed_records_are_read_and_bounds_include_control_records(broker, holes, way) -> None:
     model = kafka_input(broker, holes)
     assert extent(model) == (0, END, 0)
-    with opened(model) as reader:
+    with closing(reader_for(model)) as reader:
         assert read(reader, holes, 0, END) == COMMITTED
 
 
@@ -203,13 +194,13 @@ def test_only_committed_records_are_read_and_bounds_include_control_records(brok
 def test_every_way_to_cut_a_topic_with_holes_gives_the_same_records(broker, holes, way, step) -> None:
     """Ranges that end or begin in a hole, and ranges that are nothing but hole."""
     ranges = list(pairwise([*range(0, END, step), END]))
-    with opened(kafka_input(broker, holes)) as reader:
+    with closing(reader_for(kafka_input(broker, holes))) as reader:
         assert [read(reader, holes, start, end) for start, end in ranges] == [committed(*each) for each in ranges]
 
 
 @pytest.mark.parametrize("planned", [(3, 5), (3, 7), (9, 11), (13, 14), (6, 7), (1, 12)])
 def test_a_range_with_holes_at_its_ends_is_all_that_a_reader_reads(broker, holes, way, planned) -> None:
-    with opened(kafka_input(broker, holes)) as reader:
+    with closing(reader_for(kafka_input(broker, holes))) as reader:
         assert read(reader, holes, *planned) == committed(*planned)
 
 
@@ -227,7 +218,7 @@ def test_an_open_transaction_holds_back_what_comes_after_it_until_it_ends(broker
     send(plain, topic, [b"p2"])
     Transaction(broker, topic, "within", [b"k3"]).commit()
     assert extent(model) == (0, 1, 0)
-    with opened(model) as reader:
+    with closing(reader_for(model)) as reader:
         assert read(reader, topic, 0, 1) == [(0, b"p0")]
         held_back.commit() if commits else held_back.abort()
         assert extent(model, 1) == (1, 6, 0)
@@ -247,7 +238,7 @@ def test_a_partition_is_not_at_its_end_while_a_transaction_is_open(broker, topic
         ended = bounds({ref(topic): 1})[ref(topic)]
         assert (ended.end_exclusive, ended.undecided, ended.at_end) == (4, 0, False)
         assert bounds({ref(topic): 4})[ref(topic)].at_end
-    with opened(kafka_input(broker, topic)) as reader:
+    with closing(reader_for(kafka_input(broker, topic))) as reader:
         assert read(reader, topic, 1, 4) == ([(1, b"k1"), (2, b"k2")] if commits else [])
 
 
@@ -299,14 +290,14 @@ def wait_until_compacted(reader: SourceReader, topic: str, expected: Sequence[Re
 def test_a_compacted_topic(broker, topic, compacted, monkeypatch) -> None:
     """A plan that is replayed after compaction finds fewer records, and ends all the same."""
     model = kafka_input(broker, topic)
-    with opened(model) as reader:
+    with closing(reader_for(model)) as reader:
         wait_until_compacted(reader, topic, compacted)
     assert extent(model) == (0, 20, 0)
     assert extent(model, 5) == (5, 20, 0)  # it held a record once: compaction is no loss
     for kernel in (None, kafka_clients.kernels("messages")):
         monkeypatch.setattr(kafka_clients, "kernels", lambda _, kernel=kernel: kernel)
         ranges = [(0, 5), (5, 17), (17, 18), (18, 20), (2, 18), (2, 17)]
-        with opened(model) as reader:
+        with closing(reader_for(model)) as reader:
             found = [read(reader, topic, *planned) for planned in ranges]
         assert found == [[], [], compacted[:1], compacted[1:], compacted[:1], []]
 
@@ -329,12 +320,12 @@ def test_retention_between_two_epochs(broker, ten) -> None:
         extent(kafka_input(broker, ten), 4)
     model = kafka_input(broker, ten, onDataLoss="continue")
     assert extent(model, 4) == (7, 10, 3)
-    with opened(model) as reader:
+    with closing(reader_for(model)) as reader:
         assert read(reader, ten, 7, 10) == [(7, b"7"), (8, b"8"), (9, b"9")]
 
 
 def test_retention_between_plan_and_read(broker, ten, way) -> None:
-    with opened(kafka_input(broker, ten)) as reader:
+    with closing(reader_for(kafka_input(broker, ten))) as reader:
         assert len(read(reader, ten, 0, 2)) == 2
         broker.delete_records(ten, 0, 7)
         with pytest.raises(DataLoss, match=f"records of partition {ten}-0 are gone: offsets 0 to 9"):
@@ -343,7 +334,7 @@ def test_retention_between_plan_and_read(broker, ten, way) -> None:
 
 def test_retention_between_plan_and_read_that_is_allowed(broker, ten, way) -> None:
     broker.delete_records(ten, 0, 7)
-    with opened(kafka_input(broker, ten, onDataLoss="continue")) as reader:
+    with closing(reader_for(kafka_input(broker, ten, onDataLoss="continue"))) as reader:
         for start, end, records in [(4, 9, [(7, b"7"), (8, b"8")]), (2, 6, []), (9, 10, [(9, b"9")])]:
             found = batches(reader, ref(ten), start, end)
             assert sum(batch.lost for batch in found) == max(0, min(7, end) - start)
@@ -416,7 +407,7 @@ def test_records_of_every_codec_in_one_partition(topic) -> None:
             send(producer(broker, compression_type=codec, linger_ms=50), topic, values)
         assert codecs_in_use(broker, topic) == set(CODECS)
         total = len(CODECS) * len(values)
-        with opened(kafka_input(broker, topic)) as reader:
+        with closing(reader_for(kafka_input(broker, topic))) as reader:
             found = read(reader, topic, 0, 700) + read(reader, topic, 700, total)
     assert found == list(enumerate(values * len(CODECS)))
 
@@ -427,7 +418,7 @@ def test_records_of_one_byte_and_of_one_mebibyte(broker, topic, way) -> None:
     large = [random.bytes(2**20) for _ in range(6)]
     values = [value for each in large for value in (b"x", each, *[b"y"] * 200)]
     send(producer(broker, message_max_bytes=2**21), topic, values)
-    with opened(kafka_input(broker, topic)) as reader:
+    with closing(reader_for(kafka_input(broker, topic))) as reader:
         whole = read(reader, topic, 0, len(values))
         one_by_one = [record for at in range(4) for record in read(reader, topic, at, at + 1)]
     assert whole == list(enumerate(values))
@@ -438,7 +429,7 @@ def test_a_record_that_is_larger_than_a_fetch(broker, topic, way) -> None:
     broker.create_topic(topic, config={"max.message.bytes": str(8 * 2**20)})
     values = [b"a", b"b" * (6 * 2**20), b"c"]
     send(producer(broker, message_max_bytes=8 * 2**20), topic, values)
-    with opened(kafka_input(broker, topic)) as reader:
+    with closing(reader_for(kafka_input(broker, topic))) as reader:
         assert read(reader, topic, 0, 3) == list(enumerate(values))
 
 
@@ -447,7 +438,7 @@ def test_tombstones_go_to_the_dead_letters(broker, topic, way) -> None:
     good = json.dumps({"ts": 1}).encode()
     send(producer(broker), topic, [None, good, None, b""], key=b"k")
     model = kafka_input(broker, topic)
-    with opened(model) as reader:
+    with closing(reader_for(model)) as reader:
         (raw,) = batches(reader, ref(topic), 0, 4)
     decoded = decoder_for(model).decode_batch(raw)
     assert decoded.rows.to_pylist() == [{"ts": 1}]
@@ -474,7 +465,7 @@ def test_more_partitions_than_a_reader_keeps_open(broker, topic, way) -> None:
     assert {place: (each.start, each.end_exclusive) for place, each in found.items()} == {
         ref(topic, number): (0, 3) for number in range(PARTITIONS)
     }
-    with opened(model) as reader:
+    with closing(reader_for(model)) as reader:
         for start, end in [(0, 1), (1, 3)]:
             for number in range(PARTITIONS):
                 expected = [(at, b"%d" % (at * PARTITIONS + number)) for at in range(start, end)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.read_report import DeadLetters
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Decoded, Range, RawBatch, SourceReader, decoder_for, reader_for
+from joinery_runtime.sources import Decoded, Range, RawBatch, decoder_for, reader_for
 from sources.kafka_bench import ref, unique
 
 pytestmark = pytest.mark.services
@@ -48,15 +48,6 @@ def topic(broker: KafkaAdmin) -> str:
     return name
 
 
-@contextmanager
-def opened(model: Input) -> Iterator[SourceReader]:
-    reader = reader_for(model)
-    try:
-        yield reader
-    finally:
-        reader.close()
-
-
 def send(broker: KafkaAdmin, topic: str, records: Sequence[Record]) -> None:
     client = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True})
     for key, value, timestamp in records:
@@ -66,7 +57,7 @@ def send(broker: KafkaAdmin, topic: str, records: Sequence[Record]) -> None:
 
 def decoded_batches(model: Input, topic: str, *ranges: tuple[int, int]) -> list[tuple[RawBatch, Decoded]]:
     decoder = decoder_for(model)
-    with opened(model) as reader:
+    with closing(reader_for(model)) as reader:
         raws = [raw for start, end in ranges for raw in reader.read(Range(ref(topic), start, end))]
     return [(raw, decoder.decode_batch(raw)) for raw in raws]
 

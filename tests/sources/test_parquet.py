@@ -132,6 +132,8 @@ def test_numbers_are_times_as_in_json_and_formats_say_otherwise(tmp_path: Path) 
         (pa.array([b"\xff", b"1"]), "string", "not UTF-8"),
         (pa.array([253_402_300_800_000_000, 1], pa.timestamp("us", "UTC")), "timestamp", "is not a valid timestamp"),
         (pa.array([2**63, 1], pa.uint64()), "timestamp", "is not a valid timestamp"),
+        (pa.array([2_932_897, -719_162], pa.date32()), "date", "is not a valid date"),
+        (pa.array([-719_163 * 86_400_000, 2_932_896 * 86_400_000], pa.date64()), "date", "is not a valid date"),
     ],
 )
 def test_a_value_that_does_not_fit_is_a_dead_letter_and_the_others_are_not(

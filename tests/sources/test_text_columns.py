@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,16 +13,8 @@ import pytest
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
 from joinery_runtime.sources.convert import convert
-from joinery_runtime.sources.formats import json as json_format
 
-
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "judged"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_format, "_WORTHWHILE", 0)
-        if request.param == "judged":
-            patch.setattr(json_format, "kernels", lambda name: None)
-        yield
+pytestmark = pytest.mark.usefixtures("json_way")
 
 
 def decode(column: dict[str, Any], *literals: str) -> Decoded:

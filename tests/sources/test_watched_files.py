@@ -98,6 +98,19 @@ def test_new_files_are_read_once_across_restarts_and_the_input_never_ends(tmp_pa
     assert not job.state.progress.ended
 
 
+def test_a_directory_that_is_moved_away_is_named_and_goes_on_when_it_is_back(tmp_path) -> None:
+    job, elsewhere = Watch(tmp_path / "in"), tmp_path / "elsewhere"
+    job.add("1", 10)
+    assert job.read() == [10]
+    job.folder.rename(elsewhere)
+    with pytest.raises(SourceError, match=r"directory .*/in that input in watches is not there: .*\. Put it back"):
+        job.plan()
+    elsewhere.rename(job.folder)
+    job.restart()
+    job.add("2", 11)
+    assert job.read() == [11]
+
+
 def test_a_restart_within_a_file_goes_on_there(tmp_path) -> None:
     job, values = Watch(tmp_path / "in", records=3), list(range(20))
     job.add("1", *values[:11])
@@ -217,6 +230,45 @@ def test_a_plan_is_not_replayed_over_another_file(tmp_path) -> None:
     (job.folder / "1").write_text('{"a": 1}\n{"a": 2}\n')
     with pytest.raises(SourceError, match="it had 9 bytes then and has 18 now"):
         job.planner.gone(plan, {"in": job.state})
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_file_that_is_removed_half_read_is_named_and_goes_on_when_it_is_back(tmp_path, restarts: bool) -> None:
+    job, values = Watch(tmp_path / "in", records=2), list(range(6))
+    job.add("1", *values)
+    first = job.plan()
+    assert first is not None
+    found = job.commit(first)
+    assert 0 < len(found) < len(values)
+    (job.folder / "1").rename(tmp_path / "elsewhere")
+    if restarts:
+        job.restart()
+    said = r"/1 of input in was removed before it was read to its end: it was read up to byte \d+ of 54\. Put the same"
+    with pytest.raises(SourceError, match=said):
+        job.plan()
+    (tmp_path / "elsewhere").rename(job.folder / "1")
+    job.restart()
+    assert found + job.read() == values
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_file_that_is_removed_after_its_epoch_was_planned_is_named(tmp_path, kind: str) -> None:
+    job = Watch(tmp_path / "in", format=kind)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "parquet")
+    (tmp_path / "json").write_text('{"a": 1}\n')
+    (tmp_path / kind).rename(job.folder / "1")
+    plan = job.plan()
+    assert plan is not None
+    (job.folder / "1").rename(tmp_path / "elsewhere")
+    units = {"json": "bytes 0 to 9", "parquet": "rows 0 to 1"}[kind]
+    with pytest.raises(SourceError, match=rf"/1 is not there any more: an epoch is to read its {units}\. Put the same"):
+        job.commit(plan)
+    job.restart()
+    with pytest.raises(SourceError, match=r"removed before it was read to its end: an epoch that reads it is planned"):
+        job.planner.gone(plan, {"in": job.state})
+    (tmp_path / "elsewhere").rename(job.folder / "1")
+    assert job.planner.gone(plan, {"in": job.state}) == frozenset()
+    assert job.commit(plan) == [1]
 
 
 def test_parquet(tmp_path) -> None:
@@ -356,7 +408,7 @@ def test_a_new_file_beside_files_that_were_read_long_ago_does_not_make_them_new(
 def test_a_directory_that_is_not_there(tmp_path) -> None:
     job = Watch(tmp_path / "in")
     job.folder.rmdir()
-    with pytest.raises(SourceError, match="/in cannot be read"):
+    with pytest.raises(SourceError, match=r"directory .*/in that input in watches is not there"):
         job.plan()
 
 

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from joinery_runtime.postgres_errors import advice, is_away
+from joinery_runtime.postgres_client import advice, is_away
 
 AWAY = {
     "08006": "can be reached",
@@ -27,15 +27,16 @@ AWAY = {
     "57014": "statement_timeout",
     "57P01": "can be reached",
     "57P02": "can be reached",
-    "57P03": "can be reached",
+    "57P03": "starting up",
     "57P05": "can be reached",
     "58030": "log and its disk",
 }
 FINAL = {
     "22003": "otherwise",
     "23505": "otherwise",
-    "28P01": "otherwise",
-    "3D000": "otherwise",
+    "28000": "log in",
+    "28P01": "password",
+    "3D000": "Create the database",
     "42501": "otherwise",
     "42P01": "otherwise",
     "42804": "otherwise",
@@ -64,24 +65,38 @@ def test_by_sqlstate(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "away"),
+    ("text", "away", "todo"),
     [
-        ('connection to server at "127.0.0.1", port 1 failed: Connection refused', True),
-        ("server closed the connection unexpectedly", True),
-        ("connection timeout expired", True),
-        ('could not translate host name "db" to address', True),
-        ("FATAL:  the database system is starting up", True),
-        ("FATAL:  sorry, too many clients already", True),
-        ('FATAL:  password authentication failed for user "me"', False),
-        ("fe_sendauth: no password supplied", False),
-        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1"', False),
-        ('FATAL:  database "prod" does not exist', False),
-        ('FATAL:  role "me" does not exist', False),
-        ("SSL error: certificate verify failed", False),
+        ('connection to server at "127.0.0.1", port 1 failed: Connection refused', True, "can be reached"),
+        ("server closed the connection unexpectedly", True, "can be reached"),
+        ("connection timeout expired", True, "can be reached"),
+        ("failed to resolve host 'db'", True, "can be reached"),
+        ("FATAL:  the database system is starting up", True, "starting up"),
+        ("FATAL:  the database system is not yet accepting connections", True, "starting up"),
+        ('FATAL:  database "prod" is not currently accepting connections', True, "maintained"),
+        ("FATAL:  sorry, too many clients already", True, "max_connections"),
+        ("FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute", True, "a pooler"),
+        ('FATAL:  too many connections for role "me"', True, "max_connections"),
+        ("FATAL:  no more connections allowed (max_client_conn)", True, "max_connections"),
+        ('FATAL:  password authentication failed for user "me"', False, "password"),
+        ("fe_sendauth: no password supplied", False, "password"),
+        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1"', False, "pg_hba.conf"),
+        ('FATAL:  role "me" is not permitted to log in', False, "right to log in"),
+        ('FATAL:  database "prod" does not exist', False, "Create the database"),
+        ('FATAL:  role "me" does not exist', False, "Check the role"),
+        ('FATAL:  permission denied for database "prod"', False, "otherwise"),
+        ('FATAL:  unrecognized configuration parameter "foo"', False, "otherwise"),
+        ("FATAL:  unsupported startup parameter: extra_float_digits", False, "Check the DSN"),
+        ("SSL error: certificate verify failed", False, "sslmode"),
+        ('root certificate file "/root/.postgresql/root.crt" does not exist', False, "sslmode"),
+        ('server certificate for "db" does not match host name "10.0.0.1"', False, "sslmode"),
+        ("server does not support SSL, but SSL was required", False, "sslmode"),
     ],
 )
-def test_a_connection_that_is_not_made_has_no_sqlstate(text: str, away: bool) -> None:
-    assert is_away(psycopg.OperationalError(text)) == away
+def test_a_connection_that_is_not_made_has_no_sqlstate(text: str, away: bool, todo: str) -> None:
+    error = psycopg.OperationalError(f'connection failed: connection to server at "10.0.0.1", port 5432 failed: {text}')
+    assert is_away(error) == away
+    assert todo in advice(error, "otherwise")
 
 
 def test_errors_of_data_without_a_code_are_final() -> None:

@@ -1,4 +1,4 @@
-"""A headless Chromium: what a page looks like once its scripts have run, as elements and as a picture."""
+"""A headless Chromium: shows a page after its scripts have run, as HTML elements or as a picture."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from joinery_runtime.errors import EnvironmentProblem
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_SETTLED_MS = 6000  # of the page's own time, which runs ahead of the clock
+_SETTLED_MS = 6000  # of the page's virtual time, which runs ahead of the clock
 _TIMEOUT_S = 50.0
 
 
-def elements(url: str) -> str:
-    """The page as HTML. Raises EnvironmentProblem without a browser."""
-    return _run("--dump-dom", url)
+def elements(url: str, *, width: int = 1200) -> str:
+    """The page as HTML, laid out for a window of so many CSS pixels, at least 500. Raises EnvironmentProblem without a
+    browser."""
+    return _run("--dump-dom", f"--window-size={width},1000", "--hide-scrollbars", url)
 
 
 def picture(url: str, target: Path, *, width: int, height: int, dark: bool = False) -> None:

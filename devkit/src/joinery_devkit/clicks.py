@@ -1,8 +1,7 @@
-"""Clicks of visitors of a web site, in bursts: what sessions are made of.
+"""Generates clicks of visitors to a web site, in bursts, from which sessions are made.
 
-`make` gives the demo's records, some of which meet with an accident, in the order in which they are to be sent. `draw`
-gives any number of clicks as arrays, within seconds for millions, and `records` gives them as JSON. The same seed gives
-the same clicks.
+`make` returns the demo's records, some of them damaged or delayed, in sending order. `draw` returns any number of
+clicks as arrays, millions within seconds, and `records` returns them as JSON. The same seed gives the same clicks.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from joinery_runtime.job import parse_duration
 TOPIC = "clicks"
 FIRST_CLICK_MS = int(datetime(2026, 3, 2, 9, tzinfo=UTC).timestamp() * 1000)
 
-# What examples/session-window.yaml says; the clicks are meant against it.
+# The values in examples/session-window.yaml, for which the clicks are made.
 GAP_MS = parse_duration("30s")
 DELAY_MS = parse_duration("10s")
 LATENESS_MS = parse_duration("1m")
 
 CLICKS_PER_VISIT = 6
-BETWEEN_CLICKS_MS = 5_000  # on average; less than GAP_MS for all but a few
+BETWEEN_CLICKS_MS = 5_000  # on average; nearly always less than GAP_MS
 PAGES = 500
 
 
@@ -37,7 +36,7 @@ PAGES = 500
 
 @dataclass(frozen=True, slots=True)
 class ClickLoad:
-    """`clicks` of `users`, `per_second` of event time, each up to `disorder_ms` late on its way to its topic."""
+    """`clicks` of `users`, `per_second` of event time, each reaching its topic up to `disorder_ms` late."""
 
     clicks: int = 3_000_000
     users: int = 100_000
@@ -53,8 +52,8 @@ class ClickLoad:
 
 @dataclass(frozen=True, slots=True)
 class Clicks:
-    """In the order of sending; int64 arrays of one length. `ts` are event times in milliseconds, `user` and `page`
-    numbers that stand for names (`u000042`, `/p7`)."""
+    """Clicks in sending order, as int64 arrays of one length. `ts` are event times in milliseconds; `user` and `page`
+    are numbers that represent names (`u000042`, `/p7`)."""
 
     user: np.ndarray
     page: np.ndarray
@@ -68,13 +67,13 @@ class Clicks:
 
 
 def draw(load: ClickLoad) -> Clicks:
-    """Visits begin at any time; a visitor's clicks are about BETWEEN_CLICKS_MS apart, so that visits are sessions but
-    where they meet or pause."""
+    """Draws clicks. Visits begin at any time; a visitor's clicks are about BETWEEN_CLICKS_MS apart, so that each visit
+    is a session, except where visits meet or pause."""
     chance = np.random.default_rng(load.seed)
     visits = -(-load.clicks // CLICKS_PER_VISIT)
     sizes = chance.geometric(1 / CLICKS_PER_VISIT, visits)
     visit = np.repeat(np.arange(visits), sizes)[: load.clicks]
-    while len(visit) < load.clicks:  # the sizes fell short: the last visits have one click more
+    while len(visit) < load.clicks:  # the sizes fell short: gives the last visits one more click
         visit = np.concatenate([visit, np.arange(visits)[-(load.clicks - len(visit)) :]])
     begins = chance.integers(0, load.span_ms, visits)
     ts = FIRST_CLICK_MS + begins[visit] + _since_begin(visit, chance)
@@ -96,7 +95,7 @@ def _since_begin(visit: np.ndarray, chance: np.random.Generator) -> np.ndarray:
 
 
 def records(clicks: Clicks) -> list[bytes]:
-    """Each as a JSON object with `user_id`, `page` and `ts` (milliseconds)."""
+    """The clicks as JSON objects with `user_id`, `page` and `ts` (milliseconds)."""
     names = {
         "user_id": pl.lit("u") + pl.col("user").cast(pl.String).str.zfill(6),
         "page": pl.lit("/p") + pl.col("page").cast(pl.String),
@@ -107,7 +106,7 @@ def records(clicks: Clicks) -> list[bytes]:
 
 
 def by_partition(clicks: Clicks, partitions: int) -> list[Clicks]:
-    """A user's clicks are all in one partition, as with a topic that is keyed by user."""
+    """The clicks of each partition. A user's clicks are all in one, as in a topic that is keyed by user."""
     return [clicks.where(clicks.user % partitions == number) for number in range(partitions)]
 
 
@@ -120,10 +119,10 @@ _LATE_SHARE = 0.003
 
 
 def make(seed: int, clicks: int, partitions: int) -> list[GeneratedRecord]:
-    """`clicks` clicks over an hour, in sending order, each with its partition; `kind` says what became of it.
+    """`clicks` clicks over an hour, in sending order, each with its partition; `kind` says what happened to it.
 
-    Those that are `slow` come after the watermark, but in time (S5): into sessions that have gone out already, between
-    two of them, or before one. Those that are `late` come too late, of visitors who have no other clicks.
+    `slow` clicks arrive after the watermark, but in time (S5): in sessions that have already gone out, between two of
+    them, or before one. `late` clicks arrive too late, from visitors who have no other clicks.
     """
     load = ClickLoad(clicks, max(1, clicks // 40), partitions, seed, max(1, clicks // 3600), disorder_ms=0)
     drawn, chance = draw(load), random.Random(seed)
@@ -131,7 +130,7 @@ def make(seed: int, clicks: int, partitions: int) -> list[GeneratedRecord]:
     kinds = chance.choices(_ACCIDENTS, shares, k=len(drawn))
     rows = zip(drawn.user.tolist(), drawn.page.tolist(), drawn.ts.tolist(), kinds, strict=True)
     made = [_record(chance, f"u{user:06d}", page, ts, kind, partitions) for user, page, ts, kind in rows]
-    # In the first half of the hour, so that they arrive in the second one.
+    # Late clicks happen in the first half of the hour, so that they arrive in the second one.
     late_times = chance.sample(drawn.ts[: len(drawn) // 2].tolist(), int(_LATE_SHARE * len(drawn)))
     late = [_record(chance, f"late{n}", 1, ts, "late", partitions) for n, ts in enumerate(late_times)]
     return sorted([*made, *late], key=lambda record: record.arrival_ms)
@@ -153,8 +152,8 @@ _CHANGES: Changes = {
 
 
 def _delivery_ms(chance: random.Random, kind: Kind) -> int:
-    """From the event to the topic. What is sent by then is never more than DELAY_MS ahead of the watermark, so that
-    those that are slow have LATENESS_MS."""
+    """The time from the event to the topic. Other records are at most DELAY_MS ahead of the watermark, so slow ones
+    have LATENESS_MS."""
     if kind == "late":
         return GAP_MS + LATENESS_MS + DELAY_MS + chance.randrange(600_000, 1_200_000)
     if kind == "slow":

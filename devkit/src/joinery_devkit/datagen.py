@@ -1,7 +1,7 @@
-"""Orders and payments as a shop's topics hold them: mostly in order, with every trouble that real topics have.
+"""Generates orders and payments as in a shop's topics: mostly in order, with every problem that real topics have.
 
-The same seed gives the same records, in the order in which they are to be sent. Event times run over an hour that
-starts at `FIRST_ORDER_MS`; how fast the records are sent is the caller's business.
+The same seed gives the same records, in sending order. Event times cover an hour that starts at `FIRST_ORDER_MS`; the
+caller decides how fast to send the records.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MALFORMED: tuple[Kind, ...] = (
 
 FIRST_ORDER_MS = int(datetime(2026, 3, 2, 9, tzinfo=UTC).timestamp() * 1000)
 SPAN_MS = parse_duration("1h")
-# What the demo's job says; the kinds above are meant against it.
+# The values in the demo's job, to which the kinds above refer.
 INTERVAL_MS = (parse_duration("-5s"), parse_duration("5m"))
 DELAY_MS = parse_duration("10s")
 LATENESS_MS = parse_duration("30s")
@@ -59,8 +59,8 @@ ANY = -1
 
 @dataclass(frozen=True, slots=True)
 class GeneratedRecord:
-    """One record to send; `arrival_ms` is event time's clock when it is sent, and what the records are sorted by. With
-    `partition` ANY the producer decides, by the key."""
+    """One record to send. `arrival_ms` is the sending time on the event-time clock, by which records are sorted. With
+    `partition` ANY, the producer chooses the partition by the key."""
 
     topic: str
     key: bytes
@@ -109,7 +109,7 @@ def _payments(chance: random.Random, order: Mapping[str, Any], ordered_at: int) 
 def _payment(
     chance: random.Random, order: Mapping[str, Any], ordered_at: int, part: int, parts: int, kind: Kind
 ) -> GeneratedRecord:
-    # Clocks differ: some payments seem to come before their order.
+    # Clocks differ: some payments seem to precede their order.
     wait = int(min(chance.expovariate(1 / 45_000), INTERVAL_MS[1])) - chance.choice((0, 0, 0, 1_500))
     if kind == "outside":
         wait = INTERVAL_MS[1] + chance.randrange(1, 10 * _MINUTE)
@@ -127,7 +127,7 @@ def _payment(
 
 
 def _record(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, kind: Kind) -> GeneratedRecord:
-    """The row as a record, which may meet with an accident of its own."""
+    """The row as a record, which may be damaged or delayed."""
     if kind == "usual":
         kind = _accident(chance)
     key = str(row["order_id"]).encode()
@@ -152,7 +152,7 @@ _ACCIDENTS: Sequence[tuple[Kind, float]] = (
 
 
 def _delivery_ms(chance: random.Random, kind: Kind) -> int:
-    """From the event to the topic."""
+    """The time from the event to the topic."""
     if kind == "late":
         return INTERVAL_MS[1] + LATENESS_MS + DELAY_MS + chance.randrange(2 * _MINUTE, 15 * _MINUTE)
     if kind == "slow":
@@ -160,11 +160,11 @@ def _delivery_ms(chance: random.Random, kind: Kind) -> int:
     return min(int(chance.expovariate(1 / 800)), DELAY_MS - 1)
 
 
-Changes = Mapping[Kind, Mapping[str, Any]]  # columns that records of a kind have in place of their own
+Changes = Mapping[Kind, Mapping[str, Any]]  # columns that replace a record's own, by kind
 
 
 def encoded(row: Mapping[str, Any], kind: Kind, changes: Changes) -> bytes | None:
-    """The row's record; its event time is the column `ts`."""
+    """The value of the row's record; its event time is the column `ts`."""
     text = json.dumps(_changed(row, kind, changes)).encode()
     if kind == "no_value":
         return None

@@ -3,8 +3,8 @@
     broker, Postgres -> records sent while `joinery run` takes them -> its end, or SIGTERM -> verdict
 
 It runs one of `SCENARIOS`: joins of orders and payments, or sessions of clicks. The job runs as a process of its own,
-as a user would start it. Code that shares nothing with the engine then judges what it wrote. In the end, also after
-Ctrl-C, everything that was brought up is gone. With `--keep` it is there until Ctrl-C, to be looked at.
+as a user would start it. Code that shares nothing with the engine then judges the output. At the end, even after
+Ctrl-C, everything that was started is gone. With `--keep` it stays until Ctrl-C, for a look around.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Kept until Ctrl-C. In another terminal:
 
 
 class Scenario(Protocol):
-    """What the demo shows: topics with their partitions, records, and a job. `newest` asks for some rows of the
-    job's `table`; `ends` says that the job comes to an end by itself when it has read all records."""
+    """What the demo shows: topics with their partitions, records, and a job. `newest` is a query for some rows of the
+    job's `table`; `ends` says that the job ends by itself once it has read all records."""
 
     name: str
     topics: Mapping[str, int]
@@ -82,7 +82,7 @@ class Size:
 
 
 def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False) -> CheckResult:
-    """Runs it all and returns the verdict; with `keep`, once it is interrupted. Raises JoineryError."""
+    """Runs the demo and returns the verdict; with `keep`, waits for an interrupt first. Raises JoineryError."""
     began = time.monotonic()
     java_command()
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False
         )
         with sender.running(), RunningJob(job_file, directory).running() as job:
             _DemoRun(console, scenario, dsn).watch(job, sender)
-        if not console.is_terminal:  # there they are in sight already
+        if not console.is_terminal:  # a terminal already shows these rows
             console.print(table_of(f"The newest {scenario.words.title}", _query(dsn, scenario.newest)))
         console.print("Reading the topics again, and comparing the output with what the rules demand")
         verdict = scenario.judge(job_file, broker.bootstrap, _query(dsn, f"SELECT * FROM {scenario.table}"))
@@ -140,7 +140,7 @@ class _DemoRun:
     dsn: str
 
     def watch(self, job: RunningJob, sender: Sender) -> None:
-        """Returns when the job has read all that was sent and has stopped."""
+        """Watches the job until it has read everything that was sent, and has stopped."""
         progress = Progress()
         deadline = deadline_after(_STALLED_SECONDS)
         with open_view(self.console, self.scenario.words) as view:
@@ -174,10 +174,11 @@ def _query(dsn: str, sql: str) -> Rows:
 
 
 def _interrupt(*_: object) -> None:
-    """Only the first signal counts: the clean-up must not be interrupted, and none of its steps waits for ever.
+    """Raises KeyboardInterrupt at the first signal only: the clean-up must not be interrupted, and none of its steps
+    waits for ever.
 
-    What comes after it is taken and not ignored (SIG_IGN): of two signals at once Python would tell the second one's
-    handler that is gone, which ends a C call of the Kafka client with a SystemError.
+    Later signals get a handler that does nothing, rather than SIG_IGN: if two signals arrive at once, Python would look
+    for the second one's handler in vain, which ends a C call of the Kafka client with a SystemError.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
@@ -185,7 +186,7 @@ def _interrupt(*_: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0: verified; 1: not; 3: something is missing on this machine; 130: interrupted."""
+    """Runs the demo. Exit code 0: verified; 1: not; 3: something is missing on this machine; 130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m joinery_devkit.demo", description="A verified streaming job")
     parser.add_argument("--kind", choices=SCENARIOS, default="joins", help="what the job does (default: joins)")
     parser.add_argument("--records", type=int, default=60_000, help="how many orders or clicks (default: 60000)")

@@ -1,4 +1,4 @@
-"""What the demo runs beside itself: a sender of records, and `joinery` as a user would start it."""
+"""What the demo runs beside itself: a thread that sends records, and `joinery` as a user would start it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from joinery_devkit.oracle.rows import END
 from joinery_devkit.processes import ChildProcess
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 
-_FIRST_SHARE = 0.02  # what is there before the job
+_FIRST_SHARE = 0.02  # of the records, sent before the job starts
 _TICK_SECONDS = 0.05
 _STOP_SECONDS = 90.0
 _EVERY_EPOCH = "1000000"
@@ -74,7 +74,7 @@ class RunningJob:
 
     def __init__(self, job_file: Path, directory: Path) -> None:
         environment = {**os.environ, "SPARK_LOCAL_DIRS": str(directory / "spark"), "PYTHONUNBUFFERED": "1"}
-        environment |= {"JOINERY_WAIT_FOR_SPARK": "1"}  # the demo shows Spark, which a job so short would not start
+        environment |= {"JOINERY_WAIT_FOR_SPARK": "1"}  # the demo shows Spark, which so short a job would not start
         self._process = ChildProcess([_joinery(), "run", str(job_file)], directory / "joinery.log", environment)
         self._at = 0
 
@@ -87,11 +87,11 @@ class RunningJob:
 
     @property
     def ended(self) -> bool:
-        """Whether it has come to its own end, in order."""
+        """Whether the job has ended by itself, successfully."""
         return self._process.exit_code() == 0
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """The events that it has logged since the last call. Raises JoineryError when it has failed."""
+        """Yields the events that the job has logged since the last call. Raises JoineryError if it has failed."""
         failed = self._process.exit_code() not in {None, 0}
         with self._process.log.open("rb") as log:
             log.seek(self._at)
@@ -105,13 +105,13 @@ class RunningJob:
             raise self.problem("ended by itself")
 
     def stop(self) -> None:
-        """SIGTERM, if it still runs: the job ends after the running epoch."""
+        """Sends SIGTERM to the job if it still runs: it ends after the running epoch."""
         self._process.stop(_STOP_SECONDS)
         if self._process.exit_code() != 0:
             raise self.problem("did not stop in order")
 
     def problem(self, what: str) -> JoineryError:
-        """An error that tells what the job said last."""
+        """An error with the last lines of the job's log."""
         facts = f"exit code {self._process.exit_code()}, its last words:\n{self._process.log_tail()}"
         return JoineryError(f"the job {what}", facts=facts)
 
@@ -125,7 +125,7 @@ def _joinery() -> str:
 
 
 def epoch_log(job_file: Path) -> list[Mapping[str, Any]]:
-    """The epoch log as anybody can have it, through the command line."""
+    """Reads the epoch log as any user can, through the command line."""
     command = [_joinery(), "state", "epochs", str(job_file), "--limit", _EVERY_EPOCH]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

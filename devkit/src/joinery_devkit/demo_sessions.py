@@ -24,8 +24,8 @@ PARTITIONS = 3
 
 
 class SessionsOfClicks:
-    """The job's input is bounded by how many clicks there will be: in the end all sessions are complete, and can be
-    compared with those that are found at leisure."""
+    """The scenario of sessions. The job's input is bounded by the number of clicks, so at the end all sessions are
+    complete, and can be compared with those that a slow, simple method finds."""
 
     name = "session-window"
     topics: Mapping[str, int] = {clicks.TOPIC: PARTITIONS, DEAD_LETTERS: 1}
@@ -41,14 +41,14 @@ class SessionsOfClicks:
         return clicks.make(seed, size, PARTITIONS)
 
     def job(self, bootstrap: str, dsn: str, records: Sequence[GeneratedRecord]) -> str:
-        """The example with the addresses of these servers, and the end of its input."""
+        """The example job with the addresses of these servers, and the end of its input."""
         document = yaml.safe_load(EXAMPLE.read_text())
         counts = Counter(record.partition for record in records)
         stop_at = {"offsets": {str(number): counts[number] for number in range(PARTITIONS)}}
         document["spec"]["input"]["kafka"] |= {"bootstrapServers": bootstrap, "stopAt": stop_at}
         document["spec"]["stateStore"] = {"postgres": {"dsn": dsn}}
         document["spec"]["shards"] = 4
-        # On a busy machine too there are some epochs, and so something that is late.
+        # Makes sure that even a busy machine runs several epochs, so that some records are late.
         document["spec"]["trigger"] = {"maxRecordsPerEpoch": max(1, len(records) // 20)}
         return str(yaml.safe_dump(document, sort_keys=False))
 

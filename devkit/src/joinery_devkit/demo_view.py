@@ -1,4 +1,4 @@
-"""What the demo shows while the job runs: a live table on a terminal, a line every two seconds elsewhere."""
+"""Shows the progress of the demo's job: a live table on a terminal, a line every two seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What the job does with the records, what rows are that have gone out, and those in its table."""
+    """Words for a scenario: what the job does with records, what its output rows are, and the title of its table."""
 
     does: str
     out: str
@@ -65,7 +65,7 @@ class Progress:
             self._recent.popleft()
 
     def rates(self) -> tuple[float, float]:
-        """Rows read and rows that went out per second, lately."""
+        """The recent rates: rows read and rows written per second."""
         if not self._recent:
             return 0.0, 0.0
         span = max(time.monotonic() - self._recent[0][0], self.seconds, 0.1)

@@ -1,4 +1,4 @@
-"""What the machine must have: Java, Python, a way to the package registries. Each lack is an EnvironmentProblem."""
+"""Checks what the machine needs: Java, Python, access to package registries. Each lack is an EnvironmentProblem."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ GET_JAVA = (
 
 
 def cache_directory() -> Path:
-    """Where downloads that outlive a checkout go: `$XDG_CACHE_HOME/joinery`, by default `~/.cache/joinery`."""
+    """The directory for downloads that outlive a checkout: `$XDG_CACHE_HOME/joinery`, by default `~/.cache/joinery`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "joinery"
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While it is entered, nobody else on this machine is in with the same file: others wait."""
+    """Holds a lock on the file, for which other processes on this machine wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -64,7 +64,7 @@ def _find_java() -> str:
 
 def parse_java_version(java: str, banner: str) -> int:
     """The feature release in what `java -version` prints; "1.8.0_392" is 8."""
-    # macOS has a /usr/bin/java that only says where to get one: no version in it.
+    # macOS has a /usr/bin/java that prints no version, only where to get Java.
     match = re.search(r'version "(?:1\.)?(\d+)', banner)
     if match is None:
         facts = f"{java} -version printed {banner.strip()!r}"
@@ -82,7 +82,7 @@ def require_python() -> None:
 
 
 def main() -> int:
-    """Checks everything that can be checked without starting a service; the Makefile's first step."""
+    """Checks everything that needs no running service; the Makefile's first step."""
     try:
         require_python()
         java_command()

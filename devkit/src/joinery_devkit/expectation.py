@@ -1,8 +1,8 @@
-"""What the rules demand of a run that read these records in these epochs: semantics.md in SQL, run by DuckDB.
+"""Computes what the rules demand of a run that read these records in these epochs: semantics.md in SQL, run by DuckDB.
 
-Why one join is enough: rows are processed by (epoch, left before right), and a plan's watermarks never go back. So
-whether the earlier row of a pair was still kept (J3) when the later one came is decided by the watermarks of the later
-one's epoch alone.
+Why one join is enough: rows are processed by (epoch, left before right), and the watermarks of plans never go back. So
+the watermarks of the later row's epoch alone decide whether the earlier row of a pair was still kept (J3) when the
+later one arrived.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ReadableRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`rows` are the readable records that were read, per input, `dead` the places of the others that were read,
-    `unusable` of all others; `unread` counts records that are in no epoch."""
+    """What the epochs read. `rows` are the readable records that were read, per input; `dead` are the places of the
+    unreadable ones that were read, `unusable` those of all unreadable ones. `unread` counts records in no epoch."""
 
     rows: Mapping[str, Sequence[ReadableRecord]]
     dead: frozenset[Place]
@@ -58,7 +58,7 @@ class Reading:
 
 
 def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading:
-    """Every record decoded and put into its epoch."""
+    """Decodes every record and assigns it to its epoch."""
     epoch_of = _epochs_of_offsets(log)
     rows: dict[str, list[ReadableRecord]] = {side.name: [] for side in job.inputs}
     dead: set[Place] = set()
@@ -92,7 +92,8 @@ def _epochs_of_offsets(log: Log) -> Callable[[str, Record], int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """`rows` in the order of the output columns, `pairs` by epoch, `dropped` by epoch, input and reason."""
+    """What a run must give: `rows` with values in the order of the output columns, the number of `pairs` by epoch, and
+    of `dropped` rows by epoch, input and reason."""
 
     rows: Sequence[Values]
     pairs: Mapping[int, int]
@@ -100,8 +101,8 @@ class Expectation:
 
 
 def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
-    """The joined rows that must have gone out and the rows that must have been dropped. Raises JoineryError for a job
-    that is not one inner interval join with keys."""
+    """The joined rows that must have gone out, and the rows that must have been dropped. Raises JoineryError for a job
+    other than one inner interval join with keys."""
     join = _Join(job)
     with duckdb.connect(config={"threads": 2}) as db:
         _load(db, reading, log, join)
@@ -177,7 +178,7 @@ def _table(side: Input, rows: Sequence[ReadableRecord]) -> pa.Table:
 
 
 def _judged_sql(join: _Join, side: Input) -> str:
-    """The rows of one input, each with why it is dropped (J4, J6) or NULL."""
+    """SQL for the rows of one input, each with the reason why it is dropped (J4, J6), or NULL."""
     index = join.inputs.index(side)
     keys = [(pair.left, pair.right)[index].column for pair in join.keys]
     null_key = " OR ".join(f"{_column(side.name, key)} IS NULL" for key in keys)
@@ -204,8 +205,8 @@ def _own_predicate(join: _Join, side: Input) -> str:
 
 
 def _pairs_sql(join: _Join) -> str:
-    """Every pair (J1) of accepted rows whose earlier row was still kept (J3) when the later one came (J2), with the
-    epoch of the later one and the output columns."""
+    """SQL for every pair (J1) of accepted rows whose earlier row was still kept (J3) when the later one arrived (J2),
+    with the epoch of the later row and the output columns."""
     left, right = _quoted(join.left.name), _quoted(join.right.name)
     lower, upper, lateness = join.interval.lower, join.interval.upper, join.step.allowed_lateness
     columns = ", ".join(_column(ref.input, ref.column) for ref in join.columns)

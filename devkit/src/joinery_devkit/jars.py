@@ -1,6 +1,6 @@
-"""Jar files from Maven Central, through Maven or, where that is not installed, through the Ivy inside PySpark.
+"""Fetches jar files from Maven Central, with Maven or, if that is not installed, with the Ivy inside PySpark.
 
-No registry is named here: both tools know their own, or the mirror that the user's settings give them.
+No registry is named here: both tools know their own, or the mirror in the user's settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_SECONDS = 900
 
 
 def fetch_jars(name: str, coordinates: Sequence[str], *, transitive: bool = True) -> Path:
-    """The folder `<cache>/<name>` with the jars of `coordinates` ("group:artifact:version") and what they need.
+    """The folder `<cache>/<name>` with the jars of `coordinates` ("group:artifact:version") and their dependencies.
 
     Downloaded once; concurrent callers wait for the first. `transitive=False` takes the named jars only. `name` must
     change whenever the coordinates do.
@@ -40,7 +40,7 @@ def class_path(folder: Path) -> str:
 
 
 def _download(folder: Path, coordinates: Sequence[str], transitive: bool) -> None:
-    # The rename comes last, so a folder that has its final name is complete.
+    # The rename comes last, so a folder with its final name is complete.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.partial-") as work:
         jars = Path(work) / "jars"
         resolve = _with_maven if shutil.which("mvn") else _with_ivy
@@ -115,7 +115,7 @@ def _run(command: Sequence[str], coordinates: Sequence[str]) -> None:
     except subprocess.TimeoutExpired as late:
         raise _unavailable(coordinates, f"{command[0]} was not done after {_TIMEOUT_SECONDS} s") from late
     if done.returncode != 0:
-        # The first lines name the cause, the rest is advice to Maven's own developers.
+        # The first lines name the cause; the rest is advice for Maven's own developers.
         output = "\n".join([line for line in (done.stdout + done.stderr).splitlines() if line.strip()][:6])
         raise _unavailable(coordinates, f"{command[0]} ended with {done.returncode}:\n{output}")
 

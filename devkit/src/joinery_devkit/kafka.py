@@ -28,13 +28,13 @@ _START_SECONDS = 90.0
 class KafkaCluster(KafkaAdmin):
     """Brokers 1 to `brokers` for tests, the demo and benchmarks; use it as a context manager.
 
-    `directory` holds their data and logs, each broker's in a folder of its own, and is kept; by default a temporary one
-    is made and removed. `properties` override the brokers' settings. Topics are never created by accident, records of
-    any timestamp are accepted and none expires. After `stop` or `kill`, `start` brings back the same data on the same
-    ports. With three brokers any one may be down; of two, only the second (the first is the only controller).
+    `directory` holds their data and logs, a folder per broker, and is kept; the default is a temporary one, which is
+    removed. `properties` override the brokers' settings. Topics are never created implicitly, records with any
+    timestamp are accepted, and none expires. After `stop` or `kill`, `start` brings back the same data on the same
+    ports. With three brokers any one may be down; with two, only the second (the first is the only controller).
 
-    Clients connect to `host`, an address of this machine: another than loopback lets in clients outside, such as pods.
-    `proxied` adds a listener (of loopback) that is reached through `proxies`, one per broker: clients that connect to
+    Clients connect to `host`, an address of this machine; one other than loopback admits outside clients, such as pods.
+    `proxied` adds a loopback listener that is reached through `proxies`, one per broker: clients that connect to
     `proxied_bootstrap` can be cut off while others go on. `secure` adds a SASL_SSL listener (`secure_access`).
     """
 
@@ -73,7 +73,7 @@ class KafkaCluster(KafkaAdmin):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What is thrown away need not be put in order, which brokers that lost their quorum never finish.
+        # Temporary data needs no orderly shutdown, which brokers without a quorum never finish.
         (self.kill if self._temporary else self.stop)()
         self._close()
 
@@ -85,7 +85,7 @@ class KafkaCluster(KafkaAdmin):
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of the brokers that run, by broker number."""
+        """Process ids of the running brokers, by broker number."""
         return {number: node.pid for number, node in self._nodes.items() if node.pid is not None}
 
     @property
@@ -94,17 +94,17 @@ class KafkaCluster(KafkaAdmin):
 
     @property
     def secure_access(self) -> SecureAccess:
-        """Where and how to connect to the SASL_SSL listener of a cluster that is `secure`; it has been started."""
+        """Where and how to connect to the SASL_SSL listener of a started cluster that is `secure`."""
         assert self._security is not None, "the cluster was made without secure=True"
         return self._security.access(self._bootstrap("SECURE"))
 
     def start(self, number: int | None = None) -> None:
-        """Starts one broker, or all. Returns when the cluster counts them in; fresh directories are formatted first."""
+        """Starts one broker, or all, after formatting new directories. Returns when they have joined the cluster."""
         nodes = [node for node in self._chosen(number) if node.pid is None]
         try:
             if self._security is not None:
                 self._security.prepare()
-            with ThreadPoolExecutor(len(self._nodes)) as threads:  # a Java program each that mostly starts up
+            with ThreadPoolExecutor(len(self._nodes)) as threads:  # each broker is a Java program, slow to start
                 list(threads.map(KafkaNode.start, nodes))
             self._wait_until_ready(nodes)
         except BaseException:
@@ -113,17 +113,17 @@ class KafkaCluster(KafkaAdmin):
             raise
 
     def stop(self, number: int | None = None) -> None:
-        """Ends one broker in order, or all of them; does nothing when it is not running."""
+        """Shuts down one broker in order, or all of them; does nothing if it is not running."""
         with ThreadPoolExecutor(len(self._nodes)) as threads:
             list(threads.map(KafkaNode.stop, self._chosen(number)))
 
     def kill(self, number: int | None = None) -> None:
-        """Ends one broker, or all of them, as a crash would."""
+        """Kills one broker, or all of them, as a crash would."""
         for node in self._chosen(number):
             node.kill()
 
     def cut(self, *, silent: bool = False) -> None:
-        """Cuts the clients of `proxied_bootstrap` off (see `TcpProxy.cut`)."""
+        """Cuts off the clients of `proxied_bootstrap` (see `TcpProxy.cut`)."""
         for proxy in self.proxies:
             proxy.cut(silent=silent)
 

@@ -1,4 +1,4 @@
-"""What tests and the demo do with topics, through Kafka's admin interface; every call waits until it has happened."""
+"""Manages topics for tests and the demo, through Kafka's admin interface. Every call waits until its effect shows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _IMPATIENT = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "log_
 
 
 class KafkaAdmin:
-    """`bootstrap` lists the brokers that are asked, each by itself: one may know of a change before another does."""
+    """Manages topics. `bootstrap` lists the brokers, each of which is asked: one may know of a change before
+    another."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -35,13 +36,13 @@ class KafkaAdmin:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, *, replication_factor: int = 1
     ) -> None:
-        """Returns when every partition has a leader."""
+        """Creates a topic. Returns when every partition has a leader."""
         topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
         self._admin.create_topics([topic])[name].result(_ADMIN_SECONDS)
         self._await(f"topic {name} has no leader", lambda: self._led_everywhere(name, partitions))
 
     def delete_topic(self, name: str) -> None:
-        """Returns when no broker lists the topic any more."""
+        """Deletes a topic. Returns when no broker lists it any more."""
         self._admin.delete_topics([name])[name].result(_ADMIN_SECONDS)
         self._await(
             f"topic {name} is still there", lambda: all(name not in topics for topics in self._topics_everywhere())
@@ -64,7 +65,7 @@ class KafkaAdmin:
         )
 
     def topic_config(self, topic: str) -> dict[str, str]:
-        """All settings that hold for the topic, its own and the brokers'."""
+        """All settings that apply to the topic, its own and the brokers'."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         found = self._admin.describe_configs([resource])[resource].result(_ADMIN_SECONDS)
         return {name: entry.value for name, entry in found.items()}
@@ -76,8 +77,8 @@ class KafkaAdmin:
             done.result(_ADMIN_SECONDS)
 
     def leader(self, topic: str, partition: int = 0) -> int | None:
-        """The number of the broker that leads the partition. That of partition 0 of `__consumer_offsets` coordinates
-        every group, that of `__transaction_state` every transaction."""
+        """The number of the broker that leads the partition. The leader of partition 0 of `__consumer_offsets`
+        coordinates every group, that of `__transaction_state` every transaction."""
         found = _topics(self._admin)[topic].partitions[partition].leader
         return found if found >= 0 else None
 
@@ -88,7 +89,7 @@ class KafkaAdmin:
         addresses = self.bootstrap.split(",")
         if len(addresses) == 1:
             return [_topics(self._admin)]
-        # A client that is new asks the one broker that it was told of.
+        # A new client asks the one broker that it was given.
         return [_topics(AdminClient({"bootstrap.servers": each, **_IMPATIENT})) for each in addresses]
 
     def _led_everywhere(self, name: str, partitions: int) -> bool:

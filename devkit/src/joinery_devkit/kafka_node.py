@@ -14,14 +14,14 @@ from joinery_runtime.errors import EnvironmentProblem
 
 KAFKA_VERSION = "4.1.2"
 LOOPBACK = "127.0.0.1"
-MAIN = "PLAINTEXT"  # the listener that everybody uses, the brokers among themselves too
+MAIN = "PLAINTEXT"  # the listener that everybody uses, including the brokers among themselves
 _LOG4J_BINDING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
-# Brokers and tools live for seconds or minutes: compiling their code twice would cost half of all that they do.
+# Brokers and tools live for seconds or minutes: compiling their code twice would take half of their CPU time.
 _JAVA_OPTIONS = (
     "-Xms128m", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djava.awt.headless=true",
     "-Dlog4j2.level=WARN",
 )  # fmt: skip
-# Fixed: one drawn at random begins with "-" now and then, which the tool takes for an option.
+# Fixed: a random id sometimes begins with "-", which the tool takes for an option.
 _CLUSTER_ID = "JoineryDevkitBroker--1"
 _NEVER = str(2**63 - 1)
 _SETTINGS = {
@@ -37,7 +37,7 @@ _SETTINGS = {
     "log.retention.ms": "-1",
     "log.message.timestamp.after.max.ms": _NEVER,
     "log.message.timestamp.before.max.ms": _NEVER,
-    # A broker that comes back waits until the controller has given its former self up (9 s by default).
+    # A broker that returns waits until the controller has given up its former session (9 s by default).
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
     # The default reserves 128 MB of heap before the first record.
@@ -51,7 +51,7 @@ _REPLICATED = ("offsets.topic", "transaction.state.log", "share.coordinator.stat
 
 
 def kafka_jars() -> Path:
-    """The folder with the broker's jars; downloads them (about 60 MB) when this machine has never done so."""
+    """The folder with the broker's jars. Downloads them (about 60 MB) if this machine has not done so yet."""
     coordinates = [f"org.apache.kafka:{name}:{KAFKA_VERSION}" for name in ("kafka_2.13", "kafka-tools")]
     return fetch_jars(f"kafka-{KAFKA_VERSION}", [*coordinates, _LOG4J_BINDING])
 
@@ -63,8 +63,8 @@ def kafka_java(main_class: str, *arguments: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A port of the address `host` where clients connect. `advertised` is the port that they are told (a proxy's), by
-    default the same."""
+    """A port of the address `host` to which clients connect. `advertised` is the port that clients are told, a proxy's
+    for example; by default the same port."""
 
     name: str
     port: int
@@ -80,7 +80,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The brokers of a cluster by number from 1, and the controller ports of those that vote."""
+    """How many brokers a cluster has, numbered from 1, and the controller ports of those that vote."""
 
     brokers: int
     voters: Mapping[int, int]
@@ -88,7 +88,7 @@ class Quorum:
     def settings(self) -> dict[str, str]:
         return {
             "controller.quorum.voters": ",".join(f"{n}@{LOOPBACK}:{port}" for n, port in self.voters.items()),
-            # One node has nobody to hand its partitions to.
+            # A single node has no other node to hand its partitions to.
             "controlled.shutdown.enable": str(self.brokers > 1).lower(),
             **{f"{topic}.replication.factor": str(self.brokers) for topic in _REPLICATED},
         }
@@ -110,11 +110,11 @@ class KafkaNode:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and its process has not ended by itself."""
+        """Whether the broker was started, and its process has not ended by itself."""
         return self._process is not None and self._process.running()
 
     def start(self) -> None:
-        """Starts the process and does not wait for it; a fresh directory is formatted first."""
+        """Formats a new directory, then starts the process without waiting for it."""
         if self._process is None:
             settings = self._prepare()
             self._process = ChildProcess(kafka_java("kafka.Kafka", str(settings)), self.directory / "server.log")

@@ -1,7 +1,7 @@
 """TLS and a login for a test broker: certificates from the JDK's keytool, one SASL/PLAIN user.
 
-Both sides show a certificate that is its own authority and trust the other's by name. Everything is PEM for librdkafka
-and the broker alike; keytool does not write private keys, so they are taken out of its JKS files here.
+Each side shows a self-signed certificate and trusts the other's. librdkafka and the broker both read PEM files; keytool
+does not export private keys, so this module extracts them from its JKS files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from joinery_devkit.environment import java_command
 from joinery_runtime.errors import EnvironmentProblem
 
 USER = "joinery"
-_STORE_PASSWORD = "changeit"  # of a file that is gone a moment later
+_STORE_PASSWORD = "changeit"  # of a file that is deleted a moment later
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
 @dataclass(frozen=True, slots=True)
 class SecureAccess:
-    """Where to connect and with what: librdkafka's settings, of which `secret` are the ones to hide."""
+    """Where and how to connect: librdkafka's settings; those in `secret` are the ones to hide."""
 
     bootstrap: str
     plain: Mapping[str, str]
@@ -33,14 +33,14 @@ class SecureAccess:
 
 
 class Security:
-    """The listener's half and the client's half, in files of `directory`, with a password drawn for this broker."""
+    """The files of the listener and of the client, in `directory`, and a random password for this broker."""
 
     def __init__(self, directory: Path, host: str) -> None:
         self._directory, self._host = directory, host
         self._password = secrets.token_urlsafe(18)
 
     def prepare(self) -> None:
-        """Makes the certificates of both sides unless they are there."""
+        """Makes the certificates of both sides unless they exist."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for side in ("server", "client"):
             if not self._certificate(side).exists():
@@ -84,8 +84,7 @@ class Security:
 
 
 def self_signed(store: Path, host: str) -> tuple[str, str]:
-    """A new private key and a certificate of it for the address `host`, as PEM. keytool may write to `store`
-    meanwhile."""
+    """A new private key and its certificate for the address `host`, as PEM. keytool uses `store` as a scratch file."""
     store.unlink(missing_ok=True)
     command = [str(Path(java_command()).resolve().with_name("keytool")), "-genkeypair", "-keystore", str(store)]
     passwords = ["-storetype", "JKS", "-storepass", _STORE_PASSWORD, "-keypass", _STORE_PASSWORD]
@@ -118,7 +117,7 @@ def _jks_entry(data: bytes, password: str) -> tuple[bytes, bytes]:
     reader.skip(4)  # number of certificates
     reader.take(2)  # X.509
     certificate = reader.take(4)
-    # EncryptedPrivateKeyInfo ends in one octet string: salt, the masked key, a check sum.
+    # EncryptedPrivateKeyInfo ends in one octet string: salt, masked key, checksum.
     masked = protected[protected.index(b"\x04\x82", 20) + 4 :]
     salt, body = masked[:20], masked[20:-20]
     return _unmasked(body, salt, password.encode("utf-16-be")), certificate

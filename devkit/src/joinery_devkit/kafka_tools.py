@@ -1,4 +1,4 @@
-"""Kafka's own command line tools, run from the broker's jars: what an operator of Kafka sees of our consumer groups."""
+"""Runs Kafka's own command line tools from the broker's jars, to see our consumer groups as a Kafka operator does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAILED, _NO_GROUP = "Error: ", "GroupIdNotFoundException"
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One partition of a group. An offset is None where nothing is committed; a member is None where nobody reads."""
+    """One partition of a group. The offset is None if nothing is committed; the member is None if nobody reads it."""
 
     topic: str
     partition: int
@@ -31,8 +31,8 @@ class GroupRow:
 
 
 def describe_groups(bootstrap: str, *groups: str) -> list[GroupRow]:
-    """`kafka-consumer-groups --describe --group`, ordered by topic and partition. There are no rows when one of the
-    groups is not there. Raises EnvironmentProblem with the tool's own words."""
+    """Runs `kafka-consumer-groups --describe --group`; rows are ordered by topic and partition. There are no rows if
+    one of the groups does not exist. Raises EnvironmentProblem with the tool's output."""
     named = [argument for group in groups for argument in ("--group", group)]
     text = _run(_GROUPS, "--bootstrap-server", bootstrap, "--describe", *named)
     if _NO_GROUP in text:
@@ -43,8 +43,8 @@ def describe_groups(bootstrap: str, *groups: str) -> list[GroupRow]:
 
 
 def limit_producers(bootstrap: str, client_id: str, bytes_per_second: int) -> None:
-    """`kafka-configs --alter`: the quota `producer_byte_rate` of all producers with this `client.id`. Raises
-    EnvironmentProblem with the tool's own words."""
+    """Sets the quota `producer_byte_rate` of all producers with this `client.id`, with `kafka-configs --alter`. Raises
+    EnvironmentProblem with the tool's output."""
     entity = ("--entity-type", "clients", "--entity-name", client_id)
     quota = f"producer_byte_rate={bytes_per_second}"
     text = _run(_CONFIGS, "--bootstrap-server", bootstrap, "--alter", *entity, "--add-config", quota)
@@ -53,7 +53,7 @@ def limit_producers(bootstrap: str, client_id: str, bytes_per_second: int) -> No
 
 
 def _run(main_class: str, *arguments: str) -> str:
-    """All that the tool printed."""
+    """Runs the tool and returns all that it printed."""
     done = subprocess.run(
         kafka_java(main_class, *arguments),
         stdin=subprocess.DEVNULL,
@@ -66,7 +66,7 @@ def _run(main_class: str, *arguments: str) -> str:
 
 
 def _rows(text: str) -> Iterator[GroupRow]:
-    """The rows below the header; columns are found by name, since tools of other releases have more of them."""
+    """Parses the rows below the header. Finds columns by name, because tools of other releases have more columns."""
     names: list[str] = []
     for line in text.splitlines():
         fields = line.split()

@@ -1,7 +1,7 @@
-"""`make lint`: who names a kind of join. Only its own two modules do, and the few that list the kinds.
+"""`make lint`: checks which modules name a kind of join. Only its own two modules may, and the few that list the kinds.
 
-Everything else asks `Kind` (core) or `StepKind` (job). Else a new kind means an edit in every module that has a case
-for each, and the one that is forgotten fails in production.
+Everything else asks `Kind` (core) or `StepKind` (job). Otherwise a new kind would need an edit in every module with a
+case per kind, and a forgotten one would fail in production.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TypeGuard
 RUNTIME = Path(__file__).parents[3] / "runtime" / "src" / "joinery_runtime"
 KINDS = (Path("core", "kinds"), Path("job", "kinds"))
 BASES = frozenset({"Kind", "Join", "StepKind"})
-# What lists the kinds: the fields of a step, the resources, and what users import. SQL has a syntax of its own for each
-# kind of join, and says it in the fields of the resource.
+# The modules that list the kinds: the fields of a step, the resources, and what users import. SQL has its own syntax
+# for each kind of join, and translates it to fields of the resource.
 LISTS = (
     Path("__init__.py"),
     Path("core", "compile"),
     Path("job", "__init__.py"),
     Path("job", "join", "steps.py"),
     Path("job", "sql"),
-    # These take a resource, one of two, to what says more of it.
+    # These map one of the two resources to what describes it.
     Path("job", "load.py"),
     Path("job", "definition.py"),
     Path("job", "signature.py"),
@@ -31,9 +31,9 @@ LISTS = (
     Path("job", "crd"),
 )
 FIELDS = frozenset({"interval", "window", "as_of", "hopping", "tumbling"})
-"""Of a step: who reads one asks which kind it is."""
+"""Fields of a step: code that reads one of them asks which kind the step is."""
 YAML_FIELDS = frozenset({"interval", "window", "asOf"})
-"""The same in a step as YAML gives it."""
+"""The same fields of a step in YAML."""
 RESOURCES = frozenset({"StreamJoin", "SessionWindow"})
 TOLD_APART = {
     Path("cli", "progress.py"): "names what goes out, and the sides of a join's steps",
@@ -42,9 +42,9 @@ TOLD_APART = {
     Path("cli", "why.py"): "writes a key as state_key reads it",
     Path("job", "join", "differences.py"): "compares two signatures, which are plain data",
 }
-"""Where code may ask which of the resources a job is, and what for."""
+"""Modules that may ask which of the resources a job is, and for what."""
 OTHERS = frozenset({"exp", "trigger"})
-"""SQL's own and the trigger's: what they call so is nothing of a step."""
+"""Names of SQL and of the trigger, whose fields of the same name do not belong to a step."""
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def problems(root: Path) -> Iterator[str]:
-    """Lines as `core/x.py:12 names WindowJoin`."""
+    """Yields lines such as `core/x.py:12 names WindowJoin`."""
     names = kind_names(root)
     if len(names) < len(KINDS):
         yield f"{root} has no kinds: the check reads the wrong folder"
@@ -67,8 +67,8 @@ def problems(root: Path) -> Iterator[str]:
 
 
 def kind_names(root: Path) -> frozenset[str]:
-    """The classes of both packages that are kinds: those that stand on a base, and on such a class in turn; resources
-    too, which are jobs of one kind."""
+    """The classes of both packages that are kinds: subclasses of a base, direct or indirect, including resources that
+    are jobs of one kind."""
     classes = [
         node
         for package in KINDS
@@ -93,7 +93,7 @@ def _named(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
 
 
 def _keys(node: ast.AST) -> list[object]:
-    """What `step["asOf"]` and `step.get("asOf")` ask for."""
+    """The key in `step["asOf"]` and `step.get("asOf")`."""
     match node:
         case ast.Subscript(slice=ast.Constant(value)):
             return [value]
@@ -103,7 +103,7 @@ def _keys(node: ast.AST) -> list[object]:
 
 
 def _told_apart(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
-    """Classes that `isinstance` and `case` ask for, and their names as strings of a comparison."""
+    """Classes in `isinstance` and `case`, and their names as strings in comparisons."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name("isinstance"), args=[_, classes]):

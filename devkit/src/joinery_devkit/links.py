@@ -1,7 +1,7 @@
-"""`make links`: whether the pages' links to other sites lead somewhere.
+"""`make links`: checks the pages' links to other sites.
 
-A link whose site answers that there is nothing fails the check. A site that does not answer is named and fails nothing:
-this machine may have no way to it.
+A link fails the check if its site answers that the page does not exist. A site that does not answer is reported, but
+does not fail the check: this machine may not be able to reach it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class PageLink:
 
     @property
     def local(self) -> bool:
-        """Of the reader's own machine."""
+        """Whether the link points to the reader's own machine."""
         return urlsplit(self.url).hostname in {"localhost", "127.0.0.1"}
 
     def malformed(self) -> str | None:
-        """What is wrong with its text."""
+        """What is wrong with the link's text; None if nothing is."""
         found = urlsplit(self.url)
         if found.scheme != "https":
             return f"begins with {found.scheme}://; write https://"
@@ -50,7 +50,7 @@ def pages() -> list[Path]:
 
 
 def links(page: Path) -> Iterator[PageLink]:
-    """To other sites, in order."""
+    """Yields the page's links to other sites, in order."""
     for number, line in enumerate(page.read_text().splitlines(), 1):
         for found in _LINK.finditer(line):
             place = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}:{number}"
@@ -60,7 +60,7 @@ def links(page: Path) -> Iterator[PageLink]:
 
 
 def answer(url: str) -> int | str:
-    """The status that its site answers with, or why there is no answer."""
+    """The status code of the site's answer, or why there is no answer."""
     asked = urllib.request.Request(url, headers={"User-Agent": "joinery-links"})
     try:
         with urllib.request.urlopen(asked, timeout=_SECONDS) as got:
@@ -72,7 +72,7 @@ def answer(url: str) -> int | str:
 
 
 def check(found: Iterable[PageLink]) -> tuple[list[str], list[str]]:
-    """The links that lead nowhere, and those that could not be tried, each with its place and why."""
+    """The broken links, and those that could not be checked, each with its place and the reason."""
     each = list(found)
     urls = sorted({link.url for link in each})
     with ThreadPoolExecutor(_AT_ONCE) as threads:

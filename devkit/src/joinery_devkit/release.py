@@ -1,7 +1,7 @@
-"""`make release`: everything that one version of the product consists of, in build/release.
+"""`make release`: builds everything that makes up one version of the product, in build/release.
 
-Wheels and source archives of runtime and operator, the chart, the CRDs, a list of each image's Python packages (SBOM,
-CycloneDX JSON), images where Docker is there, and SHA256SUMS of all files, signed where a key is named. Nothing is
+That is wheels and source archives of runtime and operator, the chart, the CRDs, a list of each image's Python packages
+(SBOM, CycloneDX JSON), images if Docker is available, and SHA256SUMS of all files, signed if a key is named. Nothing is
 published.
 """
 
@@ -38,7 +38,7 @@ def versions(root: Path) -> Mapping[str, str]:
 
 
 def one_version(named: Mapping[str, str]) -> str:
-    """Raises EnvironmentProblem where they differ."""
+    """The version that all parts name. Raises EnvironmentProblem if they differ."""
     if len(set(named.values())) != 1:
         facts = ", ".join(f"{version} in {place}" for place, version in named.items())
         raise EnvironmentProblem("The parts have different versions", facts=facts, todo="Set them all to the same one")
@@ -46,7 +46,7 @@ def one_version(named: Mapping[str, str]) -> str:
 
 
 def build(folder: Path, version: str) -> None:
-    """All files but the sums, into an empty folder."""
+    """Builds all files except the sums, into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for part in SHIPPED:
@@ -64,7 +64,7 @@ def build(folder: Path, version: str) -> None:
         target = folder / f"joinery-{part}-{version}.cdx.json"
         lock, project = ROOT / f"requirements/{part}.txt", ROOT / part / "pyproject.toml"
         _run("cyclonedx-py", "requirements", lock, "--pyproject", project, "--output-reproducible", "-o", target)
-    (folder / ".gitignore").unlink(missing_ok=True)  # uv's
+    (folder / ".gitignore").unlink(missing_ok=True)  # uv writes one
     _run(program("helm"), "package", ROOT / "charts/joinery", "--destination", folder)
     crds = sorted((ROOT / "crds").glob("*.yaml"))
     (folder / f"joinery-crds-{version}.yaml").write_text("---\n".join(path.read_text() for path in crds))
@@ -77,7 +77,7 @@ def build_images(registry: str, version: str) -> None:
 
 
 def write_sums(folder: Path, key: str | None) -> Path:
-    """SHA256SUMS as sha256sum writes and checks it, with a detached signature of GnuPG's `key` beside it."""
+    """Writes SHA256SUMS in sha256sum's format, with a detached signature by GnuPG's `key` beside it."""
     files = sorted(path for path in folder.iterdir() if path.name.partition(".")[0] != SUMS)
     sums = folder / SUMS
     sums.write_text("".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files))
@@ -87,7 +87,7 @@ def write_sums(folder: Path, key: str | None) -> Path:
 
 
 def check_key(key: str) -> None:
-    """Raises EnvironmentProblem where GnuPG has no such secret key: better now than after all is built."""
+    """Raises EnvironmentProblem if GnuPG has no such secret key, before rather than after everything is built."""
     try:
         _run("gpg", "--batch", "--list-secret-keys", key)
     except EnvironmentProblem as error:

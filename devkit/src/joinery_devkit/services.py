@@ -1,4 +1,4 @@
-"""The servers that all processes of one test run share: each is started once, when the first test asks for it.
+"""Servers that all processes of one test run share. Each is started once, when the first test asks for it.
 
 pytest-xdist runs the tests in several worker processes. The process that started the run (`SharedServices`) owns the
 servers; workers ask it for an address over a Unix socket (`address_of`), whose path they inherit in the environment.
@@ -16,7 +16,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
 Starter = Callable[[], AbstractContextManager[str]]
-"""Brings a server up and gives its address; leaving the context ends the server. It may ask for another's address."""
+"""Starts a server and yields its address; leaving the context ends the server. It may ask for another's address."""
 
 _SOCKET = "JOINERY_TEST_SERVICES"
 _STOP = ""
@@ -72,7 +72,7 @@ class SharedServices:
 
 
 def address_of(name: str) -> str:
-    """The address of the shared server `name`. Raises RuntimeError with the reason when it does not start."""
+    """The address of the shared server `name`. Raises RuntimeError with the reason if it does not start."""
     with Client(os.environ[_SOCKET], "AF_UNIX") as connection:
         connection.send(name)
         address, problem = connection.recv()

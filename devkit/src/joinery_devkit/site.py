@@ -1,6 +1,6 @@
-"""A hook of MkDocs: the documentation's links that lead out of docs/, to examples, traces and code, work on the site.
+"""A MkDocs hook that makes links from the documentation out of docs/, to examples, traces and code, work on the site.
 
-On GitHub such links are relative paths. A file that one names becomes a file of the site, below `files/`. A folder
+On GitHub such links are relative paths. A linked file becomes a file of the site, below `files/`. A linked folder
 becomes a page that lists the files in it that git knows.
 """
 
@@ -21,7 +21,7 @@ _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def _outside(page: str, link: str) -> str | None:
-    """The path from the repository's root, if the link of this page of docs/ leads out of docs/, or to a folder."""
+    """The path from the repository's root, if the link in this page of docs/ leads out of docs/, or to a folder."""
     if "://" in link or link.startswith("mailto:"):
         return None
     path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
@@ -29,7 +29,7 @@ def _outside(page: str, link: str) -> str | None:
 
 
 def _place(path: str) -> str:
-    """Where the site has it. Markdown there is text: its own links are not followed."""
+    """The path on the site. Markdown becomes plain text there, whose links are not followed."""
     whole = ROOT / path
     return f"files/{path}/index.md" if whole.is_dir() else f"files/{path}{'.txt' if whole.suffix == '.md' else ''}"
 
@@ -43,7 +43,7 @@ def _content(path: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The decisions, by number, are the last part of the navigation."""
+    """Appends the decisions, by number, to the navigation."""
     assert config.nav is not None
     decisions = sorted(
         path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).glob("decisions/*")
@@ -53,7 +53,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Adds what pages link to outside docs/."""
+    """Adds the files and folders outside docs/ that pages link to."""
     outside = {
         path
         for page in files.documentation_pages()
@@ -66,7 +66,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Leads these links to where the site has them."""
+    """Rewrites these links to the paths on the site."""
     here = page.file.src_uri
 
     def led(link: re.Match[str]) -> str:

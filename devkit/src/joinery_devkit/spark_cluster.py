@@ -1,4 +1,4 @@
-"""A real Spark standalone cluster on this machine: one master and some workers, each a JVM of its own."""
+"""A real Spark standalone cluster on this machine: one master and several workers, each a JVM of its own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from joinery_runtime.errors import EnvironmentProblem
 
 _START_SECONDS = 90.0
 
-# What the libraries of a JVM of Spark's may look into; `spark-class` would say so, and bring settings of its own.
+# The packages that Spark's libraries need opened in their JVM. `spark-class` would open them too, but with settings of
+# its own.
 OPENED = [
     f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch")
 ]
-# What a program of Spark's says that a driver does not let in: the connection is closed while it still sends, or
-# answered so.
+# What a Spark program logs when a driver does not admit it: the connection is closed while it still sends, or the
+# driver answers so.
 NOT_LET_IN = "TransportClient(Factory)?: (Failed to send RPC|Exception while bootstrapping)|Unknown challenge message"
 
 
@@ -43,8 +44,8 @@ def spark_home() -> Path:
 class StandaloneCluster:
     """`workers` worker JVMs with `cores` cores and `memory` (Spark's notation) each; use it as a context manager.
 
-    Drivers connect to `master_url` and have to know `secret`: it is in the `spark-defaults.conf` of
-    `environment["SPARK_CONF_DIR"]`. An executor that is killed is started again by its worker, as on any cluster.
+    Drivers connect to `master_url` and have to know `secret`, which is in the `spark-defaults.conf` of
+    `environment["SPARK_CONF_DIR"]`. A worker restarts an executor that is killed, as on any cluster.
     """
 
     def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
@@ -70,15 +71,15 @@ class StandaloneCluster:
         self._stop()
 
     def worker_pids(self) -> list[int]:
-        """The worker JVMs: killing one takes its machine away for good."""
+        """The pids of worker JVMs. Killing one is like losing its machine for good."""
         return [each.pid for each in self._workers if each.running()]
 
     def executor_pids(self) -> list[int]:
-        """The executor JVMs of every application that runs now."""
+        """The pids of the executor JVMs of all running applications."""
         return [each.pid for each in self._executors()]
 
     def python_worker_pids(self) -> list[int]:
-        """The Python processes that run tasks inside the executors, their parent daemons among them."""
+        """The pids of the Python processes that run tasks in the executors, including their parent daemons."""
         return [child.pid for each in self._executors() for child in _descendants(each.pid)]
 
     def _executors(self) -> list[psutil.Process]:
@@ -96,7 +97,7 @@ class StandaloneCluster:
         self._wait_for_workers([self._master, *self._workers])
 
     def _daemon(self, name: str, main_class: str, *arguments: str) -> ChildProcess:
-        # spark-class ends in `exec java`: the pid is the JVM's.
+        # spark-class ends in `exec java`, so the pid is the JVM's.
         command = [str(spark_home() / "bin" / "spark-class"), main_class, *arguments]
         return ChildProcess(command, self.directory / f"{name}.log", self.environment)
 
@@ -105,7 +106,7 @@ class StandaloneCluster:
         """The environment of the cluster's processes, and of a driver that starts as one of its own."""
         ours = {
             "SPARK_HOME": str(spark_home()),
-            # Settings that this user has for another Spark must not leak in.
+            # This user's settings for another Spark must not leak in.
             "SPARK_CONF_DIR": str(self.directory / "conf"),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
@@ -140,12 +141,12 @@ class StandaloneCluster:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._ui_port}/json/", timeout=5) as page:
                 status: dict[str, Any] = json.load(page)
         except (OSError, ValueError):
-            # Refused, or not JSON yet: the page comes up before its parts do.
+            # Refused, or not JSON yet: the page is up before its parts are.
             return 0
         return sum(each["state"] == "ALIVE" for each in status["workers"])
 
     def _stop(self) -> None:
-        # Executors are the workers' children, not ours: what outlives its worker has to be ended here.
+        # Executors are children of the workers, not of this process: those that outlive their worker are killed here.
         orphans = [child for pid in self.worker_pids() for child in _descendants(pid)]
         for daemon in [*self._workers, *([self._master] if self._master else [])]:
             daemon.stop()
@@ -170,7 +171,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _end(process: psutil.Process) -> None:
-    # psutil refuses to signal a pid that meanwhile belongs to another process.
+    # psutil refuses to signal a pid that belongs to another process by now.
     try:
         process.kill()
         process.wait(10)

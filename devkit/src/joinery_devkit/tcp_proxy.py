@@ -1,14 +1,17 @@
-"""A TCP proxy on loopback whose connections can be cut: one client loses its server while others keep theirs."""
+"""A TCP proxy on loopback whose connections can be cut, so that one client loses its server while others keep
+theirs."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_devkit.processes import free_port
 
@@ -42,22 +45,22 @@ class TcpProxy:
         self.close()
 
     def start(self) -> None:
-        """Begins to listen; does nothing while it does."""
+        """Starts to listen; does nothing if it already does."""
         if self._acceptor is None:
             door = socket.create_server(("127.0.0.1", self.port))
             self._listening.set()
             self._acceptor = _thread(self._accept, door)
 
     def cut(self, *, silent: bool = False) -> None:
-        """Drops every connection and refuses new ones, as when a host is gone. `silent`: connections stay or come about
-        and not a byte passes, as when a network drops packets; `restore` lets what is on its way through."""
+        """Drops every connection and refuses new ones, as if the host were gone. `silent`: connections stay, and new
+        ones succeed, but not a byte passes, as if the network dropped packets; `restore` lets pending bytes through."""
         if silent:
             self._passing.clear()
         else:
             self._shut()
 
     def block(self, client: Callable[[int], bool]) -> None:
-        """Cuts off the clients alone whose own port `client` accepts, those that connect later too."""
+        """Cuts off only the clients whose own port `client` accepts, including those that connect later."""
         with self._lock:
             self._blocked = client
             for each in self._open:
@@ -65,7 +68,7 @@ class TcpProxy:
                     _hang_up(each)
 
     def restore(self) -> None:
-        """Undoes `cut` and `block`. Connections that these dropped stay dropped."""
+        """Undoes `cut` and `block`. Dropped connections stay dropped."""
         self._blocked = lambda _: False
         self._passing.set()
         self.start()
@@ -143,7 +146,7 @@ def _thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:
 
 
 def _peer_port(connection: socket.socket) -> int:
-    """0 where there is none, or nobody any more."""
+    """The client's port; 0 if the socket has no ports, or the client has gone."""
     with contextlib.suppress(OSError):
         if connection.family == socket.AF_INET:
             port: int = connection.getpeername()[1]
@@ -154,3 +157,11 @@ def _peer_port(connection: socket.socket) -> int:
 def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def before_postgres(dsn: str) -> Iterator[tuple[TcpProxy, str]]:
+    """Yields a proxy in front of a Postgres that listens on a Unix socket, and the DSN that leads through it."""
+    place = conninfo_to_dict(dsn)
+    with TcpProxy(target_socket=Path(str(place["host"])) / f".s.PGSQL.{place.get('port') or 5432}") as proxy:
+        yield proxy, make_conninfo(dsn, host="127.0.0.1", port=proxy.port)

@@ -1,8 +1,8 @@
 """A pytest plugin: no test takes longer than LIMIT_S, and the end of a run names the slowest tests and set-ups.
 
-The limit is one of design, not of patience: a test that takes longer proves too much at once, or waits for nothing. It
-counts the test itself; set-ups, which tests share, are listed apart. pytest-timeout ends what hangs. A machine that
-others keep busy may set another limit in JOINERY_TEST_SECONDS.
+The limit is one of design, not of patience: a test that takes longer tests too much at once, or waits for nothing. It
+applies to the test itself; set-ups, which tests share, are listed separately. pytest-timeout ends tests that hang. A
+busy machine may set another limit in JOINERY_TEST_SECONDS.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LIMIT_S = float(os.environ.get("JOINERY_TEST_SECONDS", "60"))
 SLOWEST = 20
 SLOWEST_SET_UPS = 10
 TOOK = "took"
-"""The property of a test (`record_property`) whose text the end of a run shows, slow or not."""
+"""The property of a test (`record_property`) whose text the end of a run shows, whether the test is slow or not."""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Topics read anew, from the first record to the last one that is stable, with a plain consumer of its own."""
+"""Reads whole topics, from the first record to the last stable one, with a plain consumer of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _YEAR_1_MS, _YEAR_9999_END_MS = -62_135_596_800_000, 253_402_300_799_999
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as it lies in its topic."""
+    """One record of a topic."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ def _partition(consumer: Any, topic: str, number: int) -> list[Record]:
     found: list[Record] = []
     deadline = deadline_after(_PATIENCE_SECONDS)
     while monotonic() < deadline:
-        # Waits for a full batch, or until the time is over.
+        # Waits for a full batch, or until the time is up.
         for message in consumer.consume(_BATCH, _BATCH_SECONDS):
             if message.error() is None:
                 found.append(Record(topic, number, message.offset(), message.value()))
@@ -68,9 +68,9 @@ def _partition(consumer: Any, topic: str, number: int) -> list[Record]:
 
 
 def readable(side: Input, value: bytes | None) -> dict[str, Any] | None:
-    """The record's columns, or None when it is one for the dead letters (T8). Timestamps become epoch milliseconds.
+    """The record's columns; None if it belongs to the dead letters (T8). Timestamps become epoch milliseconds.
 
-    Knows JSON, and of the column types those in `_READERS`.
+    Reads JSON only, and only the column types in `_READERS`.
     """
     try:
         row = json.loads(value or b"", parse_constant=_refuse)
@@ -121,7 +121,7 @@ def _text(value: Any) -> str:
 
 
 def milliseconds(value: Any) -> int:
-    """A timestamp as a topic, a table or a file may hold it: a datetime, RFC 3339 text or epoch milliseconds."""
+    """Epoch milliseconds of a timestamp from a topic, a table or a file: a datetime, RFC 3339 text or milliseconds."""
     if type(value) is int:
         return value
     if isinstance(value, str) and value.removeprefix("-").isdecimal():

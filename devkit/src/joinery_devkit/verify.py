@@ -1,6 +1,6 @@
 """Judges a finished or stopped run of an inner interval join from outside: records, epoch log, output.
 
-It shares nothing with the engine but the job's model. The rows that must be there come from `expectation`, the
+It shares nothing with the engine except the job's model. `expectation` gives the rows that must be there, the
 watermarks of every plan are computed again from the records, and each row of the output is accounted for.
 
     verdict = verify(records, log, output, job)
@@ -31,8 +31,8 @@ from joinery_runtime.job import ColumnType, StreamJoin
 
 @dataclass(frozen=True, slots=True)
 class JoinVerdict(CheckResult):
-    """What came out. `pairs` and `dropped` (by reason) are what the rules demand, `dead_letters` counts the unusable
-    records that were read, `unread` records in no epoch; `problems` are sentences with samples, none if all is well.
+    """The verdict. `pairs` and `dropped` (by reason) are what the rules demand. `dead_letters` counts unusable records
+    that were read, `unread` records in no epoch. `problems` are sentences with samples; none if all is well.
     """
 
     pairs: int
@@ -116,7 +116,7 @@ def _output_row(row: Mapping[str, Any], job: StreamJoin) -> Values:
 
 
 def _count_problems(expectation: Expectation, log: Log) -> Iterator[str]:
-    """T10, J2: the log's own counts, epoch by epoch."""
+    """Checks the log's own counts, epoch by epoch (T10, J2)."""
     for entry in log:
         epoch, result = entry["epoch"], entry["result"]
         pairs = expectation.pairs.get(epoch, 0)

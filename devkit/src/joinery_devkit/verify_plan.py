@@ -1,8 +1,9 @@
-"""What holds of a run whatever its job does: the plans of its epochs, and its dead letters. Each check yields sentences
-with samples, none if all is well."""
+"""Checks what holds for every run, whatever its job does: the plans of its epochs, and its dead letters. Each check
+yields sentences with samples; none if all is well."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,8 @@ from joinery_runtime.job import Job
 SAMPLES = 5
 
 
-class CheckResult:
-    """What is said of a run that was checked: `problems` are sentences with samples, none if all is well."""
+class CheckResult(ABC):
+    """The result of checking a run: `problems` are sentences with samples; none if all is well."""
 
     __slots__ = ()
     problems: tuple[str, ...]
@@ -24,16 +25,16 @@ class CheckResult:
     def ok(self) -> bool:
         return not self.problems
 
+    @abstractmethod
     def good_news(self) -> str:
-        """What is said if all is well."""
-        raise NotImplementedError
+        """What to print if all is well."""
 
     def __str__(self) -> str:
         return f"VERIFIED: {self.good_news()}" if self.ok else "NOT VERIFIED:\n  - " + "\n  - ".join(self.problems)
 
 
 def range_problems(log: Log) -> Iterator[str]:
-    """Each partition is read without a gap and without an overlap, by epochs whose numbers go up (M3)."""
+    """Checks that each partition is read without gaps or overlaps, by epochs with increasing numbers (M3)."""
     ends: dict[Values, tuple[int, int]] = {}
     last = 0
     for entry in log:
@@ -50,7 +51,7 @@ def range_problems(log: Log) -> Iterator[str]:
 
 
 def watermark_problems(reading: Reading, log: Log, job: Job) -> Iterator[str]:
-    """T1, T3, T5: what the rows of all earlier epochs imply is what the plan says."""
+    """Checks that the plan's watermarks are those that the rows of all earlier epochs imply (T1, T3, T5)."""
     for side in job.inputs:
         if side.watermark.explicit or side.watermark.on_idle == "advance":
             raise NotImplementedError(f"input {side.name}: only watermarks that follow from records can be verified")
@@ -78,7 +79,7 @@ def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[i
 
 
 def dead_letters_exactly_once(job: Job) -> bool:
-    """Files never repeat, a topic only at least once."""
+    """Whether dead letters never repeat: in files always, in a topic only with exactly-once delivery."""
     return job.dead_letter_kafka is None or job.spec.delivery == "exactlyOnce"
 
 
@@ -97,7 +98,7 @@ def dead_letter_problems(
 
 
 def named(what: str, rows: Counter[Any], names: Sequence[str]) -> Iterator[str]:
-    """One sentence with samples, or none."""
+    """Yields one sentence with samples; none if there are no rows."""
     if rows:
         samples = [str(dict(zip(names, row, strict=True))) for row in list(rows)[:SAMPLES]]
         yield f"{rows.total():,} {what}, such as:" + "".join(f"\n      {sample}" for sample in samples)

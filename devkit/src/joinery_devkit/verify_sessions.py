@@ -1,9 +1,9 @@
-"""Judges a run of a SessionWindow that has read all of a bounded input: brute force over its records.
+"""Judges a run of a SessionWindow that has read all of a bounded input, by brute force over its records.
 
-After the end of the input the table holds every session once, and what a session is then follows from the records: the
-rows of a group in order of time, cut where the distance is more than the gap (S1). Only which rows came too late is
-asked of the epoch log. What brute force cannot say is refused: sessions that reach `maxDuration`, and rows that come
-after the lateness that is allowed and are near others.
+After the end of the input the table holds every session once, and the sessions then follow from the records: the rows
+of a group in order of time, cut where the distance exceeds the gap (S1). The epoch log only tells which rows came too
+late. Cases that brute force cannot decide are refused: sessions that reach `maxDuration`, and rows that arrive after
+the allowed lateness near other rows.
 
     verdict = verify_sessions(records, log, table, job, dead_letters=dead)
 """
@@ -31,15 +31,15 @@ from joinery_devkit.verify_plan import (
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import SessionWindow
 
-# A sketch may be off by five standard errors, and by one in small sessions; a float by its last digits.
+# A sketch may be off by five standard errors, and in small sessions by one; a float may be off in its last digits.
 _OFF, _OFF_BY = 0.08, 1
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class SessionVerdict(CheckResult):
-    """`sessions` and `late` are what the rules demand, `rows` what was read; `problems` are sentences with samples,
-    none if all is well."""
+    """The verdict. `sessions` and `late` are what the rules demand, `rows` what was read; `problems` are sentences with
+    samples; none if all is well."""
 
     sessions: int
     rows: int
@@ -65,10 +65,10 @@ def verify_sessions(
     dead_letters: Iterable[Mapping[str, Any]],
     identify: Identify | None = None,
 ) -> SessionVerdict:
-    """`records` are all of the input's, by its name, `log` the whole epoch log as `joinery state epochs` prints it,
-    `table` and `dead_letters` rows of the two outputs by column name. `identify` says what a `session_id` is (None: ids
-    are not judged). The job emits retractions where it reopens, has no `compute` and no `where`. Raises JoineryError
-    where brute force cannot say what is right."""
+    """Judges a run. `records` are all records of the input, by its name; `log` is the whole epoch log as `joinery state
+    epochs` prints it; `table` and `dead_letters` are rows of the two outputs by column name. `identify` computes a
+    `session_id` (None: ids are not judged). The job has to emit retractions if it reopens, and must have no `compute`
+    and no `where`. Raises JoineryError if brute force cannot say what is right."""
     _only_what_is_known(job)
     reading = read(records, log, job)
     accepted, late = _judged(reading, log, job)
@@ -107,7 +107,7 @@ def _only_what_is_known(job: SessionWindow) -> None:
 
 
 def _judged(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[ReadableRecord], Counter[int]]:
-    """The rows that belong to sessions, and how many came too late by epoch (S4, S5)."""
+    """The rows that belong to sessions, and how many came too late, by epoch (S4, S5)."""
     name, lateness, gap = job.spec.input.name, job.spec.allowed_lateness, job.sessions.gap
     watermarks = {entry["epoch"]: entry["plan"]["watermarks"][name] for entry in log}
 
@@ -135,7 +135,7 @@ def _refuse_near_ones(doubtful: Sequence[ReadableRecord], rows: Sequence[Readabl
 
 
 def _late_problems(late: Counter[int], log: Log, job: SessionWindow) -> Iterator[str]:
-    """T10: the log's own counts, epoch by epoch."""
+    """Checks the log's own counts, epoch by epoch (T10)."""
     for entry in log:
         count = late[entry["epoch"]]
         expected = {job.spec.input.name: {"late": count}} if count else {}
@@ -152,7 +152,7 @@ def _group(row: ReadableRecord, job: SessionWindow) -> Values:
 
 
 def _sessions(rows: Iterable[ReadableRecord], job: SessionWindow, identify: Identify | None) -> Mapping[Values, Output]:
-    """Every session by `_key`. Raises JoineryError where one reaches the cap."""
+    """Every session by `_key`. Raises JoineryError if one reaches the cap."""
     arrived = (oracle.Row(row.partition, 0, row.ts, dict(row.columns)) for row in rows)
     shape = oracle.SessionShape(job, identify or (lambda _: 0))
     found = {_key(session, job): session for session in oracle.sessions_at_once(shape, arrived)}
@@ -172,7 +172,7 @@ def _key(row: Mapping[str, Any], job: SessionWindow) -> Values:
 def _wrong(
     table: Iterable[Mapping[str, Any]], expected: Mapping[Values, Output], job: SessionWindow, identified: bool
 ) -> Iterator[str]:
-    """Sentences about sessions that are where they should be, with other values."""
+    """Yields sentences about sessions that have the right group and times, but wrong values."""
     named_columns = [*(["session_id"] if identified else []), *(of.as_ for of in job.sessions.aggregates)]
     sketches = {of.as_ for of in job.sessions.aggregates if of.method == "hll"}
     for column in named_columns:

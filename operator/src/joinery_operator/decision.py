@@ -1,7 +1,7 @@
-"""What `reconcile` gets and returns: the observed job or savepoint, as the API server and the driver reported it, and
+"""The values that `reconcile` takes and returns: the job or savepoint as observed at the API server and the driver, and
 the decision.
 
-`kube` writes `status` first, then carries the actions out in order.
+`kube` writes `status` first, then carries out the actions in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ChildKind = Literal["Pod", "ConfigMap", "Service", "NetworkPolicy", "Ingress", "
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The job's own objects by name, those that are being deleted included."""
+    """The job's own objects by name, including those that are being deleted."""
 
     pods: Mapping[str, Manifest] = field(default_factory=dict)
     config_maps: Mapping[str, Manifest] = field(default_factory=dict)
@@ -40,18 +40,21 @@ class Observed:
     resource: Manifest
     children: Children
     templates: Mapping[str, Manifest | None]
-    """The ConfigMaps of the namespace that `podTemplate` refers to, by name (None: there is none of that name): those
-    of the resource, and those of the `job.yaml` in its ConfigMaps."""
+    """The ConfigMaps of the namespace to which `podTemplate` refers, by name (None: there is none of that name), in the
+    resource and in the `job.yaml` of its ConfigMaps."""
     driver: DriverStatus | None
-    """What the driver of the attempt in `status` last reported, if it answered since that pod started."""
+    """What the driver of the attempt in `status` last reported, if it has answered since its pod started."""
     now: datetime
     settings: Settings
     orphaned_drivers: Mapping[str, Manifest] = field(default_factory=dict)
     """Before the first attempt: driver pods, by name, of an earlier resource of this name."""
     create_refused: str = ""
-    """Why a child could not be created last, until one is: what the API server said, or whose object has its name."""
+    """Why a child could not be created, until one is: the API server's answer, or the owner of an object with the
+    child's name."""
     name_conflicts: Sequence[Manifest] = ()
-    """The jobs of other kinds with its name."""
+    """The jobs of other kinds with the same name."""
+    page_conflicts: Sequence[Manifest] = ()
+    """Other jobs whose pages would have the same address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +63,18 @@ class ObservedSavepoint:
 
     resource: Manifest
     pods: Mapping[str, Manifest]
-    """Its own pods by name."""
+    """The savepoint's own pods by name."""
     job: Observed | None
-    """The job that it names; None: there is none."""
+    """The job that the savepoint names; None: there is none."""
     now: datetime
     settings: Settings
     create_refused: str = ""
-    """Why its pod could not be created last, until one is."""
+    """Why its pod could not be created, until one is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create-or-get: an object of that name that belongs to the resource already is what was wanted."""
+    """Create-or-get: an existing object of that name that belongs to the resource is as good."""
 
     manifest: Manifest
 
@@ -87,8 +90,8 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """With the uid as precondition: never another object of that name. Gone already is as good. `grace_seconds` None:
-    the object's own."""
+    """Deletes an object with its uid as precondition, so never another one of that name. An object that is already gone
+    is as good. `grace_seconds` None: the object's own."""
 
     kind: ChildKind
     name: str
@@ -98,7 +101,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class SetFinalizers:
-    """The resource's whole list."""
+    """Sets the resource's whole list of finalizers."""
 
     finalizers: tuple[str, ...]
 
@@ -117,7 +120,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`status` None: it stays as it is. `again_after` seconds: reconcile again then even if nothing happens."""
+    """What to do. `status` None: it stays as it is. After `again_after` seconds, reconcile again even if nothing
+    happens."""
 
     status: Status | SavepointState | None
     actions: tuple[Action, ...] = ()

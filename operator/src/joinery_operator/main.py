@@ -15,12 +15,12 @@ from joinery_runtime.errors import JoineryError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Works until SIGTERM or SIGINT. Returns the exit code."""
+    """Runs the operator until SIGTERM or SIGINT. Returns the exit code."""
     parser = argparse.ArgumentParser("joinery-operator", description="Kubernetes operator for Joinery")
     parser.add_argument("--version", action="version", version=f"joinery-operator {version('joinery-operator')}")
     parser.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, else the pod's service account")
     given = parser.parse_args(arguments)
-    # Not needed for --version and --help, and slow to import.
+    # Slow to import, and not needed for --version and --help.
     from joinery_operator.kube.process import log_json, serve  # noqa: PLC0415
     from joinery_operator.reconcile import reconcile  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """Names and labels of a resource's children: deterministic, so that create-or-get finds what an earlier operator made.
 
-A job's name may be longer than a child's, hold dots, or begin with a digit; two kinds may share a name. Then a hash of
-kind and name stands in for what a child's name cannot say.
+A job's name may be longer than a child's name can be, hold dots, or begin with a digit; jobs of two kinds may share a
+name. Then a hash of kind and name replaces what a child's name cannot hold.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ROLE_LABEL = "joinery.dev/role"
 ATTEMPT_LABEL = "joinery.dev/attempt"
 REVISION_LABEL = "joinery.dev/revision"
 SCALE_ANNOTATION = "joinery.dev/scale"
-"""Of a driver's pod, which reads it as a file: the `Scale` that the resource asks for."""
+"""The annotation of a driver's pod with the `Scale` that the resource asks for. The pod reads it as a file."""
 APP_LABELS = {"app.kubernetes.io/name": "joinery", "app.kubernetes.io/managed-by": "joinery-operator"}
 
 _PLAIN_KIND = "StreamJoin"
-# A Service's name is the strictest of all: a DNS-1035 label.
+# The name of a Service has the strictest rules: it is a DNS-1035 label.
 _PLAIN_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 # With an attempt and an executor's number of ten digits, "<stem>-<attempt>-exec-<number>" is a hostname of 63, and
 # "<stem>-<attempt>" is within the 47 characters that earlier releases of Spark allow for a prefix.
@@ -73,7 +73,8 @@ class ChildNames:
         return f"{self._stem}-page"
 
     def check(self, revision: str, mode: Mode = "stateful") -> str:
-        """One per mode: what a check of the other mode says is no answer."""
+        """The name of a check pod. Each mode has its own, because the result of a check in the other mode does not
+        count."""
         return f"{self._stem}-check-{revision}" + ("" if mode == "stateful" else f"-{mode}")
 
     @property
@@ -81,15 +82,15 @@ class ChildNames:
         return f"{self._stem}-delete-state"
 
     def question(self, number: str) -> str:
-        """Of a command of `kubectl joinery` that runs beside no driver: its pod."""
+        """The name of the pod in which `kubectl joinery` runs a command when there is no driver."""
         return f"{self._stem}-question-{number}"
 
     def savepoint(self, action: Literal["create", "delete"]) -> str:
-        """The pod of a Savepoint resource."""
+        """The name of a Savepoint resource's pod."""
         return f"{self._stem}-{action}"
 
     def executor_prefix(self, attempt: int) -> str:
-        """Spark adds `-exec-<number>`."""
+        """The prefix of executor pods, to which Spark adds `-exec-<number>`."""
         return f"{self._stem}-{attempt}"
 
     @property
@@ -99,8 +100,8 @@ class ChildNames:
 
 
 def labels(resource: Manifest, role: Role, attempt: int | None = None, revision: str | None = None) -> dict[str, str]:
-    """A child's own labels. The resource's are not handed down: a tool that tracks the resource by labels would take
-    its children for parts of what it deploys, and prune them."""
+    """A child's own labels. The resource's labels are not handed down: a tool that tracks what it deploys by labels
+    would take the children for its own, and prune them."""
     names = ChildNames(resource)
     found = {**APP_LABELS, JOB_LABEL: names.label, KIND_LABEL: names.kind, ROLE_LABEL: role}
     if attempt is not None:
@@ -111,12 +112,12 @@ def labels(resource: Manifest, role: Role, attempt: int | None = None, revision:
 
 
 def selector(labels: Mapping[str, str]) -> str:
-    """What selects everything with these labels, as `kubectl get -l` takes it."""
+    """The selector of everything with these labels, as `kubectl get -l` takes it."""
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def owner_reference(resource: Manifest) -> dict[str, Any]:
-    """What makes Kubernetes delete a child after its job, and says whose it is."""
+    """The reference that says whose child an object is, and makes Kubernetes delete it after its job."""
     return {
         "apiVersion": resource["apiVersion"],
         "kind": resource["kind"],
@@ -136,5 +137,5 @@ def _stem(kind: str, job: str) -> str:
 
 
 def digest_of(text: str) -> str:
-    """Ten hex digits that stand for a text in a name."""
+    """Ten hex digits that represent a text in a name."""
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH]

@@ -1,8 +1,8 @@
-"""A revision of a job: the hash of all that a driver sees of its resource, the image it runs with, and what its
+"""A revision of a job: the hash of everything that a driver sees of its resource, the image that it runs, and what its
 manifests are built from.
 
-Nothing of the operator's own release goes into the hash: fields at their defaults do not count, whether the resource
-spells them out or not, so that a release with more fields and defaults restarts no job.
+The hash does not depend on the operator's release: fields at their defaults do not count, whether or not the resource
+spells them out, so that a release with more fields and defaults restarts no job.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ RESTARTED_AT = "joinery.dev/restartedAt"
 """The annotation that `kubectl joinery restart` sets."""
 
 PodTemplates = Mapping[str, Manifest | None]
-"""ConfigMaps by name, as `Observed.templates`."""
+"""ConfigMaps by name, as in `Observed.templates`."""
 
-# Only the operator reads these.
+# Only the operator reads these fields.
 _NOT_FOR_DRIVERS = {"suspend", "cleanup", "upgrade"}
 _LENGTH = 10
 
 
 class ManifestError(JoineryError):
-    """The resource, or what it refers to, does not give a child's manifest. The operator says so in a condition."""
+    """A child's manifest cannot be built from the resource and what it refers to. The operator reports it in a
+    condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,11 @@ class JobRevision:
 
 
 def revision_hash(job: Job, resource: Manifest, image: str, *, with_scale: bool = False) -> str:
-    """The hash of what a driver of this resource, whose job it is, with this image would see at its start and cannot
-    follow later. `with_scale`: as earlier releases made it, whose drivers followed nothing."""
+    """The hash of what a driver of this resource, with this image, would see at its start and cannot follow later.
+    `with_scale` makes the hash of earlier releases, whose drivers followed no changes at all."""
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     spec = _without(spec, *_NOT_FOR_DRIVERS)
-    # The resolved image stands for it: naming the image that runs already changes nothing.
+    # The resolved image stands for this field: naming the image that already runs changes nothing.
     spec["spark"] = _without(spec.get("spark", {}), "image")
     if not with_scale:
         spec = _without(spec, "shards", "autoscale")
@@ -75,9 +76,9 @@ def revision_hash(job: Job, resource: Manifest, image: str, *, with_scale: bool 
 
 
 def scale_of(job: Job) -> Scale:
-    """How wide the job is to run, which is no part of a revision."""
+    """The scale at which the job is to run, which is not part of a revision."""
     spec, executor = job.spec, job.spec.spark.executor
-    # Otherwise the driver, or between `instances` and `maxInstances` Spark itself, decides how many there are.
+    # Otherwise the driver decides how many executors there are, or Spark, between `instances` and `maxInstances`.
     fixed = spec.autoscale is None and executor.max_instances is None
     return Scale(shards=spec.shards, instances=executor.instances if fixed else None, autoscale=spec.autoscale)
 
@@ -88,7 +89,7 @@ def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def resolved_image(job: Job, settings: Settings, in_force_image: str | None, changed: bool) -> str:
     """The image of the job, else the one in force, else the installation's. `changed`: the job differs from the one in
-    force, so that it restarts anyway and takes the installation's. Raises ManifestError where none is named."""
+    force, so it restarts anyway and takes the installation's image. Raises ManifestError if there is none."""
     if job.spec.spark.image:
         return job.spec.spark.image
     image = in_force_image if in_force_image and not changed else settings.runtime_image or in_force_image

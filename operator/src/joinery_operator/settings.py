@@ -1,10 +1,10 @@
-"""What an installation decides, from environment variables that the chart sets."""
+"""The settings of an installation, from environment variables that the chart sets."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from string import Formatter
 from typing import Any
@@ -18,13 +18,13 @@ _PREFIX = "JOINERY_OPERATOR_"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Each field is the environment variable `JOINERY_OPERATOR_<FIELD>`; times are seconds, `namespaces` are separated
-    by commas (none: all of the cluster). `status_from`: the NetworkPolicyPeers, as a JSON list, that may reach the
-    status ports of drivers; "" makes no NetworkPolicies. `page_url`: the address of a job's page for browsers, with
-    {namespace} and {name}; `page_ingress`: className, annotations and tlsSecretName, as a JSON object, of the Ingress
-    that each job gets for it; "" makes none; `page_route`: parentRefs and annotations of an HTTPRoute in the same way.
-    `figures_seconds`: how often mere figures of a job are written
-    to its status. `metrics_port` serves /metrics and the probes."""
+    """Each field is the environment variable `JOINERY_OPERATOR_<FIELD>`. Times are seconds; `namespaces` are separated
+    by commas (none: all of the cluster). `status_from` lists, in JSON, the NetworkPolicyPeers that may reach the status
+    ports of drivers; "" makes no NetworkPolicies. `page_url` is the address of a job's page for browsers, with
+    {namespace} and {name}. `page_ingress` has, as a JSON object, className, annotations and tlsSecretName of the
+    Ingress that each job gets for its page; "" makes none. `page_route` has parentRefs and annotations of an HTTPRoute
+    in the same way. `figures_seconds` is how often mere figures of a job are written to its status. `metrics_port`
+    serves /metrics and the probes."""
 
     runtime_image: str = field(default="")
     service_account: str = "joinery-driver"
@@ -45,7 +45,7 @@ class Settings:
 
 
 def settings_from(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Raises EnvironmentProblem that names the variable."""
+    """Reads the settings. Raises EnvironmentProblem, which names the variable."""
     given: dict[str, Any] = {}
     for each in fields(Settings):
         name = _PREFIX + each.name.upper()
@@ -86,10 +86,7 @@ def _parsed(name: str, text: str, default: object) -> object:
 
 
 def _peers(name: str, text: str) -> str:
-    try:
-        peers = json.loads(text)
-    except ValueError:
-        peers = None
+    peers = _json(text)
     if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
         raise EnvironmentProblem(
             f"{name} is {text!r}",
@@ -117,11 +114,7 @@ def _page_url(name: str, text: str) -> str:
 
 
 def _page_ingress(name: str, text: str) -> str:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not found.keys() <= {"className", "annotations", "tlsSecretName"}:
+    if _object(text, {"className", "annotations", "tlsSecretName"}) is None:
         raise EnvironmentProblem(
             f"{name} is {text!r}",
             facts="it must be a JSON object with className, annotations and tlsSecretName at most",
@@ -131,12 +124,7 @@ def _page_ingress(name: str, text: str) -> str:
 
 
 def _page_route(name: str, text: str) -> str:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    known = isinstance(found, dict) and found.keys() <= {"parentRefs", "annotations"}
-    parents = found.get("parentRefs") if known else None
+    parents = (_object(text, {"parentRefs", "annotations"}) or {}).get("parentRefs")
     named = isinstance(parents, list) and all(isinstance(each, dict) and each.get("name") for each in parents)
     if not parents or not named:
         raise EnvironmentProblem(
@@ -145,3 +133,17 @@ def _page_route(name: str, text: str) -> str:
             todo="Name the Gateway in jobPage.httpRoute.parentRefs of the chart, or correct the operator's environment",
         )
     return text
+
+
+def _object(text: str, keys: Set[str]) -> dict[str, Any] | None:
+    """The JSON object in the text; None if the text is not an object, or has other keys than these."""
+    found = _json(text)
+    return found if isinstance(found, dict) and found.keys() <= keys else None
+
+
+def _json(text: str) -> Any:
+    """Parses JSON; None if the text is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

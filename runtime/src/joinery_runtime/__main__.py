@@ -1,4 +1,4 @@
-"""`python -m joinery_runtime` is the `joinery` command, where the script is not on the path."""
+"""`python -m joinery_runtime` runs the `joinery` command where the script is not on the path."""
 
 from joinery_runtime.cli import main
 

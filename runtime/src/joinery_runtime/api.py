@@ -1,4 +1,4 @@
-"""What a Python program or a notebook calls. Without the `engine` extra, `explain` works."""
+"""The API for Python programs and notebooks. Without the `engine` extra, only `explain` works."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from joinery_runtime.engine.loop import CommittedEpoch, Outage
 
 JobLike = Job | str | PathLike[str] | Mapping[str, Any]
-"""A job, the path of its file, or a dictionary that holds what its file would."""
+"""A job, the path of its file, or a dictionary with the content of its file."""
 
 
 class _Tabular(ABC):
-    """What libraries of data frames take as it is, by Arrow's interface for streams: `polars.DataFrame(it)`,
+    """A table that data frame libraries accept directly, by Arrow's stream interface: `polars.DataFrame(it)`,
     `pyarrow.table(it)`."""
 
     @abstractmethod
     def to_arrow(self) -> pa.Table: ...
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame. Raises EnvironmentProblem without pandas, which Joinery does not bring."""
+        """A pandas.DataFrame. Raises EnvironmentProblem without pandas, which Joinery does not install."""
         if find_spec("pandas") is None:
             raise EnvironmentProblem(
                 "There is no pandas to make a data frame with", todo="Install pandas, or call to_polars()"
@@ -78,10 +78,9 @@ class Rows(_Tabular):
 
 
 class Trace(_Tabular):
-    """What a job did with the steps of a trace. As a list: one dictionary for each step, as `joinery trace` prints it,
-    with `output`, `watermarks`, `late`, `dead` (docs/trace.md). As a table: the rows that went out, with the columns of
-    the output after the number of their step, from 1 on, in the column `step` (`_step`, if an output's column has that
-    name)."""
+    """The result of a trace. As a list, it has one dictionary per step, as `joinery trace` prints it, with `output`,
+    `watermarks`, `late`, `dead` (docs/trace.md). As a table, it has the output rows. The first column, `step`, is the
+    number of the step, from 1 (`_step` if an output column is called `step`)."""
 
     def __init__(self, results: list[dict[str, Any]], table: pa.Table) -> None:
         self._results, self._table = results, table
@@ -101,12 +100,12 @@ class Trace(_Tabular):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunResult:
-    """What a run has done. The counts are of this run: `epochs` that it committed, `rows_in` and `dead_letters` per
-    input, `dropped` per input and reason, `rows_out`."""
+    """The result of a run. All counts are of this run: committed `epochs`, `rows_in` and `dead_letters` per input,
+    `dropped` rows per input and reason, `rows_out`."""
 
     job: Job
     ended_by: Literal["stopped", "once", "inputs"]
-    """`stopped`: `stop` or an interrupt; `once`: it has read to the ends of then; `inputs`: all of them have ended."""
+    """`stopped`: by `stop` or an interrupt; `once`: it read up to the ends at its start; `inputs`: all inputs ended."""
     epochs: int
     rows_in: Mapping[str, int]
     rows_out: int
@@ -115,14 +114,14 @@ class RunResult:
 
     @property
     def where(self) -> str:
-        """Where the rows are, and how to look at some."""
+        """Where the output rows are, and how to look at some."""
         from joinery_runtime.cli.progress import where_rows_are  # noqa: PLC0415
 
         return where_rows_are(self.job)
 
     def output(self) -> Rows:
-        """All rows of the output, those of earlier runs too, read into memory: of files, topics, tables of
-        Postgres, Iceberg and Delta. Raises JoineryError where they cannot be read, as of the console."""
+        """Reads all rows of the output into memory, including those of earlier runs: from files, topics, or tables of
+        Postgres, Iceberg and Delta. Raises JoineryError if the output cannot be read, as with the console."""
         from joinery_runtime.cli.sql import read_output  # noqa: PLC0415
 
         return Rows(read_output(self.job).to_arrow())
@@ -141,7 +140,7 @@ class RunResult:
 
 
 class _Counts:
-    """Adds up the epochs of one run."""
+    """Adds up the counts of a run's epochs."""
 
     def __init__(self, stop: Event, on_epoch: Callable[[CommittedEpoch], None] | None) -> None:
         self._stop, self._on_epoch = stop, on_epoch
@@ -176,7 +175,7 @@ class _Counts:
 
 
 def explain(job: JobLike) -> Explanation:
-    """The plan of a job: `print` shows what `joinery explain` prints, and so does a notebook. Raises JobError."""
+    """Explains a job's plan. `print` and notebooks show what `joinery explain` prints. Raises JobError."""
     from joinery_runtime.cli.common import stored  # noqa: PLC0415
 
     job = _job(job)
@@ -184,10 +183,10 @@ def explain(job: JobLike) -> Explanation:
 
 
 def trace(job: JobLike, steps: Iterable[Mapping[str, Any]], *, shards: int | None = None) -> Trace:
-    """Plays rows through a job, as `joinery trace` does. Nothing of the job's own state, inputs and output is touched.
+    """Runs rows through a job, as `joinery trace` does. Does not touch the job's own state, inputs and output.
 
-    `shards` is how many; None takes the job's. Raises JoineryError naming the number, from 1 on, of a step that is not
-    one.
+    `shards` is the number of shards; None takes the job's. Raises JoineryError with the number, from 1, of a step that
+    is not valid.
     """
     import pyarrow as pa  # noqa: PLC0415 - this module stays light to import
 
@@ -217,13 +216,13 @@ def run(
     on_epoch: Callable[[CommittedEpoch], None] | None = None,
     once: bool = False,
 ) -> RunResult:
-    """Runs a job until all its inputs have ended or `stop` is set (then after the running epoch); with `once`, to where
-    the inputs end now, without ending one (docs/schedule.md). An interrupt (Ctrl-C, a notebook's stop button) is as
-    `stop`; a second one raises KeyboardInterrupt at once, and the next run replays the epoch.
+    """Runs a job until all its inputs have ended, or `stop` is set and the running epoch is done. With `once`, runs it
+    up to the present ends of the inputs, without ending any (docs/schedule.md). An interrupt (Ctrl-C, a notebook's stop
+    button) acts like `stop`. A second one raises KeyboardInterrupt at once, and the next run replays the epoch.
 
-    `spark` is a session that all epochs run on and that goes on after the job; None starts one if the job needs it.
-    `master` is a Spark master URL for that; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`.
-    `on_epoch` hears of every committed epoch. Warnings go to the `warnings` module. Raises JoineryError.
+    `spark` is a session that all epochs run on and that outlives the job; None starts one if the job needs it. `master`
+    is the Spark master URL for that; None takes the job's `spark.conf`, then spark-submit's setting, then `local[*]`.
+    `on_epoch` is called for every committed epoch. Warnings go to the `warnings` module. Raises JoineryError.
     """
     from joinery_runtime.cli.run import Signals  # noqa: PLC0415
     from joinery_runtime.engine.loop import JobListener  # noqa: PLC0415
@@ -235,7 +234,7 @@ def run(
     job = _job(job)
     stop = stop or Event()
     counts = _Counts(stop, on_epoch)
-    # Only the main thread may set handlers, and only there Python runs them.
+    # Python lets only the main thread set signal handlers, and runs them only there.
     interrupted = threading.current_thread() is threading.main_thread()
     signals = Signals(stop, (signal.SIGINT,), _interrupt) if interrupted else None
 
@@ -257,7 +256,7 @@ def run(
 
 @contextmanager
 def _caught(signals: Signals) -> Iterator[None]:
-    """Interrupts are the job's in the block, and afterwards whose they were before."""
+    """Handles interrupts in the block, and restores the former handler afterwards."""
     before = signal.getsignal(signal.SIGINT)
     try:
         with signals.end_a_start():

@@ -1,32 +1,32 @@
 """Every error that Joinery raises on purpose.
 
-A message says what happened, the facts, and what to do, in that order; the cause stays chained. `exit_code` is what
-the command line ends with.
+A message says what happened, the facts, and what to do, in that order; the cause stays chained. `exit_code` is the exit
+code of the command line.
 
     JoineryError
     +-- JobError            the resource file is wrong (all problems at once)
     +-- ExpressionError     a predicate or select expression cannot be compiled or failed on data
     +-- SourceError         an input cannot be read
-    |   +-- DataLoss        a stored offset that the broker no longer has
+    |   +-- DataLoss        the broker no longer has a stored offset
     |   +-- PartitionsLost  another member of the consumer group took partitions that the epoch reads
-    |   +-- PlanTooLarge    a planned epoch has more bytes than it may have: it is made smaller
+    |   +-- PlanTooLarge    a planned epoch has more bytes than allowed, and is made smaller
     |   +-- SourceUnavailable   (U) an input's brokers are away
     +-- RecordError         a record cannot be used and there is no dead-letter output
     +-- AggregateError      an aggregate has no value: an overflow, or more distinct values than its limit
-    +-- StateError          the state store cannot do what was asked
+    +-- StateError          the state store cannot do what it was asked to do
     |   +-- StoreUnavailable    (U) Postgres is away, or has no room
     |   +-- Fenced              a newer driver owns the job
     |   +-- IncompatibleState   the stored state does not fit the job or this release
     |   +-- LimitReached        the state is over a limit that the job sets
     |   +-- Moved               the state is in another database
-    |   +-- RolloutOver         a rollout that has ended may not change the state any more
+    |   +-- RolloutOver         a rollout that has ended may no longer change the state
     |   +-- DuplicateJobName    a job of the same name, with another store, uses the same Kafka
-    |   +-- CommittedSince      no rollback to a savepoint: the state stands on another epoch by now
+    |   +-- CommittedSince      no rollback to a savepoint: the state is at another epoch by now
     +-- SinkError           an output cannot be written
     |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
-    |   +-- OutputUnavailable   (U) an output's brokers are away
+    |   +-- OutputUnavailable   (U) an output is away, or has no room
     +-- Unavailable         (U) an outside system is away: nothing is lost, and the job waits until it is back
-    +-- EnvironmentProblem  something the machine lacks (Java, a package, a network)
+    +-- EnvironmentProblem  the machine lacks something (Java, a package, a network)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import ClassVar
 
 
 class JoineryError(Exception):
-    """Base of all of the product's own errors: what happened, the facts, what to do."""
+    """The base of all of Joinery's own errors: what happened, the facts, what to do."""
 
     exit_code = 1
 
@@ -52,11 +52,11 @@ class JoineryError(Exception):
 
     @property
     def kind(self) -> str:
-        """What a driver's ending, and with it the job's status, calls the error."""
+        """The name of the error in a driver's ending, and so in the job's status."""
         return type(self).__name__
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process boundaries (Spark tasks); keyword-only arguments need this.
+        # Errors cross process boundaries (Spark tasks), and pickle needs this for keyword-only arguments.
         return (partial(type(self), facts=self.facts, todo=self.todo), (self.what,))
 
 
@@ -74,7 +74,7 @@ class Problem:
 
 
 class JobError(JoineryError):
-    """The resource is wrong; carries every problem found."""
+    """The resource is wrong. Carries every problem found."""
 
     exit_code = 2
 
@@ -91,8 +91,8 @@ class ExpressionError(JoineryError):
 
 
 class Unavailable(JoineryError):
-    """An outside system does not answer, or cannot serve now. Waiting may mend it: what was committed stays, and the
-    job recovers as after a crash. `system` is what is waited for."""
+    """An outside system does not answer or cannot serve now. Waiting may help: what was committed stays, and the job
+    recovers as after a crash. `system` is the system that the job waits for."""
 
     system: ClassVar[str]
 
@@ -110,8 +110,8 @@ class PartitionsLost(SourceError):
 
 
 class PlanTooLarge(SourceError):
-    """A planned epoch has more bytes than it may have. `read` says what was read of one partition until then: input,
-    topic, partition, records, bytes."""
+    """A planned epoch has more bytes than allowed. `read` says what was read from one partition so far: input, topic,
+    partition, records, bytes."""
 
     def __init__(self, what: str, *, facts: str = "", todo: str = "", read: tuple[str, str, int, int, int]) -> None:
         super().__init__(what, facts=facts, todo=todo)
@@ -168,7 +168,7 @@ class CommittedSince(StateError):
 class DuplicateJobName(StateError):
     @property
     def kind(self) -> str:
-        # Conditions and alerts name it so.
+        # Conditions and alerts use this name.
         return "NamesakeFound"
 
 

@@ -1,4 +1,4 @@
-"""When Python's garbage collector looks for cycles."""
+"""Makes Python's garbage collector look for cycles less often."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _COLLECT_AFTER = 200_000
 
 
 def collect_rarely() -> None:
-    """By its own thresholds the collector goes over all objects again and again while hundreds of thousands come that
-    stay, or that die together without it."""
+    """Raises the collector's threshold. By default it visits all objects again and again while hundreds of thousands
+    are created that stay, or that die together without it."""
     gc.set_threshold(_COLLECT_AFTER)

@@ -1,14 +1,15 @@
-"""What an error of the Kafka client means: the brokers are away (waiting may mend it), access is denied, the topic is
-not there, or anything else. An answer without an offset is an error too. Sources and sinks ask here, so that one error
-means the same to both.
+"""Classifies errors of the Kafka client: the brokers are away (waiting may help), access is denied, the topic does not
+exist, or anything else. An answer without an offset is an error too. Sources and sinks share this module, so that an
+error means the same to both.
 
-A topic that is not there is no outage: brokers know their topics before they answer, and a wrong name would be waited
-for without end.
+A missing topic is not an outage: brokers know their topics before they answer, and the job would wait for a misspelt
+name for ever.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import ssl
 import time
@@ -16,10 +17,14 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
-# Even at log_level 0 librdkafka prints that a client was fenced. Who takes a client's errors has heard of that.
+# Even at log_level 0, librdkafka prints that a client was fenced. The code that handles the client's errors knows that
+# already.
 SILENT = logging.Logger("librdkafka")
 SILENT.addHandler(logging.NullHandler())
+
+_NO_TLS = re.compile(r"SSL.handshake|SSL alert|certificate verify failed", re.IGNORECASE)
 
 LOGIN_REFUSED = {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION}
 DENIED = LOGIN_REFUSED | {
@@ -41,7 +46,7 @@ NO_ANSWER = {
     KafkaError.NETWORK_EXCEPTION,
 }
 AWAY = NO_ANSWER | {
-    # Brokers that are about to stop, have just started, or hand over to one another.
+    # Brokers that are about to stop, have just started, or hand over to each other.
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.REPLICA_NOT_AVAILABLE,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -55,7 +60,7 @@ AWAY = NO_ANSWER | {
     KafkaError.NOT_CONTROLLER,
     KafkaError.CONCURRENT_TRANSACTIONS,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
-    # Brokers that answer and cannot take records now.
+    # Brokers that answer but cannot take records now.
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     KafkaError.KAFKA_STORAGE_ERROR,
@@ -63,19 +68,20 @@ AWAY = NO_ANSWER | {
 }
 
 
+ASK_SECONDS = 1.0  # how long brokers may take to answer `silence`
 SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
 RETRY_SECONDS = 0.1
 
 
 def no_offset(answer: int) -> KafkaError:
-    """For a negative answer that came without an error, as a broker gives while it starts. Taken for an offset, it
-    would say that the log had been truncated."""
+    """The error for a negative offset that came without an error, as from a broker that is starting. Taken as an
+    offset, it would mean that the log had been truncated."""
     return KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, f"the broker answered {answer}")
 
 
 def watermarks(ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
-    """The offsets of a partition's earliest record and of the next one to come, as `ask` has them from the broker. It
-    is asked again for SETTLE_SECONDS while it answers no offsets; then KafkaException."""
+    """The offsets of a partition's earliest record and of the next one to come. `ask` queries the broker. It is called
+    again for up to SETTLE_SECONDS while the answer holds no offsets. Then raises KafkaException."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while min(found := ask()) < 0:
         if time.monotonic() >= deadline:
@@ -85,13 +91,13 @@ def watermarks(ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
 
 
 def is_away(error: KafkaError) -> bool:
-    """Whether waiting may mend it. The client itself says so of errors of transactions."""
+    """Whether waiting may help. For errors of transactions, the client itself says so."""
     return error.code() in AWAY or bool(error.retriable())
 
 
 def tls_port(bootstrap_servers: str, properties: Mapping[str, str], seconds: float = 2.0) -> str | None:
-    """The first of these addresses that speaks TLS to a client that does not: the client only hears that its connection
-    ends. None where the client speaks TLS too, or nobody answers; each may take so many seconds."""
+    """The first of these addresses that expects TLS from a client that does not use it. Such a client only sees its
+    connection end. None if the client uses TLS too, or if nobody answers. Each address may take `seconds`."""
     if "SSL" in properties.get("security.protocol", "").upper():
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -112,10 +118,11 @@ def tls_port(bootstrap_servers: str, properties: Mapping[str, str], seconds: flo
 
 
 class LastError:
-    """The newest error that a client reported by the way: why it gets no answer. Pass it as the client's `error_cb`."""
+    """Remembers the newest error that a client reported in the background, which says why it gets no answer. Pass it as
+    the client's `error_cb`."""
 
     permanent: ClassVar[frozenset[int]] = frozenset(LOGIN_REFUSED)
-    """Codes of errors that waiting does not heal."""
+    """Codes of errors for which waiting does not help."""
 
     def __init__(self) -> None:
         self._error: KafkaError | None = None
@@ -129,7 +136,7 @@ class LastError:
 
     @property
     def denied(self) -> KafkaError | None:
-        """The newest error, if waiting does not heal it."""
+        """The newest error, if waiting does not help."""
         if self._error is None:
             return None
         untrusted = self._error.code() == KafkaError._SSL and "certificate verify failed" in self._error.str()
@@ -139,7 +146,37 @@ class LastError:
         return self._error.str() if self._error is not None else "no answer at all"
 
 
+def silence(admin: AdminClient, errors: LastError, seconds: float) -> str | None:
+    """Why no broker answers within `seconds`. None if one does, or if waiting would not help. `errors` is the client's
+    `error_cb`. Safe to call from any thread."""
+    try:
+        admin.describe_cluster(request_timeout=seconds).result()
+    except KafkaException as error:
+        admin.poll(0)
+        if is_away(error.args[0]) and errors.denied is None:
+            return str(errors)
+    return None
+
+
+def check_address(bootstrap_servers: str, facts: str) -> str:
+    """What to do where no broker answers at these addresses. `facts` is what the client says."""
+    if "://" in bootstrap_servers:
+        return "Write bootstrapServers as host:port, several with commas between them, and no http:// before it"
+    return check_tls(facts) or "Check bootstrapServers and that the brokers run and can be reached from here"
+
+
+def check_tls(facts: str) -> str:
+    """What to do where a client and a port do not agree on TLS; empty if `facts`, the client's words, are of something
+    else."""
+    if not _NO_TLS.search(facts):
+        return ""
+    return (
+        "Check security.protocol and the ssl.* settings (certificates of both sides) in kafka.properties: the port was "
+        "reached, and no TLS connection was made"
+    )
+
+
 def soon_back(properties: Mapping[str, str]) -> dict[str, int]:
-    """Settings with which a client is back a second after its brokers at most (librdkafka's default is ten), unless a
-    job sets the first wait, which may not be above the longest."""
+    """Settings with which a client reconnects within a second of its brokers' return (librdkafka's default is ten). No
+    settings if the job sets the first wait, which may not exceed the longest one."""
     return {} if "reconnect.backoff.ms" in properties else {"reconnect.backoff.max.ms": 1_000}

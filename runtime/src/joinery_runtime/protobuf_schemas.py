@@ -1,4 +1,4 @@
-"""Schemas of Protobuf, compiled from their text by protoc."""
+"""Protobuf schemas, compiled from their text by protoc."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-_FILE = "schema.proto"  # what a schema is called for protoc, unless another file that it imports is
-_SECONDS = 60  # protoc takes 0.05
+_FILE = "schema.proto"  # the schema's file name for protoc, unless it imports a file of this name
+_SECONDS = 60  # the limit for protoc, which takes 0.05 s
 
 
 class InvalidSchema(Exception):
-    """The text says what protoc refuses, with line and column."""
+    """protoc refuses the schema. The text says what, with line and column."""
 
 
 class ProtobufSchema:
-    """One compiled file. Messages are numbered as Confluent's serializers do: the position of the message in its file,
-    then of the one inside of it, and so on."""
+    """One compiled file. Messages are numbered as in Confluent's serializers: the position of a top-level message in
+    the file, then of the message nested in it, and so on."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def at(self, places: Sequence[int]) -> Any:
-        """The descriptor of the message at these positions. Raises LookupError where there is none."""
+        """The descriptor of the message at these positions. Raises LookupError if there is none."""
         within, found = list(self._file.message_types_by_name.values()), None
         for place in places:
             if not 0 <= place < len(within):
@@ -38,8 +38,8 @@ class ProtobufSchema:
         return found
 
     def named(self, name: str | None) -> Any:
-        """The descriptor of the message of that name, with its package or without; None is the first of the file.
-        Raises LookupError where there is none."""
+        """The descriptor of the message with this name, with or without its package. None: the file's first message.
+        Raises LookupError if there is none."""
         known = self._file.message_types_by_name
         if name is None:
             return self.at([0])
@@ -53,14 +53,14 @@ class ProtobufSchema:
 
 
 def compiled(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
-    """`imports` are texts by the names under which files import them; those of google/protobuf/ are known. Raises
-    InvalidSchema."""
+    """Compiles a schema. `imports` maps the names under which files import them to texts; google/protobuf/ is built in.
+    Raises InvalidSchema."""
     return _compiled(text, tuple(sorted(imports.items())))
 
 
 def imports_of(found: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> dict[str, str]:
-    """The texts that a registry's schema imports, by their names, with those that these import; `referenced` gives the
-    schemas that one names, by the names that it has for them."""
+    """The texts that a registry's schema imports, directly or indirectly, by name. `referenced` yields the schemas that
+    a schema refers to, with the names that it uses for them."""
     files: dict[str, str] = {}
     waiting = [found]
     while waiting:
@@ -81,13 +81,13 @@ def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema
                 raise InvalidSchema(f"{path!r} is no name of a file to import")
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / path).write_text(content, "utf-8")
-        # A process of its own: protoc prints faults to the process's standard error.
+        # Runs in its own process, because protoc prints errors to the process's standard error.
         command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", "--include_imports", "--descriptor_set_out=.set"]
         ran = subprocess.run([*command, name], cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
         if ran.returncode != 0:
             raise InvalidSchema(ran.stderr.decode(errors="replace").strip().replace("\n", "; ")[:500])
         found = descriptor_pb2.FileDescriptorSet.FromString((Path(folder) / ".set").read_bytes())
-    # Schemas of several versions have messages of the same names: each has a pool to itself.
+    # Versions of a schema have messages of the same names, so each schema gets its own pool.
     pool = descriptor_pool.DescriptorPool()
     for file in found.file:
         pool.Add(file)

@@ -1,16 +1,17 @@
-"""A schema registry as an input or an output asks it: its client, from the settings that a job has, and its errors."""
+"""Access to a schema registry for inputs and outputs: its client, made from a job's settings, and its errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
-
-from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
+from typing import TYPE_CHECKING, TypeVar
 
 from joinery_runtime.errors import JoineryError, Unavailable
 
-# The client's settings that are numbers; a job has all settings as text.
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+# Settings that the client takes as numbers; in a job all settings are text.
 _NUMBERS = {
     "timeout",
     "cache.capacity",
@@ -19,19 +20,21 @@ _NUMBERS = {
     "retries.wait.ms",
     "retries.max.wait.ms",
 }
-_MISSING, _DENIED, _REFUSED = 404, (401, 403), (409, 422)  # of HTTP
+_NOT_FOUND, _FORBIDDEN, _REFUSED = 404, 403, (409, 422)  # of HTTP
+_DENIED = (401, _FORBIDDEN)
+_QUOTED = 200  # characters of an answer in an error
 
 Answer = TypeVar("Answer")
 
 
 class SchemaRejected(Exception):
-    """The registry does not take a schema; the text says why."""
+    """The registry refuses a schema. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """`whose` begins its errors, and `setting` is where the job names it; `problem` is raised for what waiting does not
-    mend, `away` for the rest."""
+    """A schema registry. Its errors begin with `whose`. `setting` is the place in the job that names it. It raises
+    `problem` where waiting does not help, and `away` otherwise."""
 
     url: str
     whose: str
@@ -40,7 +43,10 @@ class Registry:
     away: type[Unavailable]
 
     def client(self, properties: Mapping[str, str]) -> SchemaRegistryClient:
-        """Connects later, by itself. Raises `problem` for settings that the client refuses."""
+        """Makes a client, which connects on first use. Raises `problem` for settings that the client refuses."""
+        # The import takes 80 ms, which a job without a registry should not wait for.
+        from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415
+
         try:
             numbers = {name: float(text) for name, text in properties.items() if name in _NUMBERS}
             whole = {name: int(number) for name, number in numbers.items() if number.is_integer()}
@@ -53,14 +59,18 @@ class Registry:
             ) from error
 
     def ask(self, ask: Callable[[], Answer], what: str) -> Answer | None:
-        """The answer to a question for `what`; None: the registry has no such thing. Raises Refused for a schema that
-        it does not take."""
+        """Asks the registry for `what`. Returns None if it has no such thing. Raises SchemaRejected for a schema that
+        the registry refuses."""
+        from confluent_kafka.schema_registry import SchemaRegistryError  # noqa: PLC0415 - see `client`
+
         try:
             return ask()
         except SchemaRegistryError as error:
-            facts = f"{self.url} was asked for {what}: {error}"
-            if error.http_status_code == _MISSING:
-                return None
+            facts = self._asked(what, error)
+            if error.http_status_code == _NOT_FOUND:
+                if _is_missing(error.error_code):
+                    return None
+                raise self._no_registry(facts) from error
             if error.http_status_code in _REFUSED:
                 raise SchemaRejected(facts) from error
             if error.http_status_code in _DENIED:
@@ -70,8 +80,32 @@ class Registry:
                     todo=f"Check basic.auth.user.info in {self.setting}.propertiesSecretRef",
                 ) from error
             raise self._silent(facts) from error
-        except Exception as error:  # of whatever the client uses for HTTP
-            raise self._silent(f"{self.url} was asked for {what}: {error}") from error
+        except ValueError as error:  # an answer that is no JSON
+            raise self._no_registry(self._asked(what, error)) from error
+        except Exception as error:  # from whatever HTTP library the client uses
+            raise self._silent(self._asked(what, error)) from error
+
+    def check(self, client: SchemaRegistryClient) -> None:
+        """Asks the registry for any schema, to learn whether it is one and lets the job in. Raises as `ask` does."""
+        try:
+            self.ask(lambda: client.get_schema(1), "schema 1")
+        except self.problem as error:
+            # A registry may refuse this schema and allow those of the job.
+            if getattr(error.__cause__, "http_status_code", None) != _FORBIDDEN:
+                raise
+
+    def _asked(self, what: str, error: Exception) -> str:
+        # A web server's answer, which the error repeats, is a whole page.
+        said = str(error)
+        return f"{self.url} was asked for {what}: {said[:_QUOTED]}{'...' if len(said) > _QUOTED else ''}"
+
+    def _no_registry(self, facts: str) -> Unavailable:
+        # A proxy in front of a registry that starts anew answers so, too: a job that runs waits.
+        return self.away(
+            f"{self.whose}: no schema registry answers at this address",
+            facts=facts,
+            todo=f"Check {self.setting}.url, with its path: what is there knows no schemas",
+        )
 
     def _silent(self, facts: str) -> Unavailable:
         return self.away(
@@ -79,3 +113,9 @@ class Registry:
             facts=facts,
             todo=f"Check {self.setting}.url and that the registry can be reached from here",
         )
+
+
+def _is_missing(code: object) -> bool:
+    """Whether a registry says that it has no such schema, subject or version (40401 to 40403). Without such a code, the
+    answer is about the address."""
+    return isinstance(code, int) and code // 100 == _NOT_FOUND

@@ -1,7 +1,7 @@
-"""Which state store a job has, as two jobs of one name tell each other through Kafka.
+"""The identity of a job's state store, by which two jobs of one name notice each other through Kafka.
 
-A job writes it into what it commits to Kafka: into the offsets of its consumer groups, and into a group of its own at
-the output topic. Who finds another store there shares its name with another job.
+A job writes it into what it commits to Kafka: the offsets of its consumer groups, and those of a group of its own for
+the output topic. A job that finds another store there shares its name with another job.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """`id` is random: made once with the store's tables, or once for each store in memory. `place` says where the store
-    is, for messages; it never has a password."""
+    """`id` is random, created with the store's tables or with a store in memory. `place` says in messages where the
+    store is, and never contains a password."""
 
     id: str
     place: str
@@ -22,12 +22,12 @@ class StoreIdentity:
         return f"{self.place} (store {self.id})"
 
     def metadata(self) -> str:
-        """For an offset that is committed: Kafka takes 4,096 bytes."""
+        """The metadata of a committed offset, for which Kafka allows 4,096 bytes."""
         return json.dumps({"store": self.id, "place": self.place})
 
     @classmethod
     def parse(cls, metadata: str | None) -> StoreIdentity | None:
-        """None where nobody, or somebody else, wrote the metadata."""
+        """Parses the metadata of an offset. None if it is empty or not ours."""
         try:
             about = json.loads(metadata or "")
             return cls(str(about["store"]), str(about["place"]))

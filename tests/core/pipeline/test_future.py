@@ -48,6 +48,12 @@ def test_without_timestamps_a_row_is_compared_with_the_watermark_and_what_came_b
     assert find(judge, [1_401, 1_400], [-1, -1]) == {0: 1_300}, "the range goes on"
 
 
+def test_an_earlier_row_does_not_take_back_what_was_reached() -> None:
+    """The third one is ahead of the watermark by more than is allowed, and behind the second."""
+    rows = [1_000 + MOST, 1_000 + 2 * MOST, 1_000 + MOST + 1, 1_000 + 3 * MOST]
+    assert find(FutureRows(MOST, 1_000), rows) == {}
+
+
 def test_without_timestamps_and_watermark_nothing_is_known() -> None:
     """T3: how far the rows of a first epoch lie apart says nothing."""
     assert find(FutureRows(MOST, None), [0, 10_000, -10_000]) == {}

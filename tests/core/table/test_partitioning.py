@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from joinery_runtime.core.table.keyhash import HASH_SPACE, shard_range, shard_starts
-from joinery_runtime.core.table.partitioning import PARTITIONERS, key_partitions, partition_addresses
+from joinery_runtime.core.table.partitioning import Partitioner, key_partitions, partition_addresses
 
 # What Kafka's own test says of its Java client (UtilsTest.testMurmur2).
 JAVA = {
@@ -53,7 +53,7 @@ def test_murmur2_is_that_of_the_java_client() -> None:
     assert key_partitions(pa.array(list(JAVA), pa.binary()), "murmur2", count).tolist() == expected
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("partitioner", get_args(Partitioner))
 @given(keys=st.lists(st.none() | st.binary(max_size=40), max_size=12), count=counts, skip=st.integers(0, 2))
 @example(keys=[b"a" * 256, b"b" * 257, b"c" * 1_001, b"", None], count=7, skip=0)
 def test_keys_go_where_the_partitioner_puts_them(
@@ -79,7 +79,7 @@ def test_keys_go_where_the_partitioner_puts_them(
 )
 def test_what_bytes_a_key_has(kind: pa.DataType, value: Any, text: bytes) -> None:
     count = 2**31 - 1
-    for partitioner in PARTITIONERS:
+    for partitioner in get_args(Partitioner):
         expected = HASHES[partitioner](text) % count
         assert key_partitions(pa.array([value], kind), partitioner, count).tolist() == [expected]
 

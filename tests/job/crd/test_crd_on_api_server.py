@@ -178,6 +178,24 @@ def test_a_new_resource_has_a_status_that_says_that_nobody_has_seen_it(
         objects.api_client.close()
 
 
+def test_settings_may_be_emptied_by_a_server_side_apply(api_server: ApiServer) -> None:
+    """As Flux, Argo and Helm do where the last setting goes and the empty map stays."""
+    (kind, _), kubectl = KINDS, api_server.kubectl
+    kubectl.define(custom_resource_definition(kind))
+    written = example(kind)
+    written["metadata"] = {"name": "emptied", "namespace": "default"}
+    try:
+        for settings in ({"spark.a": "b", "spark.c": 1}, {"spark.c": 1}, {}):
+            written["spec"]["spark"] = {"conf": settings, "driver": {"nodeSelector": {k[-1]: "x" for k in settings}}}
+            kubectl.apply(written)
+            found = kubectl.get(kind.plural, "emptied")
+            assert found is not None
+            assert found["spec"]["spark"]["conf"] == settings
+            assert set(found["spec"]["spark"]["driver"]["nodeSelector"]) == {k[-1] for k in settings}
+    finally:
+        kubectl("delete", kind.plural, "emptied", "--ignore-not-found")
+
+
 @pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
 def test_a_second_version_of_the_same_shape_needs_no_webhook(api_server: ApiServer, kind: ResourceKind) -> None:
     """docs/decisions/0044: written as one version, read and changed as the other."""

@@ -434,15 +434,21 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [found for key, each in inner for found in ((*at, key), *places(each, (*at, key)))]
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(st.data())
-def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
-    steps, more = data.draw(st.sampled_from(GOOD_STEPS))
-    written = deepcopy(document(*steps, **more))
+def spoilt(good: dict[str, Any], data: st.DataObject) -> dict[str, Any]:
+    """The resource with junk in up to three places of its spec."""
+    written = deepcopy(good)
     for _ in range(data.draw(st.integers(1, 3))):
         *path, last = data.draw(st.sampled_from(places(written["spec"])))
         place = written["spec"]
         for key in path:
             place = place[key]
         place[last] = deepcopy(data.draw(JUNK))
+    return written
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.data())
+def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
+    steps, more = data.draw(st.sampled_from(GOOD_STEPS))
+    written = spoilt(document(*steps, **more), data)
     assert all(path and message for path, message in said_of(written).items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from job.chains import said_of
-from job.join.test_step_rules import JUNK, places
+from job.chains import said_of, stream
+from job.join.test_step_rules import spoilt
 from job.sessions import CLICKS, COUNT, document, in_sql, load, mistakes, of
 from joinery_runtime.job import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import takes
@@ -287,6 +286,25 @@ def test_what_goes_out() -> None:
     assert (job.has_expressions, load().has_expressions, load(where="TRUE").has_expressions) == (True, False, True)
 
 
+def test_values_of_json_columns_go_out_as_json() -> None:
+    clicks = stream("clicks", "user_id", "detail:json", "more:json", watermark={"delay": "10s"})
+    first, last, least = of("first", "detail"), of("last", "detail", **{"as": "more"}), of("min", "more")
+    counted = [of("count_col", "detail", **{"as": "detail"}), of("count_distinct", "more")]
+    chosen = [{"column": name} for name in ("user_id", "last_", "more", "min_", "detail", "count_distinct_")]
+    job = load(
+        first,
+        of("last", "more"),
+        last,
+        least,
+        *counted,
+        input=clicks,
+        select=[*chosen, {"column": "first_", "as": "f"}],
+    )
+    assert job.nested_columns == {"f", "last_", "more", "min_"}
+    output = {"kafka": {**KAFKA["kafka"], "key": ["first_"]}}
+    assert "Take a part of it, by its path" in str(mistakes(first, input=clicks, output=output))
+
+
 @pytest.mark.parametrize(
     ("aggregate", "limit"),
     [
@@ -304,13 +322,7 @@ def test_distinct_values_are_counted_exactly_unless_told_otherwise(aggregate: An
 @given(st.data())
 def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
     good = [*(document(*aggregates, **more) for aggregates, more in GOOD), *map(in_sql, GOOD_SQL)]
-    written = deepcopy(data.draw(st.sampled_from(good)))
-    for _ in range(data.draw(st.integers(1, 3))):
-        *path, last = data.draw(st.sampled_from(places(written["spec"])))
-        place = written["spec"]
-        for key in path:
-            place = place[key]
-        place[last] = deepcopy(data.draw(JUNK))
+    written = spoilt(data.draw(st.sampled_from(good)), data)
     assert all(path and message for path, message in said_of(written).items())
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.job.model.duration import MAX_MS, format_duration, parse_duration
+from joinery_runtime.job.model.duration import MAX_MS, format_duration, format_time, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -90,3 +90,16 @@ def test_any_text_is_read_or_refused_with_value_error(text):
 @pytest.mark.parametrize(("ms", "text"), [(0, "0s"), (5_400_000, "1h30m"), (-60_000, "-1m"), (1_500, "1s500ms")])
 def test_formats_whole_units(ms, text):
     assert format_duration(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
+        (-62_135_596_800_000, "0001-01-01T00:00:00.000Z"),
+        (-62_135_596_800_001, "-62135596800001 ms"),
+        (2**63 - 2, "9223372036854775806 ms"),
+    ],
+)
+def test_times_of_all_years_are_told_to_the_millisecond(ms, text):
+    assert format_time(ms) == text

@@ -199,6 +199,52 @@ def test_a_driver_that_failed_waits_and_one_that_is_done_is_not_started_again(wo
 
 
 @pytest.mark.parametrize("kind", [KINDS[1]], ids=lambda kind: kind.name)
+def test_out_of_a_way_back_without_its_config_map_leads_the_edit_that_its_condition_names(world):
+    fatal = {"outcome": "failed", "kind": "SourceError", "error": "no topic", "retry": False}
+
+    def ends(name: str, told: dict[str, object], code: int = 0) -> None:
+        wait_until(f"{name} runs", lambda: _phase(world, name) == "Running", 30)
+        end_pod(world.cluster, world.cluster.get("Pod", world.namespace, name), code, json.dumps(told))
+
+    def passes() -> None:
+        wait_until("a check", lambda: any("-check-" in name for name in world.pods()), 30)
+        (name,) = (name for name in world.pods() if "-check-" in name)
+        ends(name, {"fits": True, "refused": [], "warnings": [], "targetVersion": 1, "epoch": 7})
+
+    world.apply()
+    world.wait_for("Running")
+    wait_until("it has committed", lambda: world.job["status"].get("epoch") == 7)
+    before, world.said["committed"] = world.job["status"]["revision"], 0
+    world.edit(trigger={"maxRecordsPerEpoch": 8})
+    passes()
+    wait_until("it starts", lambda: _phase(world, world.names.driver(2)) == "Running", 30)
+    world.cluster.delete("ConfigMap", world.namespace, world.names.config_map(before))
+    ends(world.names.driver(2), fatal, code=1)
+    gone = f"ConfigMap {world.names.config_map(before)} is gone"
+    wait_until("it is stuck", lambda: gone in _message(world, "Degraded"), 30)
+    assert world.condition("Degraded") == ("True", "RollbackFailed")
+    assert "apply another job" in _message(world, "Degraded")
+    world.edit(trigger={"maxRecordsPerEpoch": 9})
+    # The third attempt, of the revision in force, had no ConfigMap to begin with.
+    ends(world.names.driver(4), {"outcome": "finished"})
+    passes()
+    wait_until("it starts", lambda: _phase(world, world.names.driver(5)) == "Running", 30)
+    world.said["committed"] = 1
+    world.wait_for("Running")
+    wait_until("it is in force", lambda: "rollout" not in world.job["status"], 30)
+    assert world.job["status"]["revision"] == world.job["status"]["targetRevision"] != before
+
+
+def _message(world: World, kind: str) -> str:
+    return next(each["message"] for each in world.job["status"]["conditions"] if each["type"] == kind)
+
+
+def _phase(world: World, name: str) -> str:
+    found = world.cluster.get("Pod", world.namespace, name)
+    return found["status"]["phase"] if found else ""
+
+
+@pytest.mark.parametrize("kind", [KINDS[1]], ids=lambda kind: kind.name)
 def test_jobs_of_one_name_run_side_by_side_or_the_younger_one_waits_for_the_others_end(world, with_crds):
     """Names of children never meet; the state would."""
     world.apply()

@@ -89,6 +89,23 @@ def test_a_namespace_that_is_deleted_stops_no_other_and_is_worked_on_when_it_is_
             operator.process.kill()
 
 
+def test_it_ends_at_a_sigterm_that_comes_while_a_namespace_is_regained(with_crds, shop, start):
+    kubectl, other = with_crds.kubectl, f"{shop}-back"
+    kubectl("create", "namespace", other)
+    account = f"--serviceaccount={shop}:joinery-operator"
+    with start(
+        TEST_RECONCILE="small",
+        TEST_FEW_TRIES="1",
+        TEST_TERMINATED="1",
+        JOINERY_OPERATOR_NAMESPACES=f"{shop},{other}",
+    ) as operator:
+        operator.wait_until_ready()
+        kubectl("create", "rolebinding", "operator", "--clusterrole=cluster-admin", account, "-n", other)
+        assert operator.process.wait(30) == 0
+        assert "the operator has ended" in operator.log
+        assert "Traceback" not in operator.log
+
+
 def fetch(port: int, path: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         return str(answer.read().decode())

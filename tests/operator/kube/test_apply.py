@@ -190,17 +190,33 @@ def test_what_could_not_be_deleted_is_looked_at(world, monkeypatch, there):
         assert world.store.get(POD) is None
 
 
-def test_a_refused_child_is_remembered_until_one_is_made(world, monkeypatch):
+def test_a_conflict_that_is_not_about_the_name_is_told_as_it_is(world):
+    """A quota that others use at the same moment."""
+    words = "Operation cannot be fulfilled on resourcequotas: the object has been modified"
+    conflict = (409, {"reason": "Conflict", "message": words})
+    world.server.before = lambda method, path: conflict if method == "POST" else None
+    with pytest.raises(Conflict, match=words):
+        world.act(Create(world.pod(owner_reference(world.job))))
+
+
+REFUSALS = {
+    "a quota": (403, "Forbidden", "exceeded quota: compute"),
+    "a webhook that is away": (500, "InternalError", 'failed calling webhook "pods.policy.example.com"'),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+def test_a_refused_child_is_remembered_until_one_is_made(world, monkeypatch, refusal):
     made, pod = MemoryApi.create, world.pod(owner_reference(world.job))
 
     async def refused(*_):
-        raise ApiError("POST", 403, "Forbidden", "exceeded quota: compute")
+        raise ApiError("POST", *refusal)
 
     async def act(applier):
         monkeypatch.setattr(MemoryApi, "create", refused)
         with pytest.raises(ApiError):
             await applier.act(world.job, Create(pod))
-        assert "exceeded quota: compute" in applier.create_refused(world.job)
+        assert refusal[-1] in applier.create_refused(world.job)
         monkeypatch.setattr(MemoryApi, "create", made)
         await applier.act(world.job, Create(pod))
         assert applier.create_refused(world.job) == ""

@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import kopf
@@ -28,14 +28,16 @@ from simulated_cluster.memory_server import MemoryApi, MemoryServer
 from simulated_cluster.small_reconcile import job
 
 
-def tell(server, *events, forget=()):
+def tell(server, *events, forget=(), every=1):
+    """One event `every` so many seconds."""
     made = server.add(job())
-    times = iter(datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC) for second in range(60))
+    clock = [datetime(2026, 1, 1, tzinfo=UTC)]
 
     async def run():
         async with MemoryApi(server) as api:
-            recorder = EventRecorder(api, "operator-0", lambda: next(times))
+            recorder = EventRecorder(api, "operator-0", lambda: clock[0])
             for event in events:
+                clock[0] += timedelta(seconds=every)
                 if event in forget:
                     for name in server.names("Event"):
                         server.remove("Event", "shop", name)
@@ -60,6 +62,13 @@ def test_an_event_that_has_expired_is_told_anew():
     event = Event("Normal", "Started", "Attempt 1")
     (found,) = tell(server, event, Event("Normal", "Started", "Attempt 1"), forget=(event,))
     assert found["count"] == 1
+
+
+@pytest.mark.parametrize(("every", "told"), [(1, 25), (60, 34), (300, 50)])
+def test_what_flaps_is_not_told_for_ever(every, told):
+    """Each time in other words: a driver that waits says since when."""
+    events = [Event("Warning", "WaitingForInput", f"since {number}") for number in range(50)]
+    assert len(tell(MemoryServer(), *events, every=every)) == told
 
 
 def test_an_event_that_is_refused_stops_nothing():

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
+from joinery_operator.decision import Decision
 from joinery_operator.kube.cache import ObjectCache, name_conflicts
 from joinery_operator.kube.resources import JOBS, ObjectKey
 from joinery_runtime.job.crd import KINDS
+from joinery_runtime.job.model.resource import API_VERSION
 from simulated_cluster.memory_server import MemoryServer, controller_on, settled, tell
 from simulated_cluster.resources import resource_of
 from simulated_cluster.small_reconcile import reconcile
@@ -66,3 +68,61 @@ def test_what_happens_to_one_is_looked_at_for_the_other(how):
 
     asyncio.run(run())
     assert (SECOND.name, [FIRST.name] if how == "changed" else []) in reconciled
+
+
+@pytest.mark.parametrize("how", ["is being deleted", "gone"])
+def test_the_end_of_a_job_is_looked_at_for_its_savepoints(how):
+    server, reconciled = MemoryServer(), []
+
+    def decide(observed):
+        reconciled.append(observed.resource["metadata"]["name"])
+        return Decision(None)
+
+    def savepoint(name, of):
+        spec = {"job": {"kind": FIRST.name, "name": of}, "cleanup": "retain"}
+        metadata = {"name": name, "namespace": "shop"}
+        return {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": metadata, "spec": spec}
+
+    async def run():
+        server.add(resource_of(FIRST))
+        server.add(savepoint("noon", "orders"))
+        server.add(savepoint("other", "payments"))
+        async with controller_on(server, decide) as controller:
+            await settled(controller)
+            reconciled.clear()
+
+            def change(job):
+                job["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+
+            if how == "gone":
+                await tell(controller, server.remove(FIRST.name, "shop", "orders"), deleted=True)
+            else:
+                await tell(controller, server.change(FIRST.name, "shop", "orders", change))
+            await settled(controller)
+
+    asyncio.run(run())
+    assert "noon" in reconciled
+    assert "other" not in reconciled
+
+
+def test_a_job_whose_page_had_the_address_of_another_is_looked_at_when_that_is_gone():
+    server, reconciled = MemoryServer(), []
+
+    def decide(observed):
+        others = [each["metadata"]["name"] for each in observed.page_conflicts]
+        reconciled.append((observed.resource["metadata"]["name"], others))
+        return Decision(None)
+
+    async def run():
+        for name in ("a.b", "a-b", "c"):
+            server.add(resource_of(FIRST, name))
+        async with controller_on(server, decide, page_url="https://example.com/{namespace}/{name}/") as controller:
+            await settled(controller)
+            assert sorted(reconciled) == [("a-b", ["a.b"]), ("a.b", ["a-b"]), ("c", [])]
+            reconciled.clear()
+            await tell(controller, server.remove(FIRST.name, "shop", "a.b"), deleted=True)
+            await settled(controller)
+
+    asyncio.run(run())
+    assert ("a-b", []) in reconciled
+    assert "c" not in dict(reconciled)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from joinery_operator.decision import SetFinalizers
@@ -99,6 +101,34 @@ def test_a_database_that_is_gone_is_told_with_the_way_out(cluster: SimulatedClus
     assert not cluster.database.deleted
 
 
+def test_a_pod_that_the_api_server_refuses_is_told_with_the_way_out(cluster: SimulatedCluster) -> None:
+    """As in a namespace that is being deleted, whose end this resource then keeps up."""
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.create_refused = "403 Forbidden: namespace shop is being terminated"
+    cluster.step()
+    assert cluster.condition("Degraded") == ("True", "CreateRefused")
+    message = cluster.status.conditions[0].message
+    assert all(word in message for word in (cluster.create_refused, "set spec.cleanup to retainState"))
+
+
+def test_an_image_that_is_gone_is_told_with_the_way_out(cluster: SimulatedCluster) -> None:
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.step()
+    cluster.wait(DELETE, "ImagePullBackOff", "not found")
+    cluster.step()
+    assert cluster.condition("Degraded") == ("True", "ImagePullFailed")
+    message = cluster.status.conditions[0].message
+    assert all(word in message for word in ("not found", "set spec.cleanup to retainState"))
+    cluster.edit(cleanup="retainState")
+    cluster.step()
+    assert cluster.resource is None
+    assert not cluster.database.deleted
+
+
 def test_a_dead_node_does_not_keep_the_resource(cluster: SimulatedCluster) -> None:
     cluster.delete()
     cluster.step()
@@ -117,12 +147,17 @@ def test_a_dead_node_does_not_keep_the_resource(cluster: SimulatedCluster) -> No
     assert DELETE in cluster.pods
 
 
-def test_what_kubernetes_deletes_in_the_foreground_is_left_to_it(cluster: SimulatedCluster) -> None:
+def begin_in_the_foreground(cluster: SimulatedCluster) -> None:
+    """Until the driver has stopped. Kubernetes deletes the children first."""
     assert cluster.resource is not None
     cluster.resource["metadata"]["finalizers"].append("foregroundDeletion")
     cluster.delete()
     cluster.step()
     cluster.stopped(DRIVER)
+
+
+def test_what_kubernetes_deletes_in_the_foreground_is_left_to_it(cluster: SimulatedCluster) -> None:
+    begin_in_the_foreground(cluster)
     cluster.config_maps.clear()
     cluster.services.clear()
     assert not cluster.step().actions
@@ -130,6 +165,97 @@ def test_what_kubernetes_deletes_in_the_foreground_is_left_to_it(cluster: Simula
     cluster.step()
     assert DELETE in cluster.pods
     assert len(cluster.config_maps) == 1
+
+
+ELSEWHERE = {"postgres": {"dsn": "postgresql://other/db"}}
+
+
+def deleted_in_the_foreground(cluster: SimulatedCluster, **edit: Any) -> str:
+    """Right after an edit. Returns what Ready says then."""
+    cluster.edit(**edit)
+    cluster.step()
+    begin_in_the_foreground(cluster)
+    cluster.pods.clear()
+    cluster.config_maps.clear()
+    cluster.step()
+    cluster.resource["metadata"]["finalizers"].remove("foregroundDeletion")
+    cluster.step()
+    return cluster.status.conditions[0].message
+
+
+@pytest.mark.parametrize(
+    "before", [{}, {"stateStore": {"postgres": {"dsn": "postgresql://joinery:secret@db/joinery"}}}]
+)
+def test_no_state_is_deleted_where_the_revision_in_force_has_none(before: dict[str, Any]) -> None:
+    """An edit that has not taken over may name the state of another job."""
+    cluster = SimulatedCluster(resource(cleanup="deleteState", **before))
+    cluster.commit(cluster.started(1))
+    cluster.step()
+    message = deleted_in_the_foreground(cluster, stateStore=ELSEWHERE)
+    assert not cluster.pods
+    assert cluster.condition("Degraded") == ("True", "StateElsewhere")
+    place = "schema joinery of " + ("postgresql://db/joinery" if before else "dsnSecretRef state-db/dsn")
+    for words in (place, "schema joinery of postgresql://other/db", "Set spec.stateStore back", "retainState"):
+        assert words in message
+    assert "secret@" not in cluster.status.model_dump_json()
+    cluster.edit(**(before or {"stateStore": resource()["spec"]["stateStore"]}))
+    cluster.step()
+    assert DELETE in cluster.pods
+
+
+def test_an_edit_that_leaves_the_state_where_it_is_does_not_keep_a_resource(cluster: SimulatedCluster) -> None:
+    first = cluster.status.revision
+    deleted_in_the_foreground(cluster, trigger={"maxRecordsPerEpoch": 5})
+    assert cluster.revision_of(DELETE) != first
+
+
+def test_a_job_that_kept_its_state_in_memory_deletes_none_elsewhere() -> None:
+    kafka = {"kafka": {"bootstrapServers": "kafka:9092", "topic": "out"}}
+    cluster = SimulatedCluster(resource(cleanup="deleteState", stateStore={"memory": {}}, output=kafka))
+    cluster.commit(cluster.started(1))
+    cluster.step()
+    assert cluster.resource is not None
+    cluster.resource["spec"]["stateStore"] = ELSEWHERE
+    cluster.resource["metadata"]["finalizers"].append("foregroundDeletion")
+    cluster.delete()
+    cluster.config_maps.clear()
+    cluster.pods.clear()
+    cluster.resource["metadata"]["finalizers"].remove("foregroundDeletion")
+    cluster.step()
+    assert cluster.resource is None
+    assert not cluster.created[1:]
+
+
+def test_an_invalid_edit_is_told_with_what_to_do(cluster: SimulatedCluster) -> None:
+    message = deleted_in_the_foreground(cluster, trigger={"maxRecordsPerEpoch": "many"})
+    assert not cluster.pods
+    assert cluster.condition("Degraded") == ("True", "RevisionLost")
+    assert "restartedAt" not in message
+    for words in (
+        "spec.trigger.maxRecordsPerEpoch",
+        "Correct the resource",
+        "dsnSecretRef state-db/dsn",
+        "retainState",
+    ):
+        assert words in message
+    cluster.edit(trigger={"maxRecordsPerEpoch": 5})
+    cluster.step()
+    assert DELETE in cluster.pods
+
+
+def test_a_status_of_an_earlier_release_deletes_no_state_that_may_be_elsewhere(cluster: SimulatedCluster) -> None:
+    cluster.step()
+    cluster.edit(stateStore=ELSEWHERE)
+    assert cluster.resource is not None
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.config_maps.clear()
+    cluster.resource["status"].pop("statePlace", None)
+    cluster.step()
+    assert not cluster.pods
+    assert cluster.condition("Degraded") == ("True", "RevisionLost")
+    assert "Set the resource back to what ran" in cluster.status.conditions[0].message
 
 
 def test_an_invalid_resource_is_deleted_by_the_revision_in_force(cluster: SimulatedCluster) -> None:

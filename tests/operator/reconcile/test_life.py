@@ -596,6 +596,27 @@ def test_broken_sql_is_refused_before_any_pod_starts(sql: str, words: tuple[str,
     assert quiescent(cluster)
 
 
+POD_TEMPLATE = {"data": {"pod.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}\n"}}
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["before it starts", "when its driver has to start again"])
+def test_a_pod_template_that_comes_late_is_found(started: bool) -> None:
+    """No watch reports it, and its author was told to make it."""
+    cluster = SimulatedCluster(resource(spark={"driver": {"podTemplate": {"name": "mine"}}}))
+    cluster.templates = {"mine": POD_TEMPLATE}
+    if started:
+        cluster.gone(cluster.started(1))
+        cluster.pass_time(60)
+    cluster.templates = {"mine": None}
+    again_after = cluster.step().again_after
+    assert (cluster.condition("Ready"), cluster.alive()) == (("False", "Incomplete"), [])
+    cluster.templates = {"mine": POD_TEMPLATE}
+    assert again_after == cluster.settings.poll_seconds
+    cluster.pass_time(again_after)
+    cluster.step()
+    assert len(cluster.alive()) == 1
+
+
 def test_a_job_without_an_image_says_so() -> None:
     cluster = SimulatedCluster(resource())
     cluster.settings = cluster.settings.__class__()
@@ -753,3 +774,40 @@ def test_a_pod_that_the_api_server_refuses_is_told(cluster: SimulatedCluster) ->
     cluster.create_refused = ""
     cluster.step()
     assert cluster.condition("Degraded")[0] == "False"
+
+
+def refuse_a_second_pod(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota of `count/pods: 1`, which counts pods that have ended too."""
+    create = cluster._create
+
+    def within_quota(manifest: dict[str, Any]) -> None:
+        if manifest["kind"] == "Pod" and cluster.pods and manifest["metadata"]["name"] not in cluster.pods:
+            cluster.create_refused = "403 Forbidden: exceeded quota: pods, requested: count/pods=1, used: count/pods=1"
+        else:
+            create(manifest)
+            cluster.create_refused = "" if manifest["kind"] == "Pod" else cluster.create_refused
+
+    monkeypatch.setattr(cluster, "_create", within_quota)
+
+
+def test_an_ended_driver_gives_way_where_a_quota_leaves_no_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SimulatedCluster(resource())
+    refuse_a_second_pod(cluster, monkeypatch)
+    cluster.started(1)
+    cluster.end(cluster.driver(1), None)
+    cluster.step()
+    cluster.pass_time(60)
+    for _ in range(3):
+        cluster.step()
+    assert [*cluster.pods] == [cluster.driver(2)]
+
+
+def test_an_ended_driver_gives_way_to_the_pod_that_deletes_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SimulatedCluster(resource(cleanup="deleteState"))
+    refuse_a_second_pod(cluster, monkeypatch)
+    cluster.started(1)
+    cluster.end(cluster.driver(1), None)
+    cluster.delete()
+    for _ in range(3):
+        cluster.step()
+    assert [*cluster.pods] == ["orders-delete-state"]

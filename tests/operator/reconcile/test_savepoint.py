@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -178,6 +179,22 @@ def test_what_fails_is_told_and_tried_again_later(cluster: SavepointCluster) -> 
     assert (cluster.state.phase, cluster.state.failures, cluster.state.last_error) == ("Completed", 0, None)
 
 
+def test_tries_are_as_far_apart_where_the_clock_of_a_node_is_behind(cluster: SavepointCluster) -> None:
+    """By an hour: each pod ends before it was made."""
+    waits = []
+    for _ in range(4):
+        while not cluster.pods:
+            cluster.step()
+        cluster.run(cluster.pod())
+        cluster.now -= timedelta(hours=1)
+        cluster.end(cluster.pod(), AWAY)
+        cluster.now += timedelta(hours=1)
+        waits.append(cluster.step().again_after)
+        cluster.pass_time(waits[-1] or 0)
+        cluster.step()
+    assert waits == [10, 20, 40, 80]
+
+
 def test_an_image_that_cannot_be_pulled_is_told(cluster: SavepointCluster) -> None:
     cluster.step()
     cluster.wait(cluster.pod(), "ImagePullBackOff", "not found")
@@ -225,6 +242,32 @@ def test_what_pins_ends_before_it_is_unpinned(cluster: SavepointCluster) -> None
     assert cluster.pod().endswith("-delete")
 
 
+def test_a_dead_node_does_not_keep_the_resource(cluster: SavepointCluster) -> None:
+    cluster.step()
+    cluster.run(cluster.pod())
+    cluster.dead.add(cluster.pod())
+    cluster.delete()
+    waited = 0.0
+    while not (cluster.pods and cluster.pod().endswith("-delete")):
+        again_after = cluster.step().again_after or 1
+        waited += again_after
+        cluster.pass_time(again_after)
+        assert waited < 1000
+
+
+@pytest.mark.parametrize("cleanup", ["delete", "retain"])
+def test_what_becomes_of_it_may_be_decided_once_it_is_pinned(cleanup: str) -> None:
+    cluster = SavepointCluster(savepoint(cleanup={"delete": "retain", "retain": "delete"}[cleanup]))
+    cluster.job.started(1)
+    cluster.completed()
+    cluster.edit(cleanup=cleanup)
+    cluster.step()
+    assert cluster.finalizers() == ([FINALIZER] if cleanup == "delete" else [])
+    seen = {cluster.state.observed_generation, *(each.observed_generation for each in cluster.state.conditions)}
+    assert (cluster.ready(), seen) == (("True", "Completed"), {2}), "or tools wait for it for ever"
+    assert cluster.step().status is None
+
+
 def test_it_goes_with_a_job_that_is_gone_and_says_so(cluster: SavepointCluster) -> None:
     cluster.completed()
     cluster.job.resource = None
@@ -241,3 +284,48 @@ def test_one_that_is_retained_goes_at_once() -> None:
     assert not cluster.finalizers()
     cluster.delete()
     assert cluster.resource is None
+
+
+@pytest.fixture
+def going() -> SavepointCluster:
+    """Beside a job that is being deleted with its state."""
+    made = SavepointCluster(savepoint(), job=SimulatedCluster(resource(cleanup="deleteState")))
+    made.job.commit(made.job.started(1))
+    made.job.step()
+    made.completed()
+    made.job.delete()
+    made.step()
+    return made
+
+
+def conditions(cluster: SavepointCluster) -> dict[str, str]:
+    return {each.type: each.status for each in cluster.state.conditions}
+
+
+def test_one_whose_state_goes_with_its_job_is_not_ready(going: SavepointCluster) -> None:
+    assert going.ready() == ("False", "StateBeingDeleted")
+    going.job.resource = None
+    going.step()
+    assert going.ready() == ("False", "StateDeleted")
+    assert conditions(going) == {"Ready": "False", "Reconciling": "False", "Stalled": "True"}
+    message = next(each.message for each in going.state.conditions if each.type == "Ready")
+    assert all(words in message for words in ("StreamJoin orders", "epoch 7", "Delete this Savepoint"))
+    assert any(event.startswith("Warning StateDeleted") for event in going.events)
+    assert going.step().status is None
+    going.job.resource = resource()
+    going.job.started(1)
+    going.step()
+    assert going.ready() == ("False", "StateDeleted"), "the state of another job of this name does not hold it"
+    assert not going.pods
+    going.job.delete()
+    going.step()
+    assert going.ready() == ("False", "StateDeleted")
+
+
+def test_one_whose_job_gives_its_state_up_at_last_is_ready_again(going: SavepointCluster) -> None:
+    going.job.edit(cleanup="retainState")
+    going.step()
+    assert going.ready() == ("True", "Completed")
+    going.job.resource = None
+    going.step()
+    assert going.ready() == ("True", "Completed")

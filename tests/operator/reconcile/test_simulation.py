@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from copy import deepcopy
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -17,8 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from budget import examples
 from joinery_operator.names import ChildNames
-from joinery_runtime.job.crd import KINDS, ResourceKind, Status
-from simulated_cluster.simulation import Killed, Manifest, SimulatedCluster, has_finalizer, resource
+from joinery_runtime.job.crd import KINDS, DriverStatus, ResourceKind, Status, Waiting
+from simulated_cluster.simulation import Killed, Manifest, has_finalizer, resource
+from simulated_cluster.trouble import TEMPLATE, TroubledCluster, older_job_of_another_kind
 
 INCOMPATIBLE_TRIGGER = 13  # stands for any change that does not fit the state
 BROKEN_TRIGGER = 17  # and for one whose driver never starts
@@ -49,7 +51,8 @@ class Simulation(RuleBasedStateMachine):
     )
     def start(self, cleanup: str, mode: str, scene: tuple[int, Manifest, int], kind: ResourceKind) -> None:
         established, edit, more = scene
-        self.cluster = SimulatedCluster(resource(kind, cleanup=cleanup, upgrade={"mode": mode}))
+        self.cluster = TroubledCluster(resource(kind, cleanup=cleanup, upgrade={"mode": mode}))
+        self.cluster.templates = {"mine": TEMPLATE}
         self.checked_pods = 0
         self.known_commits: set[str] = set()
         self.at_rest: str | None = None
@@ -69,13 +72,17 @@ class Simulation(RuleBasedStateMachine):
         for _ in range(steps):
             self._calm_step()
 
-    @rule(killed_after=st.none() | st.integers(0, 4))
-    def reconcile_once(self, killed_after: int | None) -> None:
+    @rule(killed_after=st.none() | st.integers(0, 4), late=st.booleans())
+    def reconcile_once(self, killed_after: int | None, late: bool) -> None:
         if self.cluster.resource is not None:
             self._note()
             with contextlib.suppress(Killed):
-                self.cluster.step(killed_after)
+                self.cluster.step(killed_after, late=late)
             self._note_rest()
+
+    @rule(image=st.sampled_from(["joinery:1", "joinery:9"]))
+    def operator_is_of_another_release(self, image: str) -> None:
+        self.cluster.settings = replace(self.cluster.settings, runtime_image=image)
 
     def _note_rest(self) -> None:
         """What was asked for when the job was suspended."""
@@ -87,7 +94,7 @@ class Simulation(RuleBasedStateMachine):
         if said is not None and said.committed and driver is not None and driver.migrate:
             self.known_commits.add(driver.migrate)
 
-    @rule(seconds=st.sampled_from([1.0, 10.0, 60.0, 301.0, 900.0]))
+    @rule(seconds=st.sampled_from([-60.0, 1.0, 10.0, 60.0, 301.0, 900.0]))
     def time_passes(self, seconds: float) -> None:
         self.cluster.pass_time(seconds)
         for pod in self.cluster.alive(""):
@@ -116,6 +123,10 @@ class Simulation(RuleBasedStateMachine):
                 {"upgrade": {"rollback": "manual"}},
                 {"upgrade": {"rollback": "disabled"}},
                 {"spark": {"image": "joinery:2"}},
+                {"spark": {"executor": {"instances": 3}}},
+                {"spark": {"driver": {"podTemplate": {"name": "mine"}}}},
+                {"autoscale": {"minInstances": 1, "maxInstances": 4}},
+                {"output": {"postgres": {"table": "out", "dsn": "postgresql://another/db"}}},
                 {"spark": {}},
             ]
         )
@@ -141,7 +152,25 @@ class Simulation(RuleBasedStateMachine):
     def delete(self) -> None:
         self.cluster.delete()
 
+    @precondition(lambda self: self.cluster.resource is not None and self.cluster.uids > 8)
+    @rule()
+    def delete_in_the_foreground(self) -> None:
+        self.cluster.delete_in_the_foreground()
+
+    @rule(there=st.booleans())
+    def pod_template(self, there: bool) -> None:
+        self.cluster.templates = {"mine": TEMPLATE if there else None}
+
+    @rule(there=st.booleans())
+    def older_job_with_this_state(self, there: bool) -> None:
+        job = self.cluster.resource
+        self.cluster.name_conflicts = [older_job_of_another_kind(job)] if job is not None and there else []
+
     # Pods
+
+    @rule(refuses=st.booleans())
+    def pods_are_refused(self, refuses: bool) -> None:
+        self.cluster.refuses = refuses
 
     def _pick(self, data: Any, *, running: bool = False, role: str = "") -> str | None:
         found = [
@@ -183,6 +212,14 @@ class Simulation(RuleBasedStateMachine):
             self.cluster.commit(name)
             if told and name not in self.cluster.dead:  # a dead node answers nobody
                 self.cluster.tell(name)
+
+    @rule(data=st.data(), system=st.sampled_from(["input", "output", "store"]))
+    def driver_waits(self, data: Any, system: str) -> None:
+        name = self._pick(data, running=True, role="driver")
+        if name and name not in self.cluster.dead:
+            away = Waiting(system=system, since=self.cluster.now, reason="away")
+            uid = self.cluster.pods[name]["metadata"]["uid"]
+            self.cluster.said[uid] = DriverStatus(revision=self.cluster.revision_of(name), waiting=away)
 
     @rule(data=st.data(), ending=st.sampled_from([TRANSIENT, FATAL, FINISHED, None]))
     def pod_ends(self, data: Any, ending: Manifest | None) -> None:
@@ -344,6 +381,7 @@ class Simulation(RuleBasedStateMachine):
         assert self.cluster.status.revision == self.cluster.status.target_revision
 
     def _calm(self) -> None:
+        self.cluster.refuses, self.cluster.templates, self.cluster.name_conflicts = False, {"mine": TEMPLATE}, []
         for _ in range(ENOUGH_STEPS):
             if self._calm_step():
                 return
@@ -357,7 +395,10 @@ class Simulation(RuleBasedStateMachine):
         if cluster.resource is None:
             return True
         self._note()
-        decision = cluster.step()
+        try:
+            decision = cluster.step()
+        except Killed:  # by a refusal: the operator tries again
+            return False
         self._note_rest()
         self.one_driver_at_a_time()
         self.created_pods_are_right()
@@ -378,7 +419,8 @@ class Simulation(RuleBasedStateMachine):
             if "deletionTimestamp" in pod["metadata"] and name not in cluster.dead:
                 cluster.gone(name)
         if (
-            decision.status is not None
+            cluster.collects()
+            or decision.status is not None
             or decision.actions
             or before != json.dumps([cluster.pods, cluster.database.epoch > 0], sort_keys=True)
         ):

@@ -123,12 +123,16 @@ def test_what_is_refused_then_starts_nothing_until_a_person_decides(edited: Simu
     assert edited.revision_of(name) == edited.status.revision
 
 
-def test_an_edit_that_is_no_job_starts_nothing_either(cluster: SimulatedCluster) -> None:
-    suspended(cluster)
+@pytest.mark.parametrize("ended", [suspended, failed_for_good], ids=["suspended", "failed for good"])
+def test_an_edit_that_is_no_job_starts_nothing_either(
+    cluster: SimulatedCluster, ended: Callable[[SimulatedCluster], None]
+) -> None:
+    ended(cluster)
     cluster.edit(trigger={"maxRecordsPerEpoch": "many"}, suspend=False)
     cluster.step()
     assert (cluster.status.phase, drivers(cluster)) == ("Failed", [OLD])
-    assert cluster.condition("Ready") == ("False", "Invalid")
+    assert cluster.condition("Ready")[0] == "False"
+    assert cluster.condition("Valid") == ("False", "Invalid")
     cluster.edit(trigger={"maxRecordsPerEpoch": 4})
     cluster.step()
     assert drivers(cluster) == [OLD, NEW]

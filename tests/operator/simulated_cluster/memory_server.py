@@ -176,11 +176,11 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @asynccontextmanager
 async def controller_on(
-    server: MemoryServer, decide: Reconcile = reconcile, clock: Callable[[], float] | None = None
+    server: MemoryServer, decide: Reconcile = reconcile, clock: Callable[[], float] | None = None, page_url: str = ""
 ) -> AsyncIterator[Controller]:
     metrics = Metrics()
     async with MemoryApi(server, metrics) as api:
-        settings = Settings(metrics_port=free_port(), poll_seconds=1000.0)
+        settings = Settings(metrics_port=free_port(), poll_seconds=1000.0, page_url=page_url)
         loop = asyncio.get_running_loop()
         async with Controller(settings, api, decide, metrics, clock=clock or loop.time, now=lambda: NOW) as controller:
             yield controller

@@ -2,7 +2,8 @@
 
 `TEST_RECONCILE=small` puts the small reconcile in place of the real one. `TEST_KILL_AT=N` ends the process without
 any clean-up as soon as the API server has carried out its Nth call that changes something. `TEST_BLIND=1` drops all
-events of the watches, as a dead connection does.
+events of the watches, as a dead connection does. `TEST_TERMINATED=1` sends SIGTERM when the watches end
+for the first time, for whatever reason.
 """
 
 from __future__ import annotations
@@ -86,6 +87,16 @@ class BlindController(Controller):
         pass
 
 
+class TerminatedController(Controller):
+    terminated = False
+
+    async def close(self) -> None:
+        if not TerminatedController.terminated:
+            TerminatedController.terminated = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        await super().close()
+
+
 def chosen_reconcile() -> Reconcile:
     if os.environ.get("TEST_RECONCILE") == "small":
         from simulated_cluster.small_reconcile import reconcile as small_reconcile  # noqa: PLC0415
@@ -100,6 +111,8 @@ if __name__ == "__main__":
     log_json()
     if os.environ.get("TEST_BLIND"):
         process.Controller = BlindController  # type: ignore[misc]
+    if os.environ.get("TEST_TERMINATED"):
+        process.Controller = TerminatedController  # type: ignore[misc]
     if os.environ.get("TEST_FEW_TRIES"):
         hurried = process.kopf_settings()
         hurried.networking.error_backoffs = (0.1,)

@@ -107,6 +107,7 @@ class SimulatedCluster:
     create_refused: str = ""
     orphaned_drivers: dict[str, Manifest] = field(default_factory=dict)
     name_conflicts: list[Manifest] = field(default_factory=list)
+    page_conflicts: list[Manifest] = field(default_factory=list)
     templates: dict[str, Manifest | None] = field(default_factory=dict)
     database: Database = field(default_factory=Database)
     said: dict[str, DriverStatus] = field(default_factory=dict)
@@ -160,6 +161,7 @@ class SimulatedCluster:
             orphaned_drivers=deepcopy(self.orphaned_drivers),
             create_refused=self.create_refused,
             name_conflicts=deepcopy(self.name_conflicts),
+            page_conflicts=deepcopy(self.page_conflicts),
         )
 
     def _said(self) -> DriverStatus | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
-# A zip made from an image's files, as Spark does, takes no time before 1980.
+# Spark makes zips of an image's files, and a zip cannot hold a time before 1980.
 MODIFIED = 315_619_200
 MEDIA = "application/vnd.oci.image"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -46,8 +46,8 @@ def oci_archive(
 ) -> Path:
     """Write the image `name` (with its tag) to the file `target` and return it; it appears whole or not at all.
 
-    `layers` are folders and uncompressed layer tars, the lowest first; a folder's owners and modes are taken as they
-    are, its times are not. PATH is set unless `env` does.
+    `layers` are folders and uncompressed layer tars, the lowest first. Owners and modes in a folder are kept, times are
+    not. PATH is set unless `env` sets it.
     """
     settings = {
         "Entrypoint": list(entrypoint),
@@ -82,7 +82,7 @@ def derived(archive: Path, target: Path, name: str, layers: Sequence[Path] = ())
 
 
 def folder_tar(folder: Path, target: Path) -> Path:
-    """Pack `folder` as a layer tar: owners by number, sorted, every time the same."""
+    """Pack `folder` as a layer tar: owners by number, sorted, always with the same bytes."""
     command = ["tar", "--numeric-owner", "--sort=name", f"--mtime=@{MODIFIED}", "-C", str(folder)]
     subprocess.run([*command, "-cf", str(target), "."], check=True)
     return target
@@ -90,7 +90,7 @@ def folder_tar(folder: Path, target: Path) -> Path:
 
 @contextmanager
 def _archive(target: Path) -> Iterator[tuple[Path, tarfile.TarFile]]:
-    """A folder for scratch files, and the tar that becomes `target` when the block has ended well."""
+    """Yields a folder for scratch files, and the tar that becomes `target` if the block succeeds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         with tarfile.open(Path(folder, "archive"), "w") as tar:
@@ -113,7 +113,7 @@ def _blobs(layers: Iterable[Path], scratch: Path) -> list[Blob]:
 def _finish(
     tar: tarfile.TarFile, name: str, config: dict[str, Any], below: Sequence[Mapping[str, Any]], tops: Sequence[Blob]
 ) -> None:
-    """Adds the layers `tops` and all that describes the image, over the layers `below`, which are in the tar."""
+    """Adds the layers `tops`, above the layers `below`, which are already in the tar, and what describes the image."""
     for top in {top.digest: top for top in tops}.values():
         with top.path.open("rb") as file:
             _put(tar, _blob_name(f"sha256:{top.digest}"), file, top.size)

@@ -1,8 +1,8 @@
-"""The project's images as archives, built from images/*.Dockerfile without a registry or a Docker daemon.
+"""Builds the project's images as archives, from images/*.Dockerfile, without a registry or a Docker daemon.
 
-The Dockerfiles are the one list of what is in the images; the base image alone is made here (`image_base`), since its
-registry may be out of reach. Layers stay in the user's cache, so a change of our code costs seconds; deleting that
-folder costs the minutes of a first build.
+Only the Dockerfiles say what is in the images. Only the base image is made here (`image_base`), because its registry
+may be unreachable. Layers stay in the user's cache, so a change of our code costs seconds; after deleting that folder,
+a build takes minutes like the first one.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def operator_image(target_dir: Path) -> Path:
 
 
 def release_image(release: str, runtime: Path) -> Path:
-    """The archive of one of RELEASES: the image in the archive `runtime` with a few files on top, beside that one."""
+    """The archive of one of RELEASES: the image in the archive `runtime` with a few files on top, written beside it."""
     return layered(runtime, files_of(RELEASES[release]), image_name(release))
 
 
 def build_ahead() -> None:
-    """Builds both images, so that the archives that are asked for later cost seconds."""
+    """Builds both images, so that archives asked for later take seconds."""
     with image_store() as store:
         for kind in KINDS:
             _assembled(store, kind)
@@ -56,8 +56,8 @@ def build_ahead() -> None:
 
 
 def layered(base: Path, extra_files: Mapping[str, bytes], name: str) -> Path:
-    """The archive `base` with `extra_files` (paths from the root; readable by all) on top, as the image `name`. It is
-    written beside `base`, under a name made of `name`."""
+    """The archive `base` with `extra_files` (paths from the root; readable by all) on top, as the image `name`. Written
+    beside `base`, under a file name made from `name`."""
     with TemporaryDirectory(dir=base.parent) as folder:
         for path, content in extra_files.items():
             file = Path(folder, path.lstrip("/"))
@@ -95,7 +95,8 @@ def dockerfile(kind: str) -> Path:
 
 
 def stage(store: ImageStore, kind: str, name: str = "") -> str:
-    """The id of a stage of images/<kind>.Dockerfile, by default the last, as the checkout is now."""
+    """Builds a stage of images/<kind>.Dockerfile, by default the last, from the present checkout, and returns its
+    id."""
     begun = time.monotonic()
     options = [f"--build-arg=BASE={base_image(store)}", *([f"--target={name}"] if name else [])]
     identity = store.build(dockerfile(kind), PROJECT, store.folder / f"{kind}.log", *options)
@@ -104,7 +105,7 @@ def stage(store: ImageStore, kind: str, name: str = "") -> str:
 
 
 def _assembled(store: ImageStore, kind: str) -> Path:
-    """The archive of all but our own code. Those of earlier inputs are removed."""
+    """The archive of everything except our own code. Removes archives of earlier inputs."""
     target = store.folder / f"{kind}-{_inputs(store, kind)}.tar"
     if not target.is_file():
         part = target.with_suffix(".part")
@@ -117,7 +118,8 @@ def _assembled(store: ImageStore, kind: str) -> Path:
 
 
 def _inputs(store: ImageStore, kind: str) -> str:
-    """A digest of all that goes into the stage `assembled`: the stages so far, the base, what they copy from here."""
+    """A digest of all that goes into the stage `assembled`: the stages before it, the base, and the files that they
+    copy from here."""
     text = dockerfile(kind).read_text().partition(" AS code")[0]
     sources = [path for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for path in copied.split()]
     parts = [base_image(store).encode(), text.encode(), *((PROJECT / path).read_bytes() for path in sources)]

@@ -1,4 +1,4 @@
-"""Runs an image without a cluster, as a restricted pod would be: its user, no rights, only /tmp may be written."""
+"""Runs an image without a cluster, like a restricted pod: as its user, without rights, with only /tmp writable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Image:
     root: Path
     settings: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the pod sets beside the image."""
+    """The variables that the pod sets, beside the image's own."""
 
     def start(self, scratch: Path, arguments: Sequence[str] = (), user: str = "") -> subprocess.Popen[str]:
         """Starts the entry point with `arguments` (without any: the image's own) and with `scratch` as its /tmp. The

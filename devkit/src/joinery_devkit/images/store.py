@@ -1,4 +1,4 @@
-"""buildah with a store of its own in the cache of the user: Dockerfiles are built without a daemon or a registry."""
+"""buildah with a store of its own in the user's cache, which builds Dockerfiles without a daemon or a registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAST_LINES = 20
 
 
 def require_programs() -> None:
-    """Installs what is missing. Raises EnvironmentProblem where that cannot be done."""
+    """Installs missing programs. Raises EnvironmentProblem if that is impossible."""
     if os.geteuid() != 0:
         raise EnvironmentProblem(
             "The images cannot be built by this user",
@@ -35,12 +35,13 @@ def require_programs() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageStore:
-    """Images, and the layers of their steps, in `folder`; each is there whole or not at all, whatever ended a build."""
+    """Images, and the layers of their steps, in `folder`. Each is complete or absent, whatever interrupted a build."""
 
     folder: Path
 
     def build(self, dockerfile: Path, context: Path, log: Path, *options: str) -> str:
-        """Builds what is not built yet and returns the image's id. Raises EnvironmentProblem with the log's end."""
+        """Builds what is not built yet, and returns the image's id. Raises EnvironmentProblem with the end of the
+        log."""
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch, log.open("w") as output:
             identity = Path(scratch) / "id"
             command = ["build", "--layers", "--isolation=chroot", "--format=oci", "--pull=never", *_trust(), *options]
@@ -58,13 +59,13 @@ class ImageStore:
         self._ask(["push", "--quiet", "--compression-format=zstd", image, f"oci-archive:{target}"])
 
     def settings(self, image: str) -> dict[str, Any]:
-        """What the image says of how to run it: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
+        """The image's settings for running it: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
         found: dict[str, Any] = json.loads(self._ask(["inspect", "--type=image", image]))["OCIv1"]["config"]
         return found
 
     @contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
-        """The union of the image's layers as a folder."""
+        """Yields the union of the image's layers as a folder."""
         container = self._ask(["from", "--pull-never", image]).strip()
         try:
             yield Path(self._ask(["mount", container]).strip())
@@ -75,13 +76,13 @@ class ImageStore:
         return subprocess.run(self._command(arguments), check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
-        # What is mounted at the moment must be forgotten with the machine's next start.
+        # The state of mounts must not survive a restart of the machine.
         running = Path("/run/joinery-images") / sha256(str(self.folder).encode()).hexdigest()[:12]
         return ["buildah", f"--root={self.folder / 'storage'}", f"--runroot={running}", *arguments]
 
 
 def _trust() -> list[str]:
-    """Options that bring this machine's certificates and package index to the steps that download."""
+    """The options that give this machine's certificates and package index to the steps that download."""
     certificates = next((path for name in _CERTIFICATES if (path := os.environ.get(name))), _DEBIAN_CERTIFICATES)
     index = os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX")
     trusted = [] if index is None else ["--build-arg", f"PIP_INDEX_URL={index}"]

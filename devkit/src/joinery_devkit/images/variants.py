@@ -1,4 +1,4 @@
-"""Releases of the runtime that do not exist: the checkout's sources with a higher state version, as checked edits."""
+"""Fictional releases of the runtime: the checkout's sources with a higher state version, made by checked edits."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ _ENDING = _replaced(_START, lambda found: found[0] + _NO_START)
 MIGRATING = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _WORKING})
 FAILING_MIGRATION = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _FAILING})
 FAILING_START = Variant({**MIGRATING.edits, "hosts/spark.py": _ENDING})
-# By the tag of the runtime's image. Each has the next state version: with a migration to it that works, with one that
-# fails (in a dry run as well), and with one that works before a driver that ends before its first epoch.
+# By the tag of the runtime's image. Each has the next state version: with a migration that works, with one that fails
+# (even in a dry run), and with one that works, followed by a driver that ends before its first epoch.
 RELEASES: Mapping[str, Variant] = MappingProxyType(
     {"migrating": MIGRATING, "failing-migration": FAILING_MIGRATION, "failing-start": FAILING_START}
 )

@@ -1,1 +1,1 @@
-"""A Kubernetes of the tests' own: an API server tier that is up in seconds, and a whole node with pods."""
+"""A Kubernetes for the tests: an API server tier that is up in seconds, and a whole node with pods."""

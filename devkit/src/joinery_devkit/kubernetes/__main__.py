@@ -33,7 +33,7 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "build":
         if arguments.tier == "node":
-            packages.install(packages.ALL)  # those of the images and of tests as well, in one go
+            packages.install(packages.ALL)  # includes those of images and tests, to install all at once
         binaries.build(binaries.API_TIER if arguments.tier == "api" else binaries.WHOLE_NODE)
         return 0
     node = Node()

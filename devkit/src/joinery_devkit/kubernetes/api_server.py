@@ -1,7 +1,7 @@
 """The fast tier: etcd and kube-apiserver with TLS, RBAC and service accounts on loopback, ready in seconds.
 
-It needs no root, and several can run at once. There is no node: pods stay pending. The controllers that the tests rely
-on run as well: ownerReferences are followed, namespaces are emptied and have their service accounts.
+It needs no root, and several can run at once. There is no node, so pods stay pending. The controllers that the tests
+rely on run too: they follow ownerReferences, empty deleted namespaces and create service accounts.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ CONTROLLERS = (
 
 
 class ApiServer:
-    """A context manager; `kubeconfig` is an administrator's. Ends with this process, however that ends.
+    """The API server, as a context manager; `kubeconfig` is an administrator's. Ends with this process, however that
+    ends.
 
-    `controllers` are those that kube-controller-manager runs beside it, none when it is empty.
+    `controllers` are those that kube-controller-manager runs beside it; none if empty.
     """
 
     def __init__(self, controllers: Sequence[str] = CONTROLLERS) -> None:
@@ -53,7 +54,7 @@ class ApiServer:
             self._plane = ControlPlane(self.directory, "127.0.0.1", free_port(), free_port(), free_port())
             self._plane.make_logins(scheduler=False)
             self._start("etcd", self._plane.etcd())
-            # Loopback addresses cannot be endpoints of the Service `kubernetes`, and nobody here calls it.
+            # Loopback addresses cannot be endpoints of the Service `kubernetes`, which nobody here uses.
             self._start("kube-apiserver", self._plane.api_server("--endpoint-reconciler-type=none"))
             self._wait_until_ready()
             if self._controllers:
@@ -80,7 +81,7 @@ class ApiServer:
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         process = ChildProcess(command, self.directory / f"{name}.log")
-        self._stack.callback(process.kill)  # what it knows is thrown away
+        self._stack.callback(process.kill)  # its data is thrown away anyway
         self._processes[name] = process
 
     def _wait_until_ready(self) -> None:
@@ -104,7 +105,7 @@ def admin_context(plane: ControlPlane) -> ssl.SSLContext:
 
 
 def is_ready(url: str, context: ssl.SSLContext) -> bool:
-    """Whether the API server at `url` says that it can serve."""
+    """Whether the API server at `url` reports that it is ready."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=5, context=context) as answer:
             return bool(answer.status == 200)

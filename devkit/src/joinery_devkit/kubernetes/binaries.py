@@ -1,9 +1,9 @@
-"""The programs of a Kubernetes for tests, built from pinned Go modules once and kept in the user's cache.
+"""The programs of a Kubernetes for tests, built once from pinned Go modules and kept in the user's cache.
 
-A program is looked for in `$KUBEBUILDER_ASSETS`, then in the cache, and built when it is in neither. programs/ is the
-one Go module of all of them: what they share is compiled once, so its pins keep to the releases of etcd, CoreDNS and
-Helm that use the Kubernetes libraries of KUBERNETES_VERSION. A program that a user may have installed (kubectl, helm)
-is also taken from PATH.
+A program is looked for in `$KUBEBUILDER_ASSETS`, then in the cache, and built if it is in neither. programs/ is one Go
+module for all of them, so that shared code is compiled once; therefore its pins keep to the releases of etcd, CoreDNS
+and Helm that use the Kubernetes libraries of KUBERNETES_VERSION. A program that a user may have installed (kubectl,
+helm) is also taken from PATH.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import MappingProxyType
 from joinery_devkit.environment import cache_directory, locked
 from joinery_runtime.errors import EnvironmentProblem
 
-KUBERNETES_VERSION = "1.34.4"  # 1.34 is the last whose kubelet takes cgroup v1 as it is
+KUBERNETES_VERSION = "1.34.4"  # 1.34 is the last whose kubelet accepts cgroup v1 without a setting
 MODULE = Path(__file__).with_name("programs")
 PACKAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -48,9 +48,9 @@ _ERROR_LINES = 15
 
 
 def program(name: str) -> Path:
-    """The path of a program, which is built first when this machine has none. Concurrent callers wait for the first.
+    """The path of a program, which is built if this machine has none. Concurrent callers wait for the first.
 
-    Raises EnvironmentProblem when Go is missing or the build fails.
+    Raises EnvironmentProblem if Go is missing or the build fails.
     """
     found = _found(name) or _on_path(name)
     if found is None:
@@ -60,8 +60,8 @@ def program(name: str) -> Path:
 
 
 def build(names: Sequence[str]) -> None:
-    """Builds, in one go, what this machine lacks of these."""
-    if all(map(_found, names)):  # nobody waits for what somebody else builds
+    """Builds those of these programs that this machine lacks, all at once."""
+    if all(map(_found, names)):  # so that nobody waits for builds of other programs
         return
     folder = programs_folder()
     with locked(folder / "lock"):
@@ -70,7 +70,7 @@ def build(names: Sequence[str]) -> None:
 
 
 def programs_folder() -> Path:
-    """Where the programs of the pins as they are now are kept."""
+    """The folder of the programs that the present pins give."""
     return cache_directory() / f"kubernetes-{KUBERNETES_VERSION}-{_digest(MODULE)}"
 
 
@@ -95,22 +95,22 @@ def _compile(folder: Path, names: Sequence[str]) -> None:
     go = go_command()
     print(f"joinery: building {', '.join(names)}, once (minutes)", file=sys.stderr, flush=True)
     begun = time.monotonic()
-    for left in folder.glob("partial-*"):  # by a build that was killed: who builds has the lock
+    for left in folder.glob("partial-*"):  # left by a build that was killed: the running one holds the lock
         shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as work:
         _go_build(go, f"{work}/", [PACKAGES[name] for name in names])
-        # The rename comes last, so a program that has its final name is whole.
+        # The rename comes last, so a program with its final name is complete.
         for name in names:
             (Path(work) / name).rename(folder / name)
     print(f"joinery: built them in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
 
 def _go_build(go: str, target: str, packages: Sequence[str]) -> None:
-    """`target` is a folder, where each program is named after the last part of its package."""
+    """Builds Go packages. `target` is a folder, in which each program is named after the last part of its package."""
     major, minor, _ = KUBERNETES_VERSION.split(".")
     facts = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
     linked = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in facts.items())])
-    # A compiler that makes no debug information and collects garbage seldom takes 40 % less time.
+    # A compiler that makes no debug information and rarely collects garbage takes 40 % less time.
     flags = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={linked}"]
     done = subprocess.run(
         [go, "build", *flags, "-o", target, *packages],

@@ -1,4 +1,4 @@
-"""A certificate authority of a cluster, what it signs, and kubeconfigs; made with the openssl command."""
+"""Makes a cluster's certificate authority, certificates and kubeconfigs, with the openssl command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 class Authority:
-    """Signs for the components of one cluster. Everything is in `directory`, by the name of its owner."""
+    """Signs certificates for the components of one cluster. All files are in `directory`, named after their owners."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -34,16 +34,16 @@ class Authority:
         return self.directory / f"{name}.key"
 
     def server(self, name: str, subject: str, alternatives: Sequence[str]) -> None:
-        """A certificate for serving under `alternatives`, such as "DNS:localhost" and "IP:127.0.0.1"."""
+        """Makes a certificate for serving under `alternatives`, such as "DNS:localhost" and "IP:127.0.0.1"."""
         self._sign(name, subject, ["extendedKeyUsage=serverAuth", f"subjectAltName={','.join(alternatives)}"])
 
     def client(self, name: str, user: str, groups: Sequence[str] = ()) -> None:
-        """A certificate with which `user`, a member of `groups`, logs in."""
+        """Makes a certificate with which `user`, a member of `groups`, logs in."""
         subject = "".join([*(f"/O={group}" for group in groups), f"/CN={user}"])
         self._sign(name, subject, ["extendedKeyUsage=clientAuth"])
 
     def signing_key(self, name: str) -> None:
-        """A key pair without a certificate: `<name>.key`, and its public half as `<name>.pub`."""
+        """Makes a key pair without a certificate: `<name>.key`, with its public half in `<name>.pub`."""
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(self.key(name)))
         public = str(self.directory / f"{name}.pub")
         _openssl("ec", "-in", str(self.key(name)), "-pubout", "-out", public)
@@ -69,7 +69,8 @@ class Authority:
 
 
 def write_kubeconfig(target: Path, server: str, authority: str, login: dict[str, str], namespace: str = "") -> Path:
-    """`authority` is the CA's certificate as base64, `login` the fields of the user. JSON is YAML too."""
+    """Writes a kubeconfig, as JSON, which is also YAML. `authority` is the CA's certificate in base64, `login` the
+    fields of the user."""
     context = {"cluster": "tests", "user": "tests", **({"namespace": namespace} if namespace else {})}
     config = {
         "apiVersion": "v1",

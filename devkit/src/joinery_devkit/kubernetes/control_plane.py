@@ -1,4 +1,4 @@
-"""The command lines of the control plane: what etcd, the API server, the controllers and the scheduler are told."""
+"""The command lines of the control plane: of etcd, the API server, the controllers and the scheduler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADMIN, CONTROLLERS, SCHEDULER = "admin", "controllers", "scheduler"
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """Where one is: its state in `directory`, the API server on `address`:`port`, etcd on loopback."""
+    """A control plane: its state is in `directory`, the API server on `address`:`port`, etcd on loopback."""
 
     directory: Path
     address: str
@@ -38,7 +38,7 @@ class ControlPlane:
         return self.directory / "kubeconfig" / client
 
     def make_logins(self, scheduler: bool) -> Authority:
-        """The certificates and kubeconfigs of the components below, and the administrator's."""
+        """Makes the certificates and kubeconfigs of the components below, and the administrator's."""
         authority = Authority(self.pki)
         addresses = [f"IP:{each}" for each in dict.fromkeys(("127.0.0.1", self.address, _SERVICE_ADDRESS))]
         names = [f"DNS:{each}" for each in (*_NAMES, "localhost")]
@@ -92,7 +92,7 @@ class ControlPlane:
         return [
             str(program("kube-controller-manager")),
             *self._logins(CONTROLLERS),
-            "--secure-port=0",  # serves nobody: its state shows in what it does
+            "--secure-port=0",  # serves nobody: its effects show its state
             "--leader-elect=false",
             "--use-service-account-credentials",
             f"--service-account-private-key-file={self.pki / 'service-accounts.key'}",

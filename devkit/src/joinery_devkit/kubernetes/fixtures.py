@@ -1,4 +1,4 @@
-"""The fixtures of the tests that need a Kubernetes; tests/conftest.py names this module as a plugin."""
+"""Fixtures of the tests that need a Kubernetes. tests/conftest.py loads this module as a plugin."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def cluster_namespace(cluster: KubernetesCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def cluster_image() -> Callable[[str], str]:
-    """Gives the name of an image of the product that the cluster knows: that of "operator", "runtime" or a release."""
+    """Returns the name of an image of the product that the cluster has, for "operator", "runtime" or a release."""
     return lambda kind: address_of(image_service(kind))
 
 
 @pytest.fixture(scope="session")
 def cluster_kafka() -> KafkaAdmin:
-    """A broker on this machine that the pods of `cluster` reach at its `bootstrap`, and tests as well."""
+    """A broker on this machine that both the pods of `cluster` and tests reach at its `bootstrap`."""
     return KafkaAdmin(address_of(CLUSTER_KAFKA))
 
 
 @pytest.fixture(scope="session")
 def cluster_postgres() -> str:
-    """The DSN of a Postgres on this machine that the pods of `cluster` reach, and tests as well."""
+    """The DSN of a Postgres on this machine that both the pods of `cluster` and tests reach."""
     return address_of(CLUSTER_POSTGRES)

@@ -1,4 +1,4 @@
-"""A cluster as its clients see it: a kubeconfig, kubectl run with it, and small pods for the cluster's own tests."""
+"""Runs kubectl with a kubeconfig, and makes small pods for the cluster's own tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.1
 
 
 class KubectlFailed(AssertionError):
-    """kubectl ended with an error; `message` is what it printed there."""
+    """kubectl failed; `message` is what it printed."""
 
     def __init__(self, command: str, message: str) -> None:
         self.message = message
@@ -37,7 +37,7 @@ class Kubectl:
     kubeconfig: Path
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-        """What kubectl prints for these arguments. Raises KubectlFailed."""
+        """Runs kubectl with these arguments, and returns what it prints. Raises KubectlFailed."""
         done = subprocess.run(
             [str(program("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments],
             input=stdin or "",
@@ -51,8 +51,8 @@ class Kubectl:
         return done.stdout
 
     def apply(self, objects: Path | Object | Sequence[Object], namespace: str | None = None) -> str:
-        """Applies, server-side, a file or a folder of manifests, or objects. None of them may name a namespace when
-        `namespace` is given."""
+        """Applies, server-side, a file or folder of manifests, or objects. If `namespace` is given, none of them may
+        name a namespace."""
         command = ["apply", "--server-side", "--force-conflicts", "-f"]
         if namespace is not None:
             command.insert(1, f"--namespace={namespace}")
@@ -62,15 +62,15 @@ class Kubectl:
         return self(*command, "-", stdin=yaml.safe_dump_all(many))
 
     def define(self, crds: Path | Mapping[str, Any]) -> None:
-        """Applies CustomResourceDefinitions, and waits until objects of their kinds are taken.
+        """Applies CustomResourceDefinitions, and waits until the API server accepts objects of their kinds.
 
-        Not with `kubectl wait`, which fails for a definition that has no conditions yet.
+        Does not use `kubectl wait`, which fails for a definition that has no conditions yet.
         """
         self.apply(crds)
         wait_until("the API server takes the definitions", lambda: all(map(_is_established, self.list("crd"))))
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
-        """The object, or None when there is none."""
+        """The object; None if there is none."""
         text = self("get", kind, name, "--namespace", namespace, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text else None
 
@@ -84,7 +84,7 @@ class Kubectl:
 
     @contextmanager
     def namespace(self, prefix: str = "test") -> Iterator[str]:
-        """A namespace of its own, which is deleted afterwards (and may take a while to be gone)."""
+        """Yields a new namespace, which is deleted afterwards (and may take a while to be gone)."""
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         self("create", "namespace", name)
         try:
@@ -107,7 +107,7 @@ def _is_established(crd: Mapping[str, Any]) -> bool:
 
 
 def wait_until(what: str, met: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Polls `met` until it is true. Raises TimeoutError that names `what` when it is not within `seconds`."""
+    """Polls `met` until it is true. Raises TimeoutError, naming `what`, if it is not true within `seconds`."""
     deadline = time.monotonic() + seconds
     while not met():
         if time.monotonic() > deadline:
@@ -119,7 +119,7 @@ def wait_until(what: str, met: Callable[[], bool], seconds: float = 60.0) -> Non
 
 
 def pod(name: str, image: str, *command: str, labels: dict[str, str] | None = None, **container: Any) -> dict[str, Any]:
-    """`container` are further fields of the container."""
+    """A pod with one container; `container` has further fields of the container."""
     fields = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": list(command), **container}
     return {
         "apiVersion": "v1",
@@ -136,7 +136,7 @@ def phase(kubectl: Kubectl, name: str, namespace: str) -> str:
 
 
 def log_of(kubectl: Kubectl, name: str, namespace: str) -> str:
-    """The log of a pod, once it has ended well."""
+    """The log of a pod, once it has succeeded."""
     wait_until("the pod ends", lambda: phase(kubectl, name, namespace) in ("Succeeded", "Failed"))
     log = kubectl("logs", name, "-n", namespace)
     assert phase(kubectl, name, namespace) == "Succeeded", log

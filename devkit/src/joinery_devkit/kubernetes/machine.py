@@ -1,4 +1,4 @@
-"""What the node uses of this machine that no namespace holds: one end of a cable, cgroups, settings of the kernel."""
+"""What the node uses of this machine outside its namespaces: one end of a virtual cable, cgroups, kernel settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr
 
 
 def run(command: Sequence[str], stdin: IO[bytes] | None = None) -> str:
-    """What it prints. Raises EnvironmentProblem with its own words when it fails."""
+    """Runs a command, and returns what it prints. Raises EnvironmentProblem with its own message if it fails."""
     source = stdin or subprocess.DEVNULL
     done = subprocess.run(command, stdin=source, capture_output=True, check=False, env=ENVIRONMENT)
     if done.returncode != 0:
@@ -32,8 +32,8 @@ def run(command: Sequence[str], stdin: IO[bytes] | None = None) -> str:
 
 
 def add_link(link: str, namespace_of: int, host: str, node: str, networks: Sequence[str]) -> None:
-    """A cable from `link` here (address `host`) to eth0 in the network of process `namespace_of` (address `node`), over
-    which `networks` are reached."""
+    """Adds a virtual cable from `link` here (address `host`) to eth0 in the network namespace of process `namespace_of`
+    (address `node`), over which `networks` are reached."""
     inside = ["nsenter", f"--target={namespace_of}", "--net", "ip"]
     run(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(namespace_of)])
     run(["ip", "addr", "add", f"{host}/24", "dev", link])
@@ -46,12 +46,12 @@ def add_link(link: str, namespace_of: int, host: str, node: str, networks: Seque
 
 
 def pod_cgroups() -> list[Path]:
-    """Where a kubelet of this machine keeps its pods' cgroups, one folder per hierarchy."""
+    """The cgroups of pods that a kubelet on this machine makes, one folder per hierarchy."""
     return [each for pattern in _CGROUPS for each in Path("/").glob(pattern)]
 
 
 def remove_pod_cgroups() -> None:
-    """Removes what is left of pods whose processes have been killed; the kernel may take a moment to bury them."""
+    """Removes the cgroups of pods whose processes have been killed; the kernel may need a moment to reap these."""
     deadline = time.monotonic() + _CGROUP_SECONDS
     for root in pod_cgroups():
         for folder in sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True):
@@ -71,7 +71,7 @@ def _remove(cgroup: Path, deadline: float) -> None:
 
 
 def kernel_settings() -> dict[str, str]:
-    """Those that kubelet changes."""
+    """The kernel settings that kubelet changes."""
     return {name: (_PROC / name).read_text() for name in _KERNEL}
 
 

@@ -33,11 +33,12 @@ from joinery_runtime.errors import EnvironmentProblem
 _LINK = "joinery0"
 _START_SECONDS = 120.0
 _POLL_SECONDS = 0.1
-_HIDDEN = ("/var/lib", "/var/log", "/run", "/var/run")  # the sandbox has its own of these
+_HIDDEN = ("/var/lib", "/var/log", "/run", "/var/run")  # the sandbox has its own
 
 
 class Node:
-    """`up` and `down`; in between `kubeconfig` is an administrator's, and pods reach this machine at `host_address`."""
+    """The node, with `up` and `down`. In between, `kubeconfig` is an administrator's, and pods reach this machine at
+    `host_address`."""
 
     host_address = HOST_ADDRESS
 
@@ -60,13 +61,13 @@ class Node:
 
     @property
     def kept(self) -> bool:
-        """Whether it is up and stays so until `down`, whoever brought it up."""
+        """Whether the node is up and stays up until `down`, whoever brought it up."""
         return self._sandbox.kept
 
     def up(self, *, kept: bool = False) -> None:
-        """Brings it up from nothing; what an earlier one left is removed first.
+        """Brings up a new node, after removing what an earlier one left.
 
-        It ends with this process unless it is `kept`. Raises EnvironmentProblem when the machine cannot run it.
+        The node ends with this process unless it is `kept`. Raises EnvironmentProblem if the machine cannot run it.
         """
         _check_machine(self.directory)
         packages.install(packages.NODE_PACKAGES)
@@ -82,12 +83,12 @@ class Node:
             raise
 
     def down(self) -> None:
-        """Ends it, and removes its state and logs. Does nothing when there is none."""
+        """Ends the node, and removes its state and logs. Does nothing if there is none."""
         if self._sandbox.stop():
             machine.remove_pod_cgroups()
 
     def load_image(self, archive: Path) -> None:
-        """Makes the image of an OCI archive known to the node, under the name that the archive gives."""
+        """Loads the image in an OCI archive on the node, under the name in the archive."""
         self._sandbox.run(["ctr", "--namespace=k8s.io", "images", "import", "-"], stdin=archive)
 
     def _bring_up(self) -> None:
@@ -124,7 +125,7 @@ class Node:
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     def _policies_are_enforced(self) -> bool:
-        """Whether packets between pods go through the chain of the NetworkPolicy controller."""
+        """Whether packets between pods pass through the NetworkPolicy controller's chain."""
         return "-j KUBE-ROUTER-FORWARD" in self._sandbox.run(["iptables", "--list-rules", "FORWARD"])
 
     def _dns_is_ready(self) -> bool:
@@ -132,7 +133,7 @@ class Node:
         return deployment is not None and deployment["status"].get("availableReplicas", 0) > 0
 
     def _wait(self, service: str, met: Callable[[], bool]) -> None:
-        """`service` is the one whose log most likely says why it takes so long."""
+        """Waits until `met` is true. `service` is the one whose log most likely says why that takes too long."""
         deadline = time.monotonic() + _START_SECONDS
         while not met():
             ended = self._sandbox.ended_service()
@@ -147,9 +148,9 @@ class Node:
 
 @contextmanager
 def node_cluster() -> Iterator[Node]:
-    """A node that is up: the one of `python -m joinery_devkit.kubernetes up`, or one that ends with the block.
+    """Yields a node that is up: that of `python -m joinery_devkit.kubernetes up`, or one that ends with the block.
 
-    Raises EnvironmentProblem when another process has one that is not kept.
+    Raises EnvironmentProblem if another process has one that is not kept.
     """
     node = Node()
     if node.kept:
@@ -165,7 +166,7 @@ def node_cluster() -> Iterator[Node]:
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Held by who brings the machine's node up or down."""
+    """Holds the lock for bringing the machine's node up or down."""
     lock = cache_directory() / "node.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+") as handle:

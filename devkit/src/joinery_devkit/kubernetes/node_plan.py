@@ -1,4 +1,4 @@
-"""What the whole node is made of: addresses, logins, settings files and the command line of each of its services."""
+"""What the whole node consists of: addresses, logins, settings files, and the command line of each service."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class NodePlan:
 
     @property
     def kube_router(self) -> Path:
-        """The manifest of what the NetworkPolicy controller may read."""
+        """The manifest of the NetworkPolicy controller's read rights."""
         return self._settings / "kube-router.yaml"
 
     def write(self) -> None:
-        """The logins and settings that the services read."""
+        """Writes the logins and settings that the services read."""
         self._make_logins(self.plane.make_logins(scheduler=True))
         values = {
             "pause_image": PAUSE_IMAGE,
@@ -65,7 +65,7 @@ class NodePlan:
             (self._settings / template.name).write_text(text)
 
     def first_services(self) -> dict[str, list[str]]:
-        """Those that wait for nobody; by name."""
+        """The services that wait for no other, by name."""
         pki = self.plane.pki
         to_kubelet = [
             f"--kubelet-client-certificate={pki / f'{_TO_KUBELET}.crt'}",
@@ -80,7 +80,7 @@ class NodePlan:
         }
 
     def second_services(self) -> dict[str, list[str]]:
-        """Those that want the first ones ready."""
+        """The services that need the first ones to be ready."""
         return {
             "kube-controller-manager": self.plane.controller_manager(["*"]),
             "kube-scheduler": self.plane.scheduler(),
@@ -95,7 +95,7 @@ class NodePlan:
         }
 
     def third_services(self) -> dict[str, list[str]]:
-        """Those that want a node."""
+        """The services that need a node."""
         return {
             "kube-router": [
                 str(program("kube-router")),
@@ -126,7 +126,7 @@ def node_images(directory: Path) -> list[Path]:
 
 
 def _image(image: str, name: str, directory: Path) -> Path:
-    """The image that has one program in its root and starts it."""
+    """The archive of an image that has one program in its root, and starts it."""
     with tempfile.TemporaryDirectory(dir=directory) as work:
         layer = Path(work) / "layer"
         layer.mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""Debian packages that tests need, installed when this machine lacks them."""
+"""Installs Debian packages that tests need and this machine lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joinery_devkit.environment import cache_directory, locked
 from joinery_runtime.errors import EnvironmentProblem
 
 CNI_PROGRAMS = Path("/usr/lib/cni")
-# By the program that shows whether a package is there.
+# By the program that shows whether a package is installed.
 NODE_PACKAGES: Mapping[str, str] = MappingProxyType(
     {
         "containerd": "containerd",
@@ -35,7 +35,8 @@ _LOCK_SECONDS = 300
 
 
 def install(packages: Mapping[str, str]) -> None:
-    """Installs with apt-get those whose program is missing. Raises EnvironmentProblem when that cannot be done."""
+    """Installs, with apt-get, the packages whose program is missing. Raises EnvironmentProblem if that is
+    impossible."""
     missing = _missing(packages)
     if not missing:
         return
@@ -45,10 +46,10 @@ def install(packages: Mapping[str, str]) -> None:
             facts=f"not on this machine: {', '.join(sorted(set(packages) & set(missing)))}",
             todo=f"Install the packages {' '.join(missing.values())} (Debian's names), or run as root on Debian",
         )
-    # apt-get ends when another one is updating its lists, whatever its timeout.
+    # apt-get fails while another one updates its lists, whatever its timeout.
     with locked(cache_directory() / "packages.lock"):
         apt = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={_LOCK_SECONDS}"]
-        if missing := _missing(packages):  # still, after who was first
+        if missing := _missing(packages):  # another process may have installed them meanwhile
             _run([*apt, "update"])
             _run([*apt, "install", "--yes", "--no-install-recommends", *sorted(missing.values())])
     if still := _missing(packages):
@@ -56,7 +57,7 @@ def install(packages: Mapping[str, str]) -> None:
 
 
 def _missing(packages: Mapping[str, str]) -> dict[str, str]:
-    # Debian has iptables and others in folders that a user's PATH lacks.
+    # Debian has iptables and other programs in folders that a user's PATH lacks.
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     return {program: package for program, package in packages.items() if shutil.which(program, path=path) is None}
 

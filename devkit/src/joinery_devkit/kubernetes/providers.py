@@ -1,12 +1,12 @@
-"""The whole cluster of the end-to-end tests, from whoever provides one. In this order:
+"""Provides the whole cluster of the end-to-end tests. The first of these that is available:
 
-1. `JOINERY_E2E_KUBECONFIG` names the kubeconfig of a cluster that is there. Tests create and delete namespaces, CRDs
-   and cluster roles, so a KUBECONFIG that happens to be set is no consent: say JOINERY_E2E_KUBECONFIG=$KUBECONFIG.
-   `JOINERY_E2E_LOAD_IMAGE` is a command that gives the cluster an image; the path of an OCI archive is added to it.
+1. `JOINERY_E2E_KUBECONFIG` names the kubeconfig of an existing cluster. Tests create and delete namespaces, CRDs and
+   cluster roles, so a KUBECONFIG that happens to be set is no consent: set JOINERY_E2E_KUBECONFIG=$KUBECONFIG.
+   `JOINERY_E2E_LOAD_IMAGE` is a command that loads an image into the cluster; the path of an OCI archive is appended.
    `JOINERY_E2E_HOST` is an address of this machine that the cluster's pods reach.
 2. The node that `python -m joinery_devkit.kubernetes up` keeps.
-3. kind, where kind and a Docker that runs are installed.
-4. A node of our own for this run (Linux and root).
+3. kind, if kind and a running Docker are installed.
+4. A node of our own for this run (needs Linux and root).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _READY_SECONDS = 180
 
 
 class KubernetesCluster(Protocol):
-    """A Kubernetes with nodes, of which tests are administrators."""
+    """A Kubernetes with nodes, on which tests have administrator rights."""
 
     @property
     def kubeconfig(self) -> Path: ...
@@ -44,19 +44,19 @@ class KubernetesCluster(Protocol):
 
     @property
     def host_address(self) -> str:
-        """An address of this machine that pods reach. Raises EnvironmentProblem where nobody knows one."""
+        """An address of this machine that pods reach. Raises EnvironmentProblem if none is known."""
 
     @property
     def address(self) -> str:
-        """What `join_cluster` takes in another process, while the cluster is open."""
+        """The address for `join_cluster` in another process, while the cluster is open."""
 
     def load_image(self, archive: Path) -> None:
-        """Makes the image of an OCI archive known to every node, under the name that the archive gives. Pods take it
-        with `imagePullPolicy: Never` or `IfNotPresent`."""
+        """Loads the image in an OCI archive on every node, under the name in the archive. Pods use it with
+        `imagePullPolicy: Never` or `IfNotPresent`."""
 
 
 def open_cluster() -> AbstractContextManager[KubernetesCluster]:
-    """The cluster for this run; what was made for it goes with the block."""
+    """The cluster for this run; what was made for it is removed at the end of the block."""
     if KUBECONFIG in os.environ:
         return existing_cluster()
     if not Node().kept and kind_is_here():
@@ -123,7 +123,7 @@ class KindCluster:
 
     @property
     def host_address(self) -> str:
-        """This machine's end of the network in which kind's containers are."""
+        """This machine's address in the network of kind's containers."""
         gateways = _run(["docker", "network", "inspect", "kind", "--format={{range .IPAM.Config}}{{.Gateway}} {{end}}"])
         return next(each for each in gateways.split() if ip_address(each).version == 4)
 
@@ -145,14 +145,14 @@ def kind_is_here() -> bool:
 
 @contextmanager
 def kind_cluster(*options: str) -> Iterator[KindCluster]:
-    """A new cluster; `options` are further ones of `kind create cluster`, such as --image."""
+    """Yields a new cluster; `options` are further options of `kind create cluster`, such as --image."""
     with tempfile.TemporaryDirectory(prefix="joinery-kind-") as directory:
         made = KindCluster(f"joinery-{uuid.uuid4().hex[:8]}", Path(directory) / "kubeconfig")
         which = [f"--name={made.name}", f"--kubeconfig={made.kubeconfig}"]
         delete = ["kind", "delete", "cluster", *which]
         try:
             _run(["kind", "create", "cluster", *which, f"--wait={_READY_SECONDS}s", *options])
-            # kind does not wait for the names of services.
+            # kind does not wait for the DNS of services.
             dns = ["rollout", "status", "deployment/coredns", "--namespace=kube-system"]
             made.kubectl(*dns, timeout_seconds=_READY_SECONDS)
             yield made

@@ -1,7 +1,7 @@
-"""The node's own network, mounts and processes: namespaces, which end with their first process.
+"""The node's own network, mounts and processes, in namespaces that end with their first process.
 
-All that is in them ends then, so nothing that the node starts or mounts, none of its bridges, routes and packet filters
-can be left behind.
+Everything in them ends then, so nothing that the node starts or mounts, and none of its bridges, routes and packet
+filters, can be left behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMESPACES = ("--mount", "--net", "--pid", "--ipc")
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """A process, and no later one that has its number."""
+    """Identifies a process, and never a later one with the same pid."""
 
     pid: int
     created: float
@@ -51,7 +51,7 @@ class _Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What `stop` must know, also in a later process. `keeper` made the namespaces; its end is that of `first`."""
+    """What `stop` must know, even in a later process. `keeper` made the namespaces; when it ends, so does `first`."""
 
     keeper: _Identity
     first: _Identity
@@ -68,7 +68,8 @@ class _Record:
 
 
 class Sandbox:
-    """Its state is in `directory`, which `stop` removes. `link` names this machine's end of the cable to it."""
+    """The namespaces of a node. Their state is in `directory`, which `stop` removes. `link` names this machine's end of
+    the cable to them."""
 
     def __init__(self, directory: Path, link: str) -> None:
         self.directory, self.logs, self._link = directory, directory / "log", link
@@ -83,12 +84,12 @@ class Sandbox:
 
     @property
     def kept(self) -> bool:
-        """Whether it runs and goes on whoever ends."""
+        """Whether the sandbox runs, and goes on when the process that started it ends."""
         record = _Record.read(self._record)
         return record is not None and record.kept and self.running
 
     def start(self, kept: bool) -> None:
-        """Begins anew. Unless it is `kept`, it ends with this process, in whatever way that ends."""
+        """Starts a new sandbox. Unless it is `kept`, it ends with this process, in whatever way that ends."""
         self.stop()
         self.logs.mkdir(parents=True)
         kernel, log = machine.kernel_settings(), self.logs / "sandbox"
@@ -106,7 +107,7 @@ class Sandbox:
         self._wait_while_starting((self.directory / READY).exists)
 
     def connect(self, host: str, node: str, networks: Sequence[str]) -> None:
-        """A cable between this machine (`host`, such as 10.0.0.1) and the node (`node`), over which `networks` are
+        """Adds a cable between this machine (`host`, such as 10.0.0.1) and the node (`node`), over which `networks` are
         reached."""
         machine.add_link(self._link, self._first(), host, node, networks)
 
@@ -115,7 +116,7 @@ class Sandbox:
         self._detached(name, self._inside(command))
 
     def run(self, command: Sequence[str], stdin: Path | None = None) -> str:
-        """What a command that runs in the sandbox prints."""
+        """Runs a command in the sandbox, and returns what it prints."""
         if stdin is None:
             return machine.run(self._inside(command))
         with stdin.open("rb") as source:
@@ -130,7 +131,8 @@ class Sandbox:
         return "\n".join(without_frames(log.read_text(errors="replace"))[-lines:]) if log.exists() else ""
 
     def stop(self) -> bool:
-        """Ends it and removes what it leaves, also that of one whose owner was killed. Whether there was one."""
+        """Ends the sandbox, even one whose owner was killed, and removes what it leaves. Returns whether there was
+        one."""
         record = _Record.read(self._record)
         if self._guarded is not None:
             self._guarded.kill()

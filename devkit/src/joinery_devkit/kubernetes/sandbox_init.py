@@ -1,7 +1,7 @@
-"""The first process of the node's namespaces: sets them up and buries what others leave behind.
+"""The first process of the node's namespaces: sets them up, and reaps orphaned processes.
 
-A program of its own, run with the folder that holds the node's state as its argument. The files of the machine are seen
-as they are, but for /var/lib, /var/log and /run: there the node finds and leaves only its own.
+A program of its own, run with the folder of the node's state as its argument. The node sees the machine's files, except
+in /var/lib, /var/log and /run, where it finds and leaves only its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SWITCHES = ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables")
 
 
 def main(directory: Path) -> None:
-    # Blocked before there is a child, so that none ends unseen.
+    # Blocks the signal before there is a child, so that no child ends unnoticed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     _run("mount", "--make-rshared", "/")
     for name in ("lib", "log"):

@@ -1,5 +1,5 @@
-"""What the processes of a test run share of a whole cluster: itself, the images that it knows, and the broker and the
-Postgres that its pods reach. For joinery_devkit.services, in the process that started the run."""
+"""The services of a whole cluster that the processes of a test run share: the cluster, its images, and the broker and
+the Postgres that its pods reach. For joinery_devkit.services, in the process that started the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def image_service(kind: str) -> str:
 
 
 def cluster_services() -> Mapping[str, Starter]:
-    """By the name that `address_of` takes. The address of an image is its name."""
+    """The services by the name that `address_of` takes. The address of an image is its name."""
     servers = {
         CLUSTER: _cluster,
         CLUSTER_KAFKA: _kafka,
@@ -65,7 +65,7 @@ def _runtime_archive() -> Iterator[str]:
 
 @contextmanager
 def _image(kind: str) -> Iterator[str]:
-    """Built while the cluster comes up, when somebody waits for that as well."""
+    """Builds an image and loads it. The build runs while the cluster comes up, if somebody else waits for that."""
     with tempfile.TemporaryDirectory(prefix="joinery-images-") as folder:
         archive = operator_image(Path(folder)) if kind == "operator" else Path(address_of(_RUNTIME_ARCHIVE))
         if kind in RELEASES:

@@ -1,10 +1,9 @@
-"""A second, slow opinion on what a job must give: semantics.md written down row by row in plain Python.
+"""A second, slow opinion on what a job must emit: semantics.md written down row by row in plain Python.
 
-It shares no code with the core. It replays epochs (the plan's watermarks and the rows of each input) and says which
-rows every epoch must emit and which it must drop; `brute_force` says the same of a whole history at once
-(`SessionOracle` and `sessions_at_once` of a SessionWindow);
-`WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows whatever their
-order.
+It shares no code with the core. `Oracle` replays epochs (the plan's watermarks and the rows of each input) and says
+which rows every epoch must emit and which it must drop; `brute_force` says the same about a whole history at once. For
+a SessionWindow these are `SessionOracle` and `sessions_at_once`. `WatermarkOracle` says which watermarks the plans must
+hold; `multiset` and `differences` compare rows in any order.
 
     oracle = Oracle.of_job(job)
     for plan, rows in epoch_log:
@@ -31,7 +30,7 @@ from joinery_devkit.oracle.model import (
 from joinery_devkit.oracle.rows import END, Joined, Row, Values, differences, multiset
 from joinery_devkit.oracle.session_rows import SessionShape, sessions_at_once
 from joinery_devkit.oracle.sessions import SessionOracle
-from joinery_devkit.oracle.watermarks import WatermarkOracle
+from joinery_devkit.oracle.watermarks import WatermarkOracle, too_far_ahead
 
 __all__ = [
     "END",
@@ -59,4 +58,5 @@ __all__ = [
     "output_columns",
     "output_row",
     "sessions_at_once",
+    "too_far_ahead",
 ]

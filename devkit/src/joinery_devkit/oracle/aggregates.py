@@ -1,4 +1,4 @@
-"""The aggregates of a session (S7), from all of its rows' values at once: exact numbers, sets, sorting, no states."""
+"""The aggregates of a session (S7), from all values of its rows at once: exact numbers, sets, sorting, no state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DIGITS = 38  # of a decimal
 
 
 def aggregate(of: Aggregate, values: Sequence[Any], kind: ColumnType | None, sketch: Sketch) -> Any:
-    """`values` are those of the aggregate's column in the order of (event time, arrival), one for each row; `kind` is
-    the column's type."""
+    """The value of an aggregate. `values` are those of its column in order of (event time, arrival), one per row;
+    `kind` is the column's type."""
     there = [value for value in values if value is not None]
     match of.function:
         case "count":
@@ -48,7 +48,7 @@ def exact(values: Sequence[Any]) -> int:
 
 
 def _rank(value: Any) -> tuple[bool, Any]:
-    """NaN is greater than every number."""
+    """A sort key in which NaN is greater than every number."""
     return (True, 0) if is_nan(value) else (False, value)
 
 
@@ -68,7 +68,7 @@ def _decimal_sum(values: Sequence[Decimal]) -> Decimal:
 
 
 def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
-    """The average; that of decimals is rounded half up to four digits more than the column has, or to 38 in all."""
+    """The average. For decimals it is rounded half up to four more digits than the column has, at most 38 in all."""
     if isinstance(values[0], Decimal):
         assert kind is not None, "a decimal column has a type"
         precision = min(_DIGITS, (kind.precision or 0) + 4)

@@ -1,5 +1,5 @@
-"""The stream-table as-of step: A of semantics.md, row by row. No version is ever forgotten here; whether one still
-counts is worked out anew for every row."""
+"""The stream-table as-of step: section A of semantics.md, row by row. No version is ever forgotten here; whether one
+still counts is computed again for every row."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time
 from joinery_devkit.oracle.model import LEFT, RIGHT, AsOfRule, Step
-from joinery_devkit.oracle.rows import Joined, Row, joined
+from joinery_devkit.oracle.rows import Forget, Joined, Row, joined
 from joinery_devkit.oracle.windows import time_of
 
 
 @dataclass(slots=True)
 class AsOfStep:
-    """`stream` is the name of the left input. Times of both sides move by the rows of earlier epochs (A2, A3)."""
+    """One as-of step. `stream` is the name of the left input. The rows of earlier epochs move the times of both sides
+    (A2, A3): rows have waited up to `waited`, and versions that were superseded up to `expired` are gone."""
 
     step: Step
     stream: str
@@ -24,6 +25,19 @@ class AsOfStep:
     waiting: list[Joined] = field(default_factory=list)
     stream_time: Time = UNKNOWN
     table_time: Time = UNKNOWN
+    waited: Time = UNKNOWN
+    expired: Time = UNKNOWN
+
+    def edit(self, step: Step, rule: AsOfRule, forget: Forget) -> None:
+        """The step goes on with another condition, retention or grace."""
+        self.step, self.rule = step, rule
+        self.waiting = [forget(LEFT, row) for row in self.waiting]
+        self.versions = [forget(RIGHT, version) for version in self.versions]
+
+    def begin(self) -> None:
+        """An epoch begins. Neither horizon goes back, also not after an edit."""
+        self.waited = max(self.waited, self.stream_time - self.rule.grace)
+        self.expired = max(self.expired, self.table_time - self.rule.retention)
 
     @property
     def table(self) -> str:
@@ -31,29 +45,24 @@ class AsOfStep:
 
     @property
     def released(self) -> Time:
-        """A stream row up to here goes out."""
-        return self.stream_time - self.rule.grace if self.rule.grace else math.inf
-
-    @property
-    def expired(self) -> Time:
-        """A version that was superseded up to here is gone."""
-        return self.table_time - self.rule.retention
+        """Stream rows up to this time go out."""
+        return self.waited if self.rule.grace else math.inf
 
     def version_arrives(self, row: Joined) -> bool:
-        """False: it is superseded beyond the horizon on arrival (A2)."""
+        """Adds a version; returns False if on arrival it is already superseded beyond the horizon (A2)."""
         if self._superseded(row, self._of_key(self.step.key(RIGHT, row))):
             return False
         self.versions.append(row)
         return True
 
     def close(self) -> list[Joined]:
-        """The waiting rows whose time has come."""
+        """The results of waiting rows whose time has come."""
         ready = [row for row in self.waiting if time_of(row) <= self.released]
         self.waiting = [row for row in self.waiting if time_of(row) > self.released]
         return [found for row in sorted(ready, key=time_of) for found in self._result(row)]
 
     def arrive(self, rows: Iterable[Joined]) -> list[Joined]:
-        """Stream rows: out at once, or kept until their time has come."""
+        """Takes stream rows: they go out at once, or wait until their time has come."""
         out: list[Joined] = []
         for row in rows:
             if self.step.why_unjoinable(LEFT, row) is not None:
@@ -65,17 +74,17 @@ class AsOfStep:
         return out
 
     def end_stream(self) -> None:
-        """Nothing can come any more that a row would have to wait for (A4)."""
+        """Ends the stream's wait: nothing can arrive any more for which a row would have to wait (A4)."""
         self.stream_time = math.inf
 
     def settle(self, stream: Iterable[Row], table: Iterable[Row]) -> None:
-        """What this epoch's rows imply counts from the next one on (T3)."""
+        """Applies the times that this epoch's rows imply, which count from the next epoch on (T3)."""
         self.stream_time = max([self.stream_time, *(row.ts for row in stream)])
         self.table_time = max([self.table_time, *(row.ts for row in table)])
 
     def _result(self, row: Joined) -> list[Joined]:
         of_key = self._of_key(self.step.key(LEFT, row))
-        # A1: of what is still there, the newest version that is not newer than the row.
+        # A1: of the versions still there, the newest one that is not newer than the row.
         usable = [v for v in of_key if time_of(v) <= time_of(row) and not self._superseded(v, of_key)]
         version = max(usable, key=_age, default=None)
         if version is None or _input_row(version).deleted or not self.step.fits(row, version):
@@ -94,7 +103,7 @@ class AsOfStep:
 
 
 def _age(version: Joined) -> tuple[int, int]:
-    """Orders versions: of two with one key and time the one with the higher offset counts (A1)."""
+    """A sort key for versions: of two with the same key and time, the one with the higher offset counts (A1)."""
     row = _input_row(version)
     return row.ts, row.offset
 

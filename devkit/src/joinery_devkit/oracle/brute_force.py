@@ -1,5 +1,5 @@
-"""What a job gives over a whole history in which no row is late, by SQL's meaning of a join: all rows at once, without
-epochs, watermarks or state. Where epochs are cut cannot change that (T9)."""
+"""What a job emits over a whole history in which no row is late, by SQL's meaning of a join: all rows at once, without
+epochs, watermarks or state. Where epochs are cut cannot change it (T9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Match = Callable[[Joined, Joined], Iterable[Window | None]]
 
 
 def brute_force(inputs: Sequence[str], steps: Sequence[Step], rows: Mapping[str, Iterable[Row]]) -> list[Joined]:
-    """All rows that the job gives. Of an as-of step: as if the table had been read before the stream, and nothing of it
+    """All rows that the job emits. For an as-of step: as if the table had been read before the stream, and no version
     were ever forgotten."""
     left = [Joined({inputs[0]: row}) for row in rows[inputs[0]]]
     before = [inputs[0]]
@@ -42,7 +42,8 @@ def _joined(step: Step, before: Sequence[str], sides: Sides) -> Iterator[Joined]
 def _outer(
     step: Step, before: Sequence[str], sides: Sides, match: Match, windows: Callable[[Joined], Iterable[Window | None]]
 ) -> Iterator[Joined]:
-    """`match` gives the windows in which two rows meet, `windows` all of a row; None is the one that is no window."""
+    """Joins, with padding of preserved rows. `match` yields the windows in which two rows meet, `windows` all windows
+    of a row; None stands for a step without windows."""
     met: set[tuple[int, Window | None]] = set()
     for left in sides[LEFT]:
         for right in sides[RIGHT]:
@@ -86,7 +87,7 @@ def _fixed(rule: WindowRule) -> Callable[[Joined], list[Window]]:
 
 
 def _sessions(step: Step, rule: SessionRule, sides: Sides) -> Callable[[Joined], Window]:
-    """Grows a session from the row until nothing more is within the gap of its ends."""
+    """Returns a function that grows a session from a row until nothing more is within the gap of its ends."""
     joinable = [(step.key(side, row), _only(row).ts) for side in (LEFT, RIGHT) for row in sides[side]
                 if _can(step, side, row)]  # fmt: skip
     right_side = {id(row) for row in sides[RIGHT]}

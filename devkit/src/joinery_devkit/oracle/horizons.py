@@ -1,6 +1,6 @@
-"""How low a time may still come, step by step along a chain: from watermarks and bounds alone (N2, N3).
+"""Computes how low a time may still arrive, step by step along a chain, from watermarks and bounds alone (N2, N3).
 
-Infinities stand for what is not known yet and for the end, so that no arithmetic needs a special case.
+Infinities stand for unknown times and for the end, so that arithmetic needs no special cases.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def as_time(watermark: int | None) -> Time:
 
 @dataclass(frozen=True, slots=True)
 class Horizons:
-    """`accept_from`: a row of the input below it is late. `keep_from`: per step, a row below it is not kept; on the
-    left side that is about the time of the input that the step's bound counts from."""
+    """`accept_from`: a row of the input below this time is late. `keep_from`: per step and side, a row below this time
+    is not kept; on the left side it refers to the input from whose time the step's bound counts."""
 
     accept_from: Mapping[str, Time]
     keep_from: Sequence[tuple[Time, Time]]
@@ -38,14 +38,19 @@ class ChainTimes:
         self._first, self._steps = first, steps
         self._before: list[tuple[Time, Time]] = [(UNKNOWN, UNKNOWN)] * len(steps)
 
+    def edit(self, steps: Sequence[Step]) -> None:
+        """The job goes on with steps that have other bounds, types or lateness."""
+        self._steps = steps
+
     def next(self, watermarks: Mapping[str, int | None]) -> Horizons:
-        """Those of the next epoch, under its plan's watermarks."""
+        """The horizons of the next epoch, under its plan's watermarks."""
         accept = self._accept_from(watermarks)
         coming = {self._first: accept[self._first]}
         keep_from: list[tuple[Time, Time]] = []
         for number, step in enumerate(self._steps):
             lower, upper, of = bound(step, self._first)
-            now = (accept[step.right] - upper, coming[of] + lower)
+            was = self._before[number]  # a horizon never goes back, also not after an edit
+            now = (max(was[LEFT], accept[step.right] - upper), max(was[RIGHT], coming[of] + lower))
             keep_from.append(now)
             coming = self._handed_on(number, coming, accept[step.right], now)
         self._before = keep_from
@@ -60,8 +65,8 @@ class ChainTimes:
     def _handed_on(
         self, number: int, coming: Mapping[str, Time], right: Time, now: tuple[Time, Time]
     ) -> dict[str, Time]:
-        """Per time, min(what came in, what may still be kept) (N3). What a preserved side closes in this epoch goes
-        out in this epoch, so that it counts with what it kept before."""
+        """For each input's time, the minimum of what came in and what may still be kept (N3). Rows that a preserved
+        side closes in this epoch go out in this epoch, so that side counts with what it kept before."""
         step = self._steps[number]
         before = self._before[number]
         left_kept, right_kept = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))
@@ -70,7 +75,7 @@ class ChainTimes:
         return {**out, step.right: min(right, right_kept)}
 
     def _least(self, name: str, of: str) -> int:
-        """The least of (time of `name` - time of `of`) in rows that have both: bounds add up along the chain (N2)."""
+        """The least (time of `name` - time of `of`) in rows that have both: bounds add up along the chain (N2)."""
         up, down = self._way(name), self._way(of)
         shared = {joint for joint, _, _ in up} & {joint for joint, _, _ in down}
         least_up = sum(lower for joint, lower, _ in up if joint not in shared)
@@ -78,7 +83,8 @@ class ChainTimes:
         return least_up - most_down
 
     def _way(self, name: str) -> list[tuple[str, int, int]]:
-        """From an input to the first one: (input, bound of its time from that of the one that it was joined to)."""
+        """The joins from an input to the first one: (input, lower and upper bound of its time from that of the input
+        to which it was joined)."""
         way: list[tuple[str, int, int]] = []
         while name != self._first:
             step = next(step for step in self._steps if step.right == name)

@@ -1,20 +1,20 @@
-"""One interval step: J, O and N4 of semantics.md, row by row."""
+"""One interval step: sections J, O and rule N4 of semantics.md, row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from joinery_devkit.oracle.horizons import Time, bound
 from joinery_devkit.oracle.model import LEFT, RIGHT, Step
-from joinery_devkit.oracle.rows import Joined, Row, joined
+from joinery_devkit.oracle.rows import Forget, Joined, Row, joined
 
 SIDES = (LEFT, RIGHT)
 
 
 @dataclass(slots=True)
 class KeptRow:
-    """A kept row, its key as the step sees it, and whether it has ever matched (O1)."""
+    """A kept row, its key in this step, and whether it has ever matched (O1)."""
 
     row: Joined
     time: int
@@ -24,15 +24,23 @@ class KeptRow:
 
 @dataclass(slots=True)
 class IntervalStep:
-    """`left` are the inputs of the left side, in the job's order; `first` is the job's first input."""
+    """One interval step. `left` are the inputs of the left side, in the job's order; `first` is the job's first
+    input."""
 
     step: Step
     left: Sequence[str]
     first: str
     kept: tuple[list[KeptRow], list[KeptRow]] = field(default_factory=lambda: ([], []))
 
+    def edit(self, step: Step, forget: Forget) -> None:
+        """The step goes on with other bounds, another condition, or a side that is preserved no more."""
+        self.step = step
+        for side in SIDES:
+            self.kept[side][:] = [replace(waiting, row=forget(side, waiting.row)) for waiting in self.kept[side]]
+
     def close(self, keep_from: tuple[Time, Time]) -> list[Joined]:
-        """T3, O1: rows past their deadline go, padded if their side is preserved and they never matched."""
+        """Drops rows past their deadline (T3, O1). Returns those to pad: rows of a preserved side that never
+        matched."""
         out: list[Joined] = []
         for side in SIDES:
             gone = [waiting for waiting in self.kept[side] if waiting.time < keep_from[side]]
@@ -42,7 +50,7 @@ class IntervalStep:
         return out
 
     def arrive(self, side: int, rows: Iterable[Joined], keep_from: tuple[Time, Time]) -> list[Joined]:
-        """Rows of one side that are neither late nor dropped."""
+        """Takes rows of one side that are neither late nor dropped, and returns the joined rows."""
         return [found for row in rows for found in self._arrive(side, row, keep_from[side])]
 
     def _arrive(self, side: int, row: Joined, keep_from: Time) -> list[Joined]:
@@ -57,11 +65,11 @@ class IntervalStep:
         return found or self._padded_if_preserved(side, row)  # J5 and O2
 
     def _matches(self, side: int, arrived: KeptRow) -> list[Joined]:
-        """J1."""
+        """The matches of a row among the kept rows of the other side (J1)."""
         lower, upper, _ = bound(self.step, self.first)
         found: list[Joined] = []
         for other in self.kept[1 - side]:
-            if other.key != arrived.key:  # asked first: it is what tells most rows apart
+            if other.key != arrived.key:  # first, because it rules out most rows
                 continue
             left, right = (arrived, other) if side == LEFT else (other, arrived)
             if lower <= right.time - left.time <= upper and self.step.fits(left.row, right.row):
@@ -70,7 +78,7 @@ class IntervalStep:
         return found
 
     def time_of(self, side: int) -> str:
-        """The input whose time the bound is about on this side."""
+        """The input to whose time the bound refers on this side."""
         return bound(self.step, self.first)[2] if side == LEFT else self.step.right
 
     def padded(self, side: int, row: Joined) -> Joined:

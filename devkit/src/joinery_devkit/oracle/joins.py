@@ -1,14 +1,14 @@
-"""The oracle of a job: which rows every epoch must give, and which arrivals it must drop."""
+"""The oracle of a job: which rows every epoch must emit, and which arrivals it must drop."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from joinery_devkit.oracle.asof import AsOfStep
-from joinery_devkit.oracle.horizons import ChainTimes, Horizons, as_time, bound
+from joinery_devkit.oracle.horizons import UNKNOWN, ChainTimes, Horizons, as_time, bound
 from joinery_devkit.oracle.interval import IntervalStep
 from joinery_devkit.oracle.model import (
     LEFT,
@@ -27,7 +27,7 @@ from joinery_devkit.oracle.model import (
     output_row,
     steps_of,
 )
-from joinery_devkit.oracle.rows import END, Joined, Row
+from joinery_devkit.oracle.rows import END, Forget, Joined, Row
 from joinery_devkit.oracle.windows import FixedWindows, SessionWindows, WindowStep, padded
 from joinery_runtime.job import StreamJoin
 
@@ -39,8 +39,8 @@ LATE = "late"
 
 @dataclass(frozen=True, slots=True)
 class EpochExpectation:
-    """What one epoch must do: `joined` are the rows it makes, `rows` the same as they go out. `late` and `dropped` (by
-    reason: null_key, filtered, expired) count rows per input."""
+    """What one epoch must do. `joined` are the rows that it makes, `rows` the same rows as they go out. `late` and
+    `dropped` (by reason: null_key, filtered, expired) count rows per input."""
 
     joined: tuple[Joined, ...]
     rows: tuple[dict[str, Any], ...]
@@ -49,13 +49,18 @@ class EpochExpectation:
 
 
 class _Rules(Protocol):
-    """One kind of job. `epoch` takes the readable rows of every input, by (partition, offset), and counts its drops."""
+    """The rules of one kind of job. `epoch` takes the readable rows of every input, ordered by (partition, offset), and
+    counts what it drops."""
 
     def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]: ...
 
+    def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
+        """The job goes on with these steps; `forgets` has one for each."""
+
 
 class Oracle:
-    """`inputs` are the job's in its order; `steps` a chain of interval steps, or one step of another kind."""
+    """The oracle. `inputs` are those of the job, in its order; `steps` are a chain of interval steps, or one step of
+    another kind."""
 
     def __init__(self, inputs: Sequence[str], steps: Sequence[Step], columns: Sequence[Projection] = ()) -> None:
         self.inputs, self.steps, self._columns = tuple(inputs), tuple(steps), tuple(columns)
@@ -63,7 +68,7 @@ class Oracle:
 
     @property
     def depth(self) -> int:
-        """How many epochs it takes until what the first one closes has come through all steps."""
+        """How many epochs it takes until what the first one closes has passed through all steps."""
         return len(self.steps)
 
     @classmethod
@@ -76,14 +81,20 @@ class Oracle:
         predicates: Mapping[int, Predicates] | None = None,
         computed: Mapping[str, Callable[[ByInput], Any]] | None = None,
     ) -> Oracle:
-        """The oracle of a job; its `where` must be given in Python, taken apart as the job's plan does: `predicates` by
-        step, or for a job of two inputs `filters` by input and `residual` of a left and a right row's columns."""
+        """The oracle of a job. Its `where` must be given in Python, split as in the job's plan: `predicates` by step
+        or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row."""
         names = [side.name for side in job.spec.inputs]
         given = predicates if predicates is not None else {0: _predicates(names, filters or {}, residual)}
         return cls(names, steps_of(job, given), output_columns(job, computed))
 
+    def edit(self, edited: Oracle, forgotten: Mapping[int, Sequence[Collection[tuple[str, str]]]]) -> None:
+        """The job goes on as the one that `edited` is of (M2). By step, and by side, `forgotten` are the columns (by
+        input) that rows do not have which are kept already."""
+        self.steps, self._columns = edited.steps, edited._columns
+        self._rules.edit(self.steps, [_forgetting(forgotten[number]) for number in range(len(self.steps))])
+
     def epoch(self, watermarks: Watermarks, rows: Arrivals) -> EpochExpectation:
-        """Replays one epoch: `watermarks` are its plan's (None: not known yet), `rows` the readable ones per input."""
+        """Replays one epoch. `watermarks` are its plan's (None: not known yet), `rows` the readable rows per input."""
         dropped: Dropped = {name: Counter() for name in self.inputs}
         listed = {name: sorted(rows.get(name, ()), key=lambda row: (row.partition, row.offset)) for name in self.inputs}
         found = tuple(self._rules.epoch(watermarks, listed, dropped))
@@ -91,7 +102,7 @@ class Oracle:
         return EpochExpectation(found, tuple(output_row(row, self._columns) for row in found), late, dropped)
 
     def end(self) -> Iterator[EpochExpectation]:
-        """The epochs that end all inputs (T7): what each step closes goes on to the next one."""
+        """Yields the epochs that end all inputs (T7): what each step closes goes on to the next step."""
         for _ in range(len(self.steps) + 1):
             yield self.epoch(dict.fromkeys(self.inputs, END), {})
 
@@ -104,6 +115,18 @@ def _predicates(names: Sequence[str], filters: Mapping[str, Filter], residual: R
 
 def _on(name: str, check: Filter | None) -> Callable[[ByInput], bool | None] | None:
     return None if check is None else lambda columns: check(columns[name])
+
+
+def _forgetting(columns: Sequence[Collection[tuple[str, str]]]) -> Forget:
+    def forget(side: int, kept: Joined) -> Joined:
+        rows = dict(kept.rows)
+        for name, column in columns[side]:
+            row = rows[name]
+            if row is not None:
+                rows[name] = replace(row, values={**row.values, column: None})
+        return replace(kept, rows=rows)
+
+    return forget
 
 
 def _rules(inputs: Sequence[str], steps: Sequence[Step]) -> _Rules:
@@ -120,7 +143,8 @@ def _rules(inputs: Sequence[str], steps: Sequence[Step]) -> _Rules:
 
 
 def _joinable(step: Step, side: int, row: Joined, dropped: Counter[str]) -> bool:
-    """J4: of a side that is not preserved, a row that cannot match is dropped before anything else is asked."""
+    """Whether a row can be joined. On a side that is not preserved, a row that cannot match is dropped first of all
+    (J4)."""
     reason = None if step.preserved(side) else step.why_unjoinable(side, row)
     if reason is not None:
         dropped[reason] += 1
@@ -128,13 +152,19 @@ def _joinable(step: Step, side: int, row: Joined, dropped: Counter[str]) -> bool
 
 
 class _Chain:
-    """Interval steps; a job of one is a chain, too."""
+    """A chain of interval steps, or a single one."""
 
     def __init__(self, inputs: Sequence[str], steps: Sequence[Step]) -> None:
         self._first, self._inputs, self._steps = inputs[0], inputs, steps
         self._times = ChainTimes(self._first, steps)
         rights = [step.right for step in steps]
         self._run = [IntervalStep(step, [self._first, *rights[:n]], self._first) for n, step in enumerate(steps)]
+
+    def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
+        self._steps = steps
+        self._times.edit(steps)
+        for run, step, forget in zip(self._run, steps, forgets, strict=True):
+            run.edit(step, forget)
 
     def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
         horizons = self._times.next(watermarks)
@@ -158,7 +188,7 @@ class _Chain:
         return not late
 
     def _is_late(self, name: str, row: Joined, watermarks: Watermarks, horizons: Horizons) -> bool:
-        """J6: of one inner step by what can still match, else by the row's own input."""
+        """Whether a row is late (J6): with a single inner step by what can still match, else by its own input."""
         ts, step = row.time(name), self._steps[0]
         assert ts is not None, "a row of an input has a time"
         if len(self._steps) > 1 or step.type != "inner":
@@ -173,9 +203,15 @@ class _Windowed:
 
     def __init__(self, inputs: Sequence[str], step: Step, windows: WindowStep) -> None:
         self._inputs, self._step, self._windows = inputs, step, windows
+        self._closed = UNKNOWN
+
+    def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
+        (self._step,), (forget,) = steps, forgets
+        self._windows.edit(self._step, forget)
 
     def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
-        closed = min(as_time(watermarks[name]) for name in self._inputs) - self._step.allowed_lateness
+        now = min(as_time(watermarks[name]) for name in self._inputs) - self._step.allowed_lateness
+        closed = self._closed = max(self._closed, now)  # also after an edit
         out = self._windows.close(closed)
         coming: tuple[list[Joined], list[Joined]] = ([], [])
         for side, name in enumerate(self._inputs):
@@ -191,7 +227,7 @@ class _Windowed:
         return out
 
     def _alone(self, side: int, row: Joined, closed: float, dropped: Counter[str]) -> list[Joined]:
-        """O2 and W3: padded at once, per window that is open; late when none is (W2)."""
+        """Pads a row at once, per window that is open (O2, W3); the row is late if none is open (W2)."""
         windows = self._windows
         open_windows = [window for window in windows.windows_of(row) if not windows.is_closed(window, closed)]
         dropped[LATE] += not open_windows
@@ -204,11 +240,17 @@ class _Versions:
     def __init__(self, inputs: Sequence[str], run: AsOfStep) -> None:
         self._inputs, self._run = inputs, run
 
+    def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
+        (step,), (forget,) = steps, forgets
+        assert isinstance(step.rule, AsOfRule), "a step stays of its kind (M2)"
+        self._run.edit(step, step.rule, forget)
+
     def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
-        """A4: the table's rows come before stream rows, also before those that have waited."""
+        """Replays one epoch. The table's rows come before stream rows, even before those that have waited (A4)."""
         run, (stream, table) = self._run, self._inputs
         if watermarks[stream] == END:
             run.end_stream()
+        run.begin()
         for row in map(_of(table), rows[table]):
             if _joinable(run.step, RIGHT, row, dropped[table]) and not run.version_arrives(row):
                 dropped[table]["expired"] += 1

@@ -1,4 +1,4 @@
-"""A job as the oracle sees it: its steps as plain values, and what each of them makes of two rows."""
+"""A job as the oracle sees it: its steps as plain values, and what each step makes of two rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Residual = Callable[[Values, Values], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class IntervalRule:
-    """`right.ts - of.ts` in [lower, upper], milliseconds; `of` None: of the first input."""
+    """`right.ts - of.ts` is in [lower, upper], in milliseconds; `of` None: the first input."""
 
     lower: int
     upper: int
@@ -32,7 +32,7 @@ class IntervalRule:
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """Windows [n * slide, n * slide + size), milliseconds; tumbling where slide is size."""
+    """Windows [n * slide, n * slide + size), in milliseconds; tumbling if slide equals size."""
 
     size: int
     slide: int
@@ -54,8 +54,8 @@ Rule = IntervalRule | WindowRule | SessionRule | AsOfRule
 
 @dataclass(frozen=True, slots=True)
 class Predicates:
-    """A step's `where`, taken apart: what its left side, its right side and only both together decide. They take the
-    columns by input, NULLs for a padded one, and count only when they are True."""
+    """A step's `where`, split into what the left side, the right side and only both together decide. Each takes columns
+    by input (NULLs for a padded one), and holds only if it is True."""
 
     left: Check | None = None
     right: Check | None = None
@@ -64,7 +64,7 @@ class Predicates:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One join. `keys` are (an earlier input, its column, the right input's column)."""
+    """One join step. `keys` are (an earlier input, its column, the right input's column)."""
 
     right: str
     rule: Rule
@@ -83,14 +83,14 @@ class Step:
         return tuple(row.values(self.right)[column] for _, _, column in self.keys)
 
     def why_unjoinable(self, side: int, row: Joined) -> str | None:
-        """J4; NaN equals nothing (J1), so a row with NaN in its key goes the same way."""
+        """Why a row cannot match (J4); None if it can. NaN equals nothing (J1), so a key with NaN counts as null."""
         if any(value is None or is_nan(value) for value in self.key(side, row)):
             return "null_key"
         check = (self.predicates.left, self.predicates.right)[side]
         return "filtered" if check is not None and check(row.by_input) is not True else None
 
     def fits(self, left: Joined, right: Joined) -> bool:
-        """Equal keys and a residual that is true; the rule on times is not asked."""
+        """Whether two rows have equal keys and a true residual, whatever their times."""
         if self.key(LEFT, left) != self.key(RIGHT, right):
             return False
         both = self.predicates.both
@@ -99,8 +99,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One output column: an input's, what `computed` makes of all inputs' columns, or the start (0) or end (1) of the
-    `window`."""
+    """One output column: an input's column, what `computed` makes of all inputs' columns, or the start (0) or end (1)
+    of the `window`."""
 
     name: str
     input: str = ""
@@ -118,12 +118,12 @@ class Projection:
 
 
 def output_row(row: Joined, columns: Sequence[Projection]) -> dict[str, Any]:
-    """As it goes out."""
+    """The row as it goes out."""
     return {column.name: column.of(row) for column in columns}
 
 
 def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], Any]] | None = None) -> list[Projection]:
-    """J10, W4. `computed` says in Python what the expressions of `select` say, by output name."""
+    """The output columns (J10, W4). `computed` has the expressions of `select` in Python, by output name."""
     if job.select is None:
         prefixes = ("left", "right") if len(job.spec.inputs) == 2 else [side.name for side in job.spec.inputs]
         sides = zip(prefixes, job.spec.inputs, strict=True)
@@ -139,7 +139,7 @@ def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], A
 
 
 def steps_of(job: StreamJoin, predicates: Mapping[int, Predicates]) -> tuple[Step, ...]:
-    """`predicates` are by the step's number, from 0."""
+    """The job's steps; `predicates` are by the step's number, from 0."""
     return tuple(_step(step, predicates.get(number, Predicates())) for number, step in enumerate(job.joins))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ Window = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One readable record: `ts` is its event time in milliseconds, `values` its columns by name. `deleted`: a table's
-    row that says that its key is gone (A1)."""
+    """One readable record: `ts` is its event time in milliseconds, `values` its columns by name. `deleted`: a row of a
+    table that deletes its key (A1)."""
 
     partition: int
     offset: int
@@ -35,30 +35,35 @@ class _Nulls(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A row of one input or of a join: a row per input that takes part, None where it is padded. `window` is there
-    after a window join (W4)."""
+    """A row of one input or of a join: a row per input that takes part, None if padded. `window` is set after a window
+    join (W4)."""
 
     rows: Mapping[str, Row | None]
     window: Window | None = None
 
     @property
     def place(self) -> tuple[tuple[int, int] | None, ...]:
-        """Partition and offset of each input's row, in the job's order: names the row in a job."""
+        """Partition and offset of each input's row, in the job's order, which identify the row within a job."""
         return tuple(None if row is None else (row.partition, row.offset) for row in self.rows.values())
 
     def time(self, name: str) -> int | None:
-        """The input's event time in milliseconds; None where it is padded."""
+        """The input's event time in milliseconds; None if it is padded."""
         row = self.rows[name]
         return None if row is None else row.ts
 
     def values(self, name: str) -> Values:
-        """The input's columns; NULLs where it is padded."""
+        """The input's columns; NULLs if it is padded."""
         row = self.rows[name]
         return _Nulls() if row is None else row.values
 
     @property
     def by_input(self) -> Mapping[str, Values]:
         return {name: self.values(name) for name in self.rows}
+
+
+Forget = Callable[[int, Joined], Joined]
+"""What is left of a row that a side of a step keeps when the job is edited: columns that were not stored until then are
+NULL (M2)."""
 
 
 def joined(left: Joined, right: Joined, window: Window | None = None) -> Joined:
@@ -70,12 +75,12 @@ def is_nan(value: object) -> bool:
 
 
 def multiset(rows: Iterable[Values]) -> Counter[tuple[tuple[str, Hashable], ...]]:
-    """Rows counted by value, whatever the order of rows and columns; NaN is one value, -0.0 is 0.0."""
+    """Counts rows by value, in any order of rows and columns; NaN is one value, -0.0 is 0.0."""
     return Counter(tuple(sorted((name, comparable(value)) for name, value in row.items())) for row in rows)
 
 
 def differences(expected: Iterable[Values], actual: Iterable[Values], *, show: int = 5) -> str:
-    """Empty if both are the same multiset, else how many rows are missing or too many and the first of them."""
+    """How many rows are missing or unexpected, and the first of them; empty if both are the same multiset."""
     wanted, got = multiset(expected), multiset(actual)
     found = [("missing", wanted - got), ("unexpected", got - wanted)]
     texts = []
@@ -86,7 +91,7 @@ def differences(expected: Iterable[Values], actual: Iterable[Values], *, show: i
 
 
 def comparable(value: Any) -> Hashable:
-    """Equal for values that are one: NaN and NaN, -0.0 and 0.0."""
+    """A value to compare, which is equal for NaN and NaN, and for -0.0 and 0.0."""
     if isinstance(value, float):
         return "NaN" if is_nan(value) else value + 0.0
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What goes into sessions and what comes out of them, as plain values; and what a whole history gives at once."""
+"""The inputs and outputs of sessions as plain values, and the sessions of a whole history at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Output = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A row that belongs to a session: `place` is its arrival (epoch, partition, offset), `values` are its columns,
-    computed ones too."""
+    including computed ones."""
 
     ts: int
     place: tuple[int, int, int]
@@ -28,8 +28,8 @@ class Arrived:
 
 @dataclass(frozen=True)
 class SessionShape:
-    """What a job's rows and sessions look like. `where` and `computed` say in Python what its expressions say, of a
-    row's columns."""
+    """What a job's rows and sessions look like. `where` and `computed` are its expressions in Python, on a row's
+    columns."""
 
     job: SessionWindow
     identify: Identify
@@ -52,7 +52,7 @@ class SessionShape:
         return {name: row.values[name] for name in self.job.sessions.group_by}
 
     def key(self, row: Arrived) -> Hashable:
-        """NULL is a group like others, NaN too (S1)."""
+        """The group's key: NULL is a group like any other, and so is NaN (S1)."""
         return tuple(comparable(value) for value in self.group(row).values())
 
     def output(self, rows: Iterable[Arrived]) -> Output:
@@ -78,8 +78,8 @@ class SessionShape:
 
 
 def sessions_at_once(shape: SessionShape, rows: Iterable[Row]) -> list[Output]:
-    """What is there in the end, of a whole history in which no row is late and no session reaches the cap: all rows
-    sorted, and cut where the gap is wider. Where epochs are cut cannot change that (T9)."""
+    """The sessions at the end of a whole history in which no row is late and no session reaches the cap: all rows
+    sorted, and cut where they are further apart than the gap. Where epochs are cut cannot change this (T9)."""
     groups: dict[Hashable, list[list[Arrived]]] = defaultdict(list)
     arrived = [shape.arrived(row, 0) for row in rows if shape.passes(row.values)]
     for row in sorted(arrived, key=lambda row: (row.ts, row.place)):

@@ -1,5 +1,5 @@
-"""The oracle of a `SessionWindow`: S of docs/semantics.md, one row at a time. A session is the list of its rows;
-whatever is asked of it is worked out from them."""
+"""The oracle of a `SessionWindow`: section S of docs/semantics.md, one row at a time. A session is the list of its
+rows, and everything else is computed from these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CLOSED = "closed"
 
 @dataclass(slots=True)
 class OpenSession:
-    """`out` holds, by id, the rows that have gone out for it or for sessions that are part of it now."""
+    """An open session. `out` holds, by id, the rows that have gone out for it or for sessions that are now part of
+    it."""
 
     rows: list[Arrived]
     out: dict[int, Output] = field(default_factory=dict)
@@ -33,13 +34,13 @@ class OpenSession:
         return max(row.ts for row in self.rows)
 
     def with_row(self, ts: int) -> int:
-        """How long it would be with a row at this time."""
+        """How long the session would be with a row at this time."""
         return max(self.last, ts) - min(self.start, ts)
 
 
 @dataclass(slots=True)
 class _Key:
-    """`sessions` are open; `capped` (start, last) of those that reached the cap."""
+    """The sessions of a group: open `sessions`, and (start, last) of the `capped` ones, which reached the cap."""
 
     sessions: list[OpenSession] = field(default_factory=list)
     capped: list[tuple[int, int]] = field(default_factory=list)
@@ -55,7 +56,7 @@ class _Horizon:
 
 
 class SessionOracle:
-    """`depth` is how many epochs it takes until what the first one closes has come out."""
+    """The oracle. `depth` is how many epochs it takes until what the first one closes has gone out."""
 
     depth = 1
 
@@ -67,7 +68,7 @@ class SessionOracle:
         self._use(shape)
 
     def edit(self, job: SessionWindow) -> None:
-        """The job goes on with another cap, lateness or retractions."""
+        """Lets the job go on with another cap, lateness or retractions."""
         self._use(replace(self.shape, job=job))
 
     def _use(self, shape: SessionShape) -> None:
@@ -76,7 +77,7 @@ class SessionOracle:
         self._lateness, self._drops = spec.allowed_lateness, spec.late_data != "reopen"
 
     def epoch(self, watermarks: Watermarks, rows: Arrivals) -> EpochExpectation:
-        """Replays one epoch, as `Oracle.epoch` does."""
+        """Replays one epoch, like `Oracle.epoch`."""
         self._epoch += 1
         (name,) = self.inputs
         dropped: Counter[str] = Counter()
@@ -93,11 +94,11 @@ class SessionOracle:
         return EpochExpectation((), tuple(out), {name: late}, {name: dropped})
 
     def end(self) -> Iterator[EpochExpectation]:
-        """The epoch that ends the input (T7)."""
+        """Yields the epoch that ends the input (T7)."""
         yield self.epoch(dict.fromkeys(self.inputs, END), {})
 
     def _in_order(self, rows: Iterable[Row], dropped: Counter[str]) -> list[Arrived]:
-        """By event time, then arrival; what `where` keeps."""
+        """The rows that `where` keeps, by event time, then arrival."""
         listed = []
         for row in rows:
             if self.shape.passes(row.values):
@@ -127,17 +128,20 @@ class SessionOracle:
             yield from self._join(key, row)
 
     def _late(self, key: _Key, ts: int) -> bool:
-        """Rule 1. Reopened is only what the row can be part of: one that could not be kept is not let in."""
+        """Whether a row is late (rule 1). A row reopens only a session that it can join; one that could not be kept is
+        not let in."""
         if self._drops:
             return ts < max(self._accept_from, self._retained.now)
         return ts < self._retained.now and not any(self._may_join(session, ts) for session in key.sessions)
 
     def _may_join(self, session: OpenSession, ts: int) -> bool:
+        if session.start <= ts <= session.last:  # longer than the cap already, if an edit has made the cap smaller
+            return True
         near = session.start - self._gap <= ts <= session.last + self._gap
         return near and session.with_row(ts) < self._cap
 
     def _join(self, key: _Key, row: Arrived) -> Iterator[Output]:
-        """Rules 3 and 4."""
+        """Joins a row to its sessions (rules 3 and 4)."""
         inside = next((s for s in key.sessions if s.start <= row.ts <= s.last), None)
         earlier, later = self._neighbours(key, row.ts)
         if inside is not None:
@@ -157,7 +161,7 @@ class SessionOracle:
             key.sessions.append(OpenSession([row]))
 
     def _neighbours(self, key: _Key, ts: int) -> tuple[OpenSession | None, OpenSession | None]:
-        """The last session that ends before, and the first that starts after, where they are near."""
+        """The last session that ends before `ts`, and the first that starts after it, each only if within the gap."""
         earlier = max((s for s in key.sessions if s.last < ts), key=lambda s: s.last, default=None)
         later = min((s for s in key.sessions if s.start > ts), key=lambda s: s.start, default=None)
         return (
@@ -170,7 +174,8 @@ class SessionOracle:
         session.changed = True
 
     def _force(self, key: _Key, session: OpenSession) -> Iterator[Output]:
-        """S2. What has gone out as it is does not go out again."""
+        """Closes a session that has reached the cap (S2). If its row has already gone out unchanged, it does not go out
+        again."""
         key.sessions.remove(session)
         key.capped.append((session.start, session.last))
         if session.changed or not session.out:
@@ -179,7 +184,7 @@ class SessionOracle:
     # --- what goes out ------------------------------------------------------------------------------------------------
 
     def _changed(self, key: _Key) -> Iterator[Output]:
-        """S5: what has gone out before, or is complete already."""
+        """Yields changed sessions that have gone out before, or are already complete (S5)."""
         for session in key.sessions:
             if session.changed and (session.out or session.last < self._complete.now):
                 yield from self._emit(session)

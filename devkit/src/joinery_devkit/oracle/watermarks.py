@@ -1,14 +1,15 @@
-"""Which watermarks the plans must hold, from every event time read so far."""
+"""Computes which watermarks the plans must hold, from every event time read so far."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 from joinery_devkit.oracle.rows import END
 
 
 class WatermarkOracle:
-    """T1, T5 and T7, from every event time read so far. Times and delays are milliseconds; partitions are any names.
+    """Rules T1, T5 and T7, from every event time read so far. Times and delays are milliseconds; partitions are any
+    names.
 
     Per epoch: `watermarks`, then `saw` with the epoch's rows (T3), dropped and late ones included, then `settle`.
     """
@@ -21,20 +22,24 @@ class WatermarkOracle:
             for partition in known:
                 self.saw(name, partition, [])
 
+    def edit(self, delays: Mapping[str, int]) -> None:
+        """The job goes on with these delays."""
+        self._delays = dict(delays)
+
     def saw(self, name: str, partition: Hashable, times: Iterable[int]) -> None:
-        """An epoch read the partition; `times` are the event times of its readable rows, if there were any."""
+        """Takes an epoch's read of a partition; `times` are the event times of its readable rows, if there were any."""
         self._times[name].setdefault(partition, []).extend(times)
 
     def settle(self, idle: Mapping[str, Collection[Hashable]] | None = None) -> None:
-        """Once `saw` has been told an epoch's rows: what they imply, with the partitions that were idle in that epoch,
-        is not taken back by a partition that is new or not idle any more."""
+        """Settles an epoch after `saw` has taken its rows. What they imply, with the partitions that were idle in that
+        epoch, is not taken back by a partition that is new or no longer idle."""
         for name, emitted in self._emitted.items():
             self._emitted[name] = _highest(emitted, self._implied(name, (idle or {}).get(name, ())))
 
     def watermarks(
         self, idle: Mapping[str, Collection[Hashable]] | None = None, ended: Collection[str] = ()
     ) -> dict[str, int | None]:
-        """The next plan's watermarks, given its idle partitions and the inputs that have been read to their end."""
+        """The next plan's watermarks, given its idle partitions and the inputs that have been read to their ends."""
         idle = idle or {}
         own = {
             name: END if name in ended else _highest(emitted, self._implied(name, idle.get(name, ())))
@@ -50,7 +55,7 @@ class WatermarkOracle:
         return dict(self._emitted)
 
     def _implied(self, name: str, idle: Collection[Hashable]) -> int | None:
-        """T1; nothing is known while a partition that is not idle has shown no row."""
+        """The watermark by T1; None while a partition that is not idle has shown no row."""
         times = [seen for partition, seen in self._times[name].items() if partition not in idle]
         if not times or not all(times):
             return None
@@ -59,6 +64,22 @@ class WatermarkOracle:
     def _all_idle(self, name: str, idle: Collection[Hashable]) -> bool:
         known = self._times[name]
         return bool(known) and all(partition in idle for partition in known)
+
+
+def too_far_ahead(
+    times: Sequence[int], stamps: Sequence[int], max_future: int | None, watermark: int | None
+) -> set[int]:
+    """T11: the positions of rows of one range that are `future`. `stamps` are Kafka's timestamps (negative: none),
+    `watermark` is the input's in the plan; `max_future` None: none is."""
+    found: set[int] = set()
+    reached = watermark
+    for place, ts in enumerate(times):
+        ahead_of = max(stamps[0], stamps[place]) if stamps[0] >= 0 else reached
+        if max_future is not None and ahead_of is not None and ts - max_future > ahead_of:
+            found.add(place)
+        elif reached is not None:
+            reached = max(reached, ts)
+    return found
 
 
 def _highest(a: int | None, b: int | None) -> int | None:

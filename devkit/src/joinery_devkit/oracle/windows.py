@@ -1,4 +1,4 @@
-"""Window steps: W of semantics.md, row by row."""
+"""Window steps: section W of semantics.md, row by row."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from typing import Any, Protocol
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time
 from joinery_devkit.oracle.model import LEFT, RIGHT, SessionRule, Step, WindowRule
-from joinery_devkit.oracle.rows import Joined, Window, joined
+from joinery_devkit.oracle.rows import Forget, Joined, Window, joined
 
 Sides = tuple[list[Joined], list[Joined]]
 
 
 class WindowStep(Protocol):
-    """`closed` is min wm - allowedLateness."""
+    """A window step. `closed` is the least watermark minus allowedLateness."""
+
+    def edit(self, step: Step, forget: Forget) -> None:
+        """The step goes on with another condition, or a side that is preserved no more."""
 
     def close(self, closed: Time) -> list[Joined]:
-        """What the windows give that close now."""
+        """The results of the windows that close now."""
 
     def windows_of(self, row: Joined) -> list[Window]:
-        """The windows of a row that meets no other."""
+        """The windows of a row that meets no other row."""
 
     def is_closed(self, window: Window, closed: Time) -> bool: ...
 
     def arrive(self, rows: Sides, closed: Time) -> tuple[int, int]:
-        """Keeps an epoch's joinable rows; how many of each side are late (W2)."""
+        """Keeps an epoch's joinable rows; returns how many of each side are late (W2)."""
 
 
 def time_of(row: Joined) -> int:
@@ -43,7 +46,7 @@ def padded(names: Sequence[str], side: int, row: Joined, window: Window) -> Join
 
 
 def results(step: Step, names: Sequence[str], rows: Sides, window: Window) -> Iterator[Joined]:
-    """What one window gives (W1, W3): every pair, and preserved rows without a partner."""
+    """The results of one window (W1, W3): every pair, and preserved rows without a partner."""
     matched: set[int] = set()
     for left in rows[LEFT]:
         for right in rows[RIGHT]:
@@ -64,6 +67,9 @@ class FixedWindows:
     rule: WindowRule
     buffered: Sides = field(default_factory=lambda: ([], []))
     closed: Time = UNKNOWN
+
+    def edit(self, step: Step, forget: Forget) -> None:
+        self.step, self.buffered = step, _forgetting(self.buffered, forget)
 
     def close(self, closed: Time) -> list[Joined]:
         before, self.closed = self.closed, closed
@@ -96,13 +102,16 @@ class FixedWindows:
 
 @dataclass(slots=True)
 class SessionWindows:
-    """Sessions that the joinable rows of both sides form together, per key. The rows of an epoch come together: a row
-    that is late by itself is not when they, or buffered ones, tie it to a session that is open."""
+    """Sessions that the joinable rows of both sides form together, per key. The rows of an epoch arrive together: a row
+    that would be late by itself is not if they, or buffered rows, connect it to an open session."""
 
     step: Step
     names: Sequence[str]
     rule: SessionRule
     buffered: Sides = field(default_factory=lambda: ([], []))
+
+    def edit(self, step: Step, forget: Forget) -> None:
+        self.step, self.buffered = step, _forgetting(self.buffered, forget)
 
     def close(self, closed: Time) -> list[Joined]:
         out: list[Joined] = []
@@ -135,7 +144,7 @@ class SessionWindows:
         return late[LEFT], late[RIGHT]
 
     def _sessions(self, rows: Sides) -> Iterator[tuple[Window, Sides]]:
-        """Rows of one key whose distance is <= gap belong together (S1)."""
+        """Groups the rows of each key into sessions: rows at a distance <= gap belong together (S1)."""
         for listed in self._by_key(rows).values():
             ordered = sorted(listed, key=lambda pair: time_of(pair[1]))
             session = ordered[:1]
@@ -152,6 +161,10 @@ class SessionWindows:
             for row in listed:
                 found[self.step.key(side, row)].append((side, row))
         return found
+
+
+def _forgetting(rows: Sides, forget: Forget) -> Sides:
+    return [forget(LEFT, row) for row in rows[LEFT]], [forget(RIGHT, row) for row in rows[RIGHT]]
 
 
 def _session(rows: Sequence[tuple[int, Joined]]) -> tuple[Window, Sides]:

@@ -1,5 +1,5 @@
-"""The operator as a process: watches, calls of the API server, metrics and probes. Decisions are made in `reconcile`.
+"""The operator as a process: watches, calls to the API server, metrics and probes. `reconcile` makes the decisions.
 
 kopf's watches -> cache -> work queue -> worker: observe -> reconcile (pure) -> status, actions, events
-polls of drivers --^ ^---- audit: lists again, and says when a watch is dead
+polls of drivers --^ ^---- audit: lists again, and reports a dead watch
 """

@@ -1,7 +1,7 @@
-"""Calls of the API server: raw objects, bounded in time and number, tried again where that may help.
+"""Calls to the API server: raw objects, bounded in time and number, retried where that may help.
 
-Each call may be made twice with the effect of one: creates meet what is there, deletes name a uid, and writes of the
-resource name the resourceVersion that they were decided on.
+Each call is idempotent: creates meet the existing object, deletes name a uid, and writes of the resource name the
+resourceVersion on which they were decided.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class ApiError(JoineryError):
-    """The API server refused a call, or gave no answer (`code` 0). `reason` is the API server's, as
+    """The API server refused a call, or gave no answer (`code` 0). `reason` is the API server's, such as
     AlreadyExists."""
 
     def __init__(self, what: str, code: int, reason: str, message: str) -> None:
@@ -50,12 +50,12 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """The object is another one than the caller took it for (resourceVersion, uid), or its name is taken."""
+    """The object is not the one that the caller expected (resourceVersion, uid), or its name is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """The answer to one request. Status 0: none came."""
+    """The answer to one request. Status 0: there was no answer."""
 
     status: int
     body: Any
@@ -63,7 +63,7 @@ class ApiResponse:
 
 
 class Api:
-    """A context manager. `sleep` waits between tries."""
+    """The client, as a context manager. `sleep` waits between retries."""
 
     def __init__(self, configuration: Configuration, metrics: Metrics, sleep: Sleep = asyncio.sleep) -> None:
         self._configuration = configuration
@@ -84,7 +84,8 @@ class Api:
     async def list(
         self, resource: ApiResource, namespace: str | None, selector: str = "", *, metadata_only: bool = False
     ) -> Manifest:
-        """The list object. With `metadata_only` the items are nothing but that, from the API server's own cache."""
+        """Returns the list object. With `metadata_only` the items have only metadata, from the API server's own
+        cache."""
         query = {"labelSelector": selector} if selector else {}
         if metadata_only:
             query["resourceVersion"] = "0"
@@ -98,11 +99,12 @@ class Api:
         return await self._call("POST", resource, resource.path(namespace), manifest)
 
     async def patch(self, resource: ApiResource, namespace: str, name: str, body: Manifest) -> Manifest:
-        """A merge patch."""
+        """Applies a merge patch."""
         return await self._call("PATCH", resource, resource.path(namespace, name), body, content_type=_MERGE_PATCH)
 
     async def replace_status(self, resource: ApiResource, manifest: Manifest) -> Manifest:
-        """Writes `status` of the whole resource; Conflict when it has changed since its resourceVersion."""
+        """Writes the `status` of the given resource. Raises Conflict if the resource has changed since its
+        resourceVersion."""
         metadata = manifest["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"], "status")
         return await self._call("PUT", resource, path, manifest)
@@ -110,14 +112,14 @@ class Api:
     async def delete(
         self, resource: ApiResource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> Manifest:
-        """Returns the object with its deletionTimestamp, or a Status when the object is gone."""
+        """Deletes the object. Returns it with its deletionTimestamp, or a Status if the object is gone."""
         body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         return await self._call("DELETE", resource, resource.path(namespace, name), body)
 
     async def may(self, resource: ApiResource, namespace: str | None, verb: str, subresource: str = "") -> bool:
-        """Whether the operator has that right; anybody may ask this."""
+        """Whether the operator has this right. Anybody may ask this."""
         attributes = {
             "namespace": namespace or "",
             "verb": verb,
@@ -187,7 +189,7 @@ class Api:
             return answer
 
     async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> ApiResponse:
-        """One request; status 0 where there was no answer."""
+        """Sends one request. The response has status 0 if there was no answer."""
         configuration = self._configuration
         sent = dict(headers)
         if token := await configuration.get_api_key_with_prefix("BearerToken"):

@@ -1,6 +1,6 @@
 """Carries out what reconcile decided: first the status, then the actions in their order.
 
-Every answer goes into the cache, so that the next reconcile works on what was just written even before a watch reports
+Every answer goes into the cache, so that the next reconcile works on what was just written, even before a watch reports
 it.
 """
 
@@ -16,20 +16,20 @@ from joinery_operator.kube.resources import BY_KIND, ApiResource, ObjectKey
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import SavepointState, Status
 
-_REFUSED = {400, 403, 422}
-"""By a quota, an admission, a namespace that ends, or the API server's own rules."""
+_REFUSED = {400, 403, 422, 500}
+"""By a quota, an admission (500: its webhook does not answer), a namespace that ends, or the API server's own rules."""
 
 
 class NameTaken(JoineryError):
-    """An object that is not the job's has the name of one of its children."""
+    """An object that does not belong to the job has the name of one of its children."""
 
 
 class ResourceChanged(JoineryError):
-    """The resource is no longer the one that was observed; the cache has its newest copy now."""
+    """The resource has changed since it was observed; the cache now has its newest copy."""
 
 
 class Applier:
-    """Writes for jobs and savepoints; what it is given and returns are whole objects."""
+    """Writes for jobs and savepoints. Takes and returns whole objects."""
 
     def __init__(self, api: Api, cache: ObjectCache) -> None:
         self._api = api
@@ -37,7 +37,7 @@ class Applier:
         self._refusals: dict[str, str] = {}
 
     async def write_status(self, job: Manifest, status: Status | SavepointState) -> Manifest:
-        """The resource as it is then. Raises ResourceChanged when it is another one by now."""
+        """Writes the status, and returns the resource. Raises ResourceChanged if the resource has changed meanwhile."""
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         if body == job.get("status"):
             return job
@@ -49,12 +49,12 @@ class Applier:
         return self._cached(written, resource)
 
     def create_refused(self, job: Manifest) -> str:
-        """Why a child of the job could not be created last: what the API server said, or whose object has its name;
-        empty when one was made since."""
+        """Why a child of the job could not be created: the API server's answer, or the owner of an object with the
+        child's name. Empty once a child was created again."""
         return self._refusals.get(uid_of(job), "")
 
     async def act(self, job: Manifest, action: Action) -> Manifest:
-        """Returns the resource, which only SetFinalizers changes."""
+        """Carries out an action. Returns the resource, which only SetFinalizers changes."""
         match action:
             case Create(manifest):
                 await self._create(job, manifest)
@@ -70,9 +70,12 @@ class Applier:
         resource, namespace = BY_KIND[manifest["kind"]], job["metadata"]["namespace"]
         try:
             created = await self._api.create(resource, namespace, manifest)
-        except Conflict:
+        except Conflict as error:
             name = manifest["metadata"]["name"]
-            created = await self._api.get(resource, namespace, name)
+            try:
+                created = await self._api.get(resource, namespace, name)
+            except NotFound:
+                raise error from None  # of a quota, which others use at the same moment
             try:
                 _refuse_others(job, resource, created)
             except NameTaken as error:
@@ -118,8 +121,8 @@ class Applier:
             self._cache.remove(ObjectKey(resource.kind, namespace, name), uid)
 
     async def _not_deleted(self, key: ObjectKey, uid: str, error: Conflict) -> None:
-        """Most often another object of that name is there by now, and the one that was meant is gone. Raises
-        ResourceChanged if it is not."""
+        """Handles a refused deletion. Usually the object is gone, and another one has its name by now. Raises
+        ResourceChanged if the object is still there."""
         try:
             found = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
         except NotFound:
@@ -132,7 +135,7 @@ class Applier:
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]
-        # With its resourceVersion a merge patch is refused when somebody else has changed the list.
+        # With the resourceVersion, the API server refuses the merge patch if somebody else has changed the list.
         body = {"metadata": {"finalizers": list(finalizers), "resourceVersion": metadata["resourceVersion"]}}
         try:
             patched = await self._api.patch(resource, metadata["namespace"], metadata["name"], body)
@@ -144,7 +147,7 @@ class Applier:
         return self._cached(patched, resource)
 
     async def _refreshed(self, job: Manifest, error: Conflict | NotFound) -> ResourceChanged:
-        """Brings the cache up to date without waiting for the watch, which may be late or dead."""
+        """Updates the cache without waiting for the watch, which may be late or dead. Returns the error to raise."""
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]
         key = ObjectKey(resource.kind, metadata["namespace"], metadata["name"])
         try:
@@ -164,8 +167,8 @@ class Applier:
 
 
 def completed(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:
-    """The object as the cache holds it: with its type, which the items of a list leave out, and without
-    `managedFields`, which are half of an object's size (a write without them does not change them)."""
+    """The object as the cache holds it: with its type, which items of a list lack, and without `managedFields`, which
+    make up half of an object's size (a write without them does not change them)."""
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
     return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest, "metadata": metadata}
 

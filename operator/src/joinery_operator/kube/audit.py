@@ -1,7 +1,6 @@
-"""Audits list everything again and put right what no watch has reported.
+"""Audits list everything again, and correct what no watch has reported.
 
-kopf ends a connection that falls silent, and connects anew. A watch that begins anew does not report what was deleted
-in between.
+kopf ends a connection that falls silent, and reconnects. A restarted watch does not report what was deleted in between.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _log = structlog.get_logger(COMPONENT)
 
 
 class Auditor:
-    """`due` is called with the jobs and savepoints to reconcile. Without `namespaces` all are audited."""
+    """Audits the namespaces, or all of them if none is given. Calls `due` with the jobs and savepoints to reconcile."""
 
     def __init__(
         self,
@@ -41,7 +40,8 @@ class Auditor:
         self._watched = watched
 
     async def fill(self) -> None:
-        """Reads everything. Nothing may be decided before: what is not cached yet would be taken for deleted."""
+        """Reads everything. Nothing may be decided before that: objects missing from the cache would be taken for
+        deleted."""
         for resource in self._watched:
             for namespace in self._namespaces:
                 listed = await self._api.list(resource, namespace, _selector(resource))
@@ -52,8 +52,8 @@ class Auditor:
                 self._due(key)
 
     async def round(self) -> None:
-        """One audit of all kinds. A namespace that cannot be listed (it may be deleted, and the operator's rights with
-        it) does not keep the other ones from theirs."""
+        """Runs one audit of all kinds. A namespace that cannot be listed (it may be deleted, and the operator's rights
+        with it) does not stop the audit of the others."""
         for namespace in self._namespaces:
             try:
                 with self._metrics.audit_failures.count_exceptions():
@@ -71,7 +71,7 @@ class Auditor:
             if namespace in (None, key.namespace) and (held := self._cache.get(key)) is not None
         }
         changed = [key for key, version in listed.items() if known.get(key, -1) < version]
-        # The list may come from the API server's cache and be older than what a watch has delivered.
+        # The list may come from the API server's cache, and be older than what a watch has delivered.
         gone = [key for key, version in known.items() if key not in listed and version <= version_of(answer)]
         for key in (*changed, *gone):
             await self._put_right(resource, key)
@@ -84,7 +84,7 @@ class Auditor:
         except NotFound:
             missed = held is not None and self._cache.remove(key, uid_of(held))
         else:
-            # A child that lost the label that it is listed by is still there, and as it was.
+            # A child that lost the label by which it is listed still exists, unchanged.
             complete = completed(newest, resource)
             missed = self._cache.put(complete, resource.kind)
             owner = self._cache.owner_of(complete, resource.kind)

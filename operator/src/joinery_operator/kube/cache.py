@@ -1,7 +1,7 @@
-"""The last seen copy of every object that the operator watches.
+"""Caches the newest copy of every object that the operator watches.
 
-Copies come from watches, from lists, and from answers to the operator's own calls, in any order: the one with the
-greatest resourceVersion is kept (they are comparable numbers), and an object that was seen to be gone stays gone, so
+Copies come from watches, from lists, and from answers to the operator's own calls, in any order. The one with the
+greatest resourceVersion is kept (they are comparable numbers). An object that was once seen to be gone stays gone, so
 that a late answer cannot bring it back.
 """
 
@@ -11,14 +11,16 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from joinery_operator.decision import Children, Manifest
-from joinery_operator.kube.resources import ALL_CHILDREN, JOB_KINDS, JOBS, OWNER_KINDS, POD, ObjectKey
+from joinery_operator.kube.resources import ALL_CHILDREN, JOB_KINDS, JOBS, OWNER_KINDS, POD, SAVEPOINT, ObjectKey
+from joinery_operator.manifests import page_url
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
+from joinery_operator.settings import Settings
 
 _GRAVES = 20_000
 
 
 def key_of(manifest: Manifest, kind: str) -> ObjectKey:
-    """`kind` is given, because the items of a list leave out theirs."""
+    """The key of an object. `kind` is a parameter because items of a list lack theirs."""
     metadata = manifest["metadata"]
     return ObjectKey(kind, metadata["namespace"], metadata["name"])
 
@@ -40,13 +42,14 @@ def owner_uid(manifest: Manifest) -> str | None:
 
 
 class ObjectCache:
-    """For one event loop: not for threads."""
+    """The cache. For one event loop, not for several threads."""
 
     def __init__(self) -> None:
         self._objects: dict[ObjectKey, Manifest] = {}
         self._keys_by_uid: dict[str, ObjectKey] = {}
         self._owners: dict[ObjectKey, str] = {}
         self._children: defaultdict[str, set[ObjectKey]] = defaultdict(set)
+        self._same_host: defaultdict[str, set[ObjectKey]] = defaultdict(set)
         self._graves: OrderedDict[str, None] = OrderedDict()
 
     def get(self, key: ObjectKey) -> Manifest | None:
@@ -58,6 +61,10 @@ class ObjectCache:
 
     def keys(self, kind: str) -> Iterator[ObjectKey]:
         return (key for key in tuple(self._objects) if key.kind == kind)
+
+    def jobs_like(self, job: ObjectKey) -> Iterator[ObjectKey]:
+        """Jobs of any kind and namespace with the same name, but for dots and hyphens."""
+        yield from sorted(self._same_host.get(_host(job), ()))
 
     def children(self, uid: str) -> Children:
         """The objects whose controller is the job or savepoint of this uid."""
@@ -75,7 +82,7 @@ class ObjectCache:
         return self._keys_by_uid.get(uid) if uid else None
 
     def put(self, manifest: Manifest, kind: str) -> bool:
-        """Keeps the copy if it is newer than the one that is here; says whether it did."""
+        """Keeps the copy if it is newer than the cached one; returns whether it is."""
         key, uid = key_of(manifest, kind), uid_of(manifest)
         if uid in self._graves:
             return False
@@ -84,22 +91,24 @@ class ObjectCache:
             return False
         owner = owner_uid(manifest)
         if old is not None:
-            # A child that others took the reference from is still its owner's, to be repaired.
+            # A child whose owner reference others removed still belongs to its owner, which repairs it.
             owner = owner or (self._owners.get(key) if uid_of(old) == uid else None)
             self._unlink(key, old)
         self._objects[key] = manifest
         self._keys_by_uid[uid] = key
+        if kind in JOB_KINDS:
+            self._same_host[_host(key)].add(key)
         if owner and kind not in OWNER_KINDS:
             self._owners[key] = owner
             self._children[owner].add(key)
         return True
 
     def watched(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
-        """An event of a watch; says whether it brought something new."""
+        """Takes an event of a watch; returns whether it brought something new."""
         return self.remove(key_of(manifest, kind), uid_of(manifest)) if deleted else self.put(manifest, kind)
 
     def remove(self, key: ObjectKey, uid: str) -> bool:
-        """The object of this uid is gone for good; says whether it was here."""
+        """Notes that the object of this uid is gone for good; returns whether it was cached."""
         self._graves[uid] = None
         if len(self._graves) > _GRAVES:
             self._graves.popitem(last=False)
@@ -124,6 +133,11 @@ class ObjectCache:
 
     def _unlink(self, key: ObjectKey, old: Manifest) -> None:
         self._keys_by_uid.pop(uid_of(old), None)
+        if key.kind in JOB_KINDS:
+            alike = self._same_host[_host(key)]
+            alike.discard(key)
+            if not alike:
+                del self._same_host[_host(key)]
         if owner := self._owners.pop(key, None):
             self._children[owner].discard(key)
             if not self._children[owner]:
@@ -138,9 +152,40 @@ def name_conflicts(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
             yield key
 
 
+def page_conflicts(job: ObjectKey, cache: ObjectCache, settings: Settings) -> Iterator[ObjectKey]:
+    """Other jobs whose pages would have the same address as this one's."""
+    if not settings.page_url or job.kind not in JOB_KINDS:
+        return
+    address = _page(job, settings)
+    for key in cache.jobs_like(job):
+        if key != job and _page(key, settings) == address:
+            yield key
+
+
+def _host(job: ObjectKey) -> str:
+    return job.name.replace(".", "-")  # as in the address of its page
+
+
+def _page(job: ObjectKey, settings: Settings) -> str | None:
+    return page_url({"metadata": {"namespace": job.namespace, "name": job.name}}, settings)
+
+
+def savepoints_of(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
+    """The savepoints of a job."""
+    for key in cache.keys(SAVEPOINT.kind) if job.kind in JOB_KINDS else ():
+        found = cache.get(key)
+        if found is not None and key.namespace == job.namespace and _job_of(found) == (job.kind, job.name):
+            yield key
+
+
+def _job_of(savepoint: Manifest) -> tuple[str, str]:
+    of = savepoint["spec"]["job"]
+    return of["kind"], of["name"]
+
+
 def orphaned_drivers(job: Manifest, cache: ObjectCache) -> Mapping[str, Manifest]:
-    """Driver pods, by name, of an earlier resource of the same name, which was deleted and made again before they had
-    ended. Found before the first attempt only: going through every pod is too much for each reconcile."""
+    """Driver pods, by name, of an earlier resource of the same name, which was deleted and created again before they
+    had ended. Looks for them before the first attempt only: going through every pod is too much for each reconcile."""
     if (job.get("status") or {}).get("driver") is not None:
         return {}
     theirs = labels(job, "driver")
@@ -152,6 +197,6 @@ def orphaned_drivers(job: Manifest, cache: ObjectCache) -> Mapping[str, Manifest
         for name, pod in pods.items()
         if pod is not None
         and wanted.items() <= (pod["metadata"].get("labels") or {}).items()
-        # Without an owner nobody will delete it, and nobody says that it is a driver of this job.
+        # A pod without an owner is never deleted, and nothing proves that it is a driver of this job.
         and owner_uid(pod) not in {None, uid_of(job)}
     }

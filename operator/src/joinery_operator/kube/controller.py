@@ -15,7 +15,7 @@ from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, completed
 from joinery_operator.kube.audit import Auditor
-from joinery_operator.kube.cache import ObjectCache, name_conflicts, uid_of
+from joinery_operator.kube.cache import ObjectCache, name_conflicts, page_conflicts, savepoints_of, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
@@ -27,7 +27,7 @@ from joinery_operator.settings import Settings
 
 WORKERS = 8
 AUDIT_SECONDS = 60.0
-# kopf lists once more after the controller has; no watch reports what was deleted in between.
+# kopf lists again after the controller did, and no watch reports what was deleted in between.
 FIRST_AUDIT_SECONDS = 5.0
 STOP_SECONDS = 20.0
 
@@ -39,9 +39,10 @@ def utc_now() -> datetime:
 
 
 class Controller:
-    """A context manager: entered, it has read everything and works. Watches are fed in through `on_watch_event`.
+    """Runs the operator, as a context manager: on entry it has read everything, and works. Watches report through
+    `on_watch_event`.
 
-    `instance` is this operator's name in Events; `clock` counts seconds, `now` tells the time in UTC.
+    `instance` is this operator's name in Events; `clock` returns seconds, `now` the time in UTC.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Controller:
         await self.close()
 
     async def close(self) -> None:
-        """Begins no more reconciles, and lets those that run finish (20 s at most). The next operator does the rest."""
+        """Starts no more reconciles, and lets running ones finish (20 s at most). The next operator does the rest."""
         self._stopping = True
         self.feed.close()
         for task in self._tasks:
@@ -110,11 +111,11 @@ class Controller:
         await self._stack.aclose()
 
     async def on_watch_event(self, resource: ApiResource, manifest: Manifest, deleted: bool) -> None:
-        """An event of a watch."""
+        """Takes an event of a watch."""
         self._metrics.watch_events.labels(resource.kind).inc()
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
         complete = completed(manifest, resource)
-        # A child that lost the label that it is watched by goes from the watch, but is still there.
+        # A child that lost the label by which it is watched disappears from the watch, but still exists.
         if deleted and resource not in OWNERS and (still := await self._still_there(resource, complete)):
             complete, deleted = still, False
         owner = self.cache.owner_of(complete, resource.kind)
@@ -122,8 +123,14 @@ class Controller:
             self._due(owner)
 
     def _due(self, owner: ObjectKey) -> None:
-        """Something of the job or savepoint has changed; jobs of other kinds with its name may depend on it."""
-        for key in (owner, *name_conflicts(owner, self.cache)):
+        """Queues a job or savepoint that has changed, and what may depend on it: jobs of other kinds with its name,
+        jobs whose pages would have its address, and the savepoints of a job that ends."""
+        found = self.cache.get(owner)
+        ends = found is None or found["metadata"].get("deletionTimestamp")
+        others = {*name_conflicts(owner, self.cache), *page_conflicts(owner, self.cache, self._settings)}
+        if ends:
+            others.update(savepoints_of(owner, self.cache))
+        for key in (owner, *sorted(others)):
             self.feed.add(key)
 
     async def _still_there(self, resource: ApiResource, gone: Manifest) -> Manifest | None:
@@ -144,7 +151,7 @@ class Controller:
             try:
                 again_after = await self._reconciler.run(key)
             except Exception:
-                # The reconciler has reported it.
+                # The reconciler has reported the error.
                 self.feed.failed(key)
             else:
                 self.feed.done(key, again_after)

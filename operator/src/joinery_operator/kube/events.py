@@ -1,4 +1,5 @@
-"""Kubernetes Events about jobs. A repeated Event counts up the one that is there, as other controllers do it."""
+"""Writes Kubernetes Events about jobs. As in other controllers, a repeated Event increases the count of the existing
+one, and one object gets a limited number of Events at a time."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ COMPONENT = "joinery-operator"
 _REMEMBERED = 2_000
 _LONGEST_MESSAGE = 1_024
 _LONGEST_NAME = 200
+_BURST, _ANOTHER_SECONDS = 25, 300.0
+"""As many Events about one object as kubelets and controllers tell at once, and how soon they tell another one then."""
 
 _log = structlog.get_logger(COMPONENT)
 
@@ -30,21 +33,44 @@ class _Recorded:
     count: int
 
 
+@dataclass(slots=True)
+class _Allowance:
+    """How many Events about one object may be told, as of then."""
+
+    left: float
+    then: datetime
+
+
 class EventRecorder:
-    """`instance` is this operator's name (its pod); `now` tells the time in UTC."""
+    """Writes Events. `instance` is this operator's name (its pod); `now` returns the time in UTC."""
 
     def __init__(self, api: Api, instance: str, now: Callable[[], datetime]) -> None:
         self._api = api
         self._instance = instance
         self._now = now
         self._recorded: OrderedDict[str, _Recorded] = OrderedDict()
+        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 
     async def record(self, job: Manifest, event: Event) -> None:
-        """Never raises ApiError: an Event that could not be written must not keep a job from going on."""
+        """Writes an Event, unless its object has used up its allowance. Never raises ApiError: a failure to write an
+        Event must not stop a job."""
+        if not self._allowed(uid_of(job)):
+            return
         try:
             await self._record(job, event)
         except ApiError as error:
             _log.warning("an Event could not be written", job=job["metadata"]["name"], error=str(error))
+
+    def _allowed(self, uid: str) -> bool:
+        now = self._now()
+        known = self._allowances.pop(uid, None) or _Allowance(_BURST, now)
+        gained = max((now - known.then).total_seconds(), 0.0) / _ANOTHER_SECONDS
+        left = min(known.left + gained, float(_BURST))
+        allowed = left >= 1
+        self._allowances[uid] = _Allowance(left - allowed, now)
+        if len(self._allowances) > _REMEMBERED:
+            self._allowances.popitem(last=False)
+        return allowed
 
     async def _record(self, job: Manifest, event: Event) -> None:
         identity = (uid_of(job), event.type, event.reason, event.message)
@@ -59,7 +85,7 @@ class EventRecorder:
             self._recorded.popitem(last=False)
 
     async def _counted(self, job: Manifest, recorded: _Recorded) -> bool:
-        """Whether the Event was still there; they live for an hour."""
+        """Counts a repeated Event. Returns whether it still existed: Events live for an hour."""
         body = {"count": recorded.count + 1, "lastTimestamp": self._time()}
         try:
             await self._api.patch(EVENT, job["metadata"]["namespace"], recorded.name, body)

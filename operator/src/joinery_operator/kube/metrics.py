@@ -1,4 +1,4 @@
-"""What the operator counts of itself, for Prometheus; each process has a registry of its own."""
+"""The operator's metrics about itself, for Prometheus. Each process has a registry of its own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Metrics:
         self.audit_failures = self._counter("audit_failures", "Audits that could not be made")
 
     def set_jobs(self, by_kind_and_phase: Mapping[tuple[str, str], int]) -> None:
-        """Replaces the figures, so that a phase without jobs has none."""
+        """Replaces all numbers of jobs, so that a phase without jobs has none."""
         self.jobs.clear()
         for (kind, phase), number in by_kind_and_phase.items():
             self.jobs.labels(kind, phase).set(number)

@@ -1,4 +1,4 @@
-"""Asks the drivers that run, and the migrations before them, how they are: `GET http://<pod>:<port>/status`."""
+"""Polls the status of running drivers, and of the migrations before them: `GET http://<pod>:<port>/status`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LONGEST_ANSWER = 256 * 1024
 _FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("epoch", "committed", "migrated", "inputs", "rows_per_second", "rows_in", "rows_out"), True),
     **dict.fromkeys(("late", "state_bytes", "hottest_keys", "executors"), True),
-    "waiting": {"reason"},  # its words may hold a figure
+    "waiting": {"reason"},  # its text may hold a figure
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DriverEndpoint:
-    """A driver that runs, and its job."""
+    """A running driver, and its job."""
 
     job: ObjectKey
     job_uid: str
@@ -46,7 +46,7 @@ class _Answer:
 
 
 def current_driver(job: Manifest, cache: ObjectCache) -> Manifest | None:
-    """The job's own pod of the attempt that the status names. A pod of that name may be an earlier job's."""
+    """The job's own pod for the attempt that the status names. A pod of that name may belong to an earlier job."""
     number = ((job.get("status") or {}).get("driver") or {}).get("number")
     if number is None:
         return None
@@ -67,7 +67,7 @@ def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
 
 
 def _answers(job: Manifest, status: Manifest) -> bool:
-    """Whether a driver or its migration runs in the pod of this status; one that restores says nothing."""
+    """Whether a driver or its migration runs in the pod with this status. A pod that restores does not answer."""
     if job["status"]["driver"].get("restore"):
         return False
     first = status.get("initContainerStatuses") or ()
@@ -76,8 +76,8 @@ def _answers(job: Manifest, status: Manifest) -> bool:
 
 
 class Poller:
-    """A context manager. Calls `due` with the jobs whose driver reported something for the status: figures (lag, rows,
-    watermarks) every `figures_rounds` rounds, anything else at once."""
+    """Polls drivers, as a context manager. Calls `due` with the jobs whose driver reported something new for the
+    status: figures (lag, rows, watermarks) every `figures_rounds` rounds, anything else at once."""
 
     def __init__(
         self, cache: ObjectCache, port: int, metrics: Metrics, due: Callable[[ObjectKey], None], figures_rounds: int
@@ -98,7 +98,7 @@ class Poller:
         await self._session.close()
 
     def last_of(self, job: Manifest) -> DriverStatus | None:
-        """What the driver of the current attempt last said."""
+        """What the driver of the current attempt last reported."""
         answer = self._answers.get(uid_of(job))
         pod = current_driver(job, self._cache)
         return answer.status if answer and pod and uid_of(pod) == answer.pod_uid else None

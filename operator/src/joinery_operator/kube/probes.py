@@ -1,4 +1,4 @@
-"""Whether the operator works, in words, served as `/healthz` and `/readyz` beside `/metrics`."""
+"""Tells in words whether the operator works, as `/healthz` and `/readyz` beside `/metrics`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import ObjectKey
 from joinery_runtime.errors import EnvironmentProblem
 
-# A reconcile makes at most a few calls, each limited to about 90 s with all its tries.
+# A reconcile makes only a few calls, each limited to about 90 s with all its retries.
 HUNG_SECONDS = 600.0
 
 
 class Health:
-    """`running` are the jobs that are being reconciled, and since when; `clock` counts seconds."""
+    """The operator's health. `running` are the jobs that are being reconciled, and since when; `clock` is in
+    seconds."""
 
     def __init__(self, running: Callable[[], Mapping[ObjectKey, float]], clock: Callable[[], float]) -> None:
         self._running = running
@@ -25,7 +26,7 @@ class Health:
         self.ended: list[str] = []
 
     def live(self) -> Collection[str]:
-        """What only a restart puts right."""
+        """The problems that only a restart can fix."""
         now = self._clock()
         hung = [
             f"the reconcile of {key} has run for {now - since:.0f} s"
@@ -42,7 +43,7 @@ _LONGEST_LIST = 20
 
 
 class ProbeServer:
-    """A context manager; `collect` brings the gauges up to date before they are read."""
+    """Serves probes and metrics, as a context manager. `collect` updates the gauges before they are read."""
 
     def __init__(self, port: int, health: Health, metrics: Metrics, collect: Callable[[], None]) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""The process: logs in, checks what must be there, and works until SIGTERM."""
+"""Runs the operator's process: logs in, checks the environment, and works until SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +27,12 @@ from joinery_operator.kube.watches import credentials_for_kopf, kopf_settings, l
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
 
-# kopf says a line per event and per handler; aiohttp's server one per request.
+# kopf logs a line per event and per handler; aiohttp's server one per request.
 _QUIET = ("kopf", "aiohttp", "asyncio", "kubernetes")
 
 
 def log_json(stream: TextIO = sys.stderr) -> None:
-    """JSON lines on standard error, those of kopf and other libraries included. Called once in a process."""
+    """Sets up logging as JSON lines on standard error, including kopf and other libraries. Called once in a process."""
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -65,7 +66,7 @@ _log = structlog.get_logger(COMPONENT)
 
 _KOPF_STOP_SECONDS = 10.0
 REGAIN_SECONDS = 30.0
-"""How often the operator asks for its rights in namespaces that it left out."""
+"""How often the operator asks whether it has rights again in namespaces that it left out."""
 
 MakeApi = Callable[[Configuration, Metrics], Api]
 LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
@@ -74,13 +75,13 @@ LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
 async def serve(
     settings: Settings, reconcile: Reconcile, kubeconfig: Path | None = None, make_api: MakeApi = Api
 ) -> None:
-    """Returns after SIGTERM or SIGINT. Raises EnvironmentProblem for what keeps it from starting, CancelledError for a
-    signal before that."""
+    """Runs the operator until SIGTERM or SIGINT. Raises EnvironmentProblem if it cannot start, and CancelledError for a
+    signal before it has started."""
     _cancel_at_signals()
     configuration = await load_connection(kubeconfig)
 
     async def log_in() -> kopf.ConnectionInfo:
-        # kopf asks again when its token is no longer taken; a kubeconfig's login may then give another one.
+        # kopf asks again when its token is no longer accepted; a kubeconfig's login may then give another one.
         configuration.api_key.update((await load_connection(kubeconfig)).api_key)
         return await credentials_for_kopf(configuration)
 
@@ -106,18 +107,25 @@ async def serve(
     _log.info("the operator has ended")
 
 
-def _cancel_at_signals() -> None:
-    """Until kopf puts its own handlers in their place; the first process of a container would ignore SIGTERM."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None, "a coroutine runs in a task"
+def _at_signals(act: Callable[[], object]) -> None:
+    """The first process of a container would ignore SIGTERM without a handler."""
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, act)
+
+
+def _cancel_at_signals() -> None:
+    """Cancels the task at a signal, until the watches have handlers of their own."""
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    _at_signals(task.cancel)
 
 
 async def _without_forbidden(
     api: Api, namespaces: tuple[str, ...], metrics: Metrics, ended: Exception
 ) -> tuple[str, ...]:
-    """kopf gives up when one namespace is forbidden. Without that one, the operator goes on at once."""
+    """The namespaces without forbidden ones. kopf gives up if a single namespace is forbidden; the operator goes on at
+    once without it."""
     usable = await check_environment(api, namespaces, metrics)
     if usable == namespaces:
         raise EnvironmentProblem(
@@ -127,25 +135,18 @@ async def _without_forbidden(
 
 
 async def regained(api: Api, left_out: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """Waits until the operator has all of its rights in some of these namespaces: they were made again, and its role
-    there after them."""
+    """Waits until the operator has all of its rights again in some of these namespaces, and returns those: a namespace
+    and the operator's role in it were created again."""
     rights = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
     while True:
         await asyncio.sleep(REGAIN_SECONDS)
         try:
-            back = [name for name in left_out if await _has_all(api, name, rights)]
+            lacking = {namespace for namespace, _ in await _refused(api, left_out, rights)}
         except ApiError as error:
             _log.warning("the rights in namespaces that are left out could not be asked for", error=str(error))
             continue
-        if back:
-            return tuple(back)
-
-
-async def _has_all(api: Api, namespace: str | None, rights: Sequence[Permission]) -> bool:
-    for right in rights:
-        if not await api.may(right.resource, namespace, right.verb, right.subresource):
-            return False
-    return True
+        if back := tuple(name for name in left_out if name not in lacking):
+            return back
 
 
 async def _watch(
@@ -154,15 +155,22 @@ async def _watch(
     log_in: LogIn,
     more: Coroutine[None, None, tuple[str, ...]],
 ) -> tuple[str, ...] | Exception | None:
-    """Until `more` gives further namespaces, which are returned; until SIGTERM; or until kopf gives up, and why."""
-    closed, stop = asyncio.Event(), asyncio.Event()
+    """Watches until `more` yields further namespaces, which it returns; until SIGTERM (None); or until kopf gives up,
+    and returns why."""
+    closed, stop, terminated = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def close() -> None:
         await controller.close()
         closed.set()
 
-    watching = asyncio.create_task(
-        kopf.operator(
+    def terminate() -> None:
+        terminated.set()
+        stop.set()
+
+    async def watch() -> None:
+        """As `kopf.operator`, whose handlers forget a signal that comes while it stops for another reason."""
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=registry(controller.on_watch_event, log_in, close, controller.watched),
             settings=kopf_settings(),
             standalone=True,
@@ -170,7 +178,10 @@ async def _watch(
             namespaces=settings.namespaces,
             stop_flag=stop,
         )
-    )
+        _at_signals(terminate)
+        await kopf.run_tasks(tasks, ignored=others)
+
+    watching = asyncio.create_task(watch())
     closing, found = asyncio.create_task(closed.wait()), asyncio.create_task(more)
     ended: tuple[str, ...] | Exception | None = None
     try:
@@ -178,21 +189,23 @@ async def _watch(
         if found.done():
             ended = found.result()
             stop.set()
-        # kopf 1.45 may then wait for ever, for a login from its own part that has ended.
+        # kopf 1.45 may then wait for ever for a login from a part of it that has ended.
         await asyncio.wait_for(watching, _KOPF_STOP_SECONDS)
     except Exception as error:
-        if ended is None:
+        if ended is None and not terminated.is_set():
             _log.exception("the watches have ended")
             ended = error
     finally:
         for task in (closing, found, watching):
             task.cancel()
+    if terminated.is_set():
+        return None
     if ended is not None:
         _cancel_at_signals()
     return ended
 
 
-# What must be there before the operator starts, each as an error that says what to do
+# What the operator needs before it starts. Each lack is an error that says what to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,20 +221,20 @@ class Permission:
 
 _OF_CHILDREN = ("get", "list", "watch", "create", "patch", "delete")
 ROUTE_PERMISSIONS: Sequence[Permission] = tuple(Permission(HTTP_ROUTE, verb) for verb in _OF_CHILDREN)
-"""Where the jobs' pages have HTTPRoutes."""
+"""The rights needed if jobs' pages have HTTPRoutes."""
 PERMISSIONS: Sequence[Permission] = (
     *(Permission(owner, verb) for owner in OWNERS for verb in ("get", "list", "watch", "patch")),
     *(Permission(owner, "update", "status") for owner in OWNERS),
     *(Permission(child, verb) for child in CHILDREN for verb in _OF_CHILDREN),
     *(Permission(EVENT, verb) for verb in ("create", "patch")),
 )
-"""All that the operator does, in each of its namespaces. Where the API server checks owner references, `update` of the
-owners' subresource `finalizers` as well."""
+"""The rights that the operator needs in each of its namespaces. If the API server checks owner references, it also
+needs `update` of the owners' subresource `finalizers`."""
 
 
 async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
-    """The namespaces to work in. Raises EnvironmentProblem: no API server, no CRDs, or rights that are missing (all of
-    them)."""
+    """The namespaces to work in. Raises EnvironmentProblem if the API server does not answer, or if CRDs or rights are
+    missing; the error names all missing rights."""
     try:
         missing = [owner for owner in OWNERS if not await api.served(owner)]
     except ApiError as error:
@@ -240,8 +253,8 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
 
 
 async def watches_routes(api: Api, settings: Settings) -> bool:
-    """Whether HTTPRoutes are watched: where the installation wants some, and elsewhere if that can be, so that those of
-    an earlier setting go. Raises EnvironmentProblem."""
+    """Whether HTTPRoutes are watched: if the installation wants them, and otherwise if that is possible, so that those
+    of an earlier setting are deleted. Raises EnvironmentProblem."""
     served, wanted = await api.served(HTTP_ROUTE), bool(settings.page_route)
     if wanted and not served:
         raise EnvironmentProblem(
@@ -249,13 +262,10 @@ async def watches_routes(api: Api, settings: Settings) -> bool:
             facts=f"{HTTP_ROUTE.plural}.{HTTP_ROUTE.group} ({HTTP_ROUTE.version})",
             todo="Install the Gateway API, or turn jobPage.httpRoute of the chart off",
         )
-    refused = [
-        namespace
-        for namespace in (settings.namespaces or (None,) if served else ())
-        if not await _has_all(api, namespace, ROUTE_PERMISSIONS)
-    ]
+    asked = (settings.namespaces or (None,)) if served else ()
+    refused = dict.fromkeys(namespace for namespace, _ in await _refused(api, asked, ROUTE_PERMISSIONS))
     if wanted and refused:
-        places = ", ".join(f"namespace {name}" if name else "all namespaces" for name in refused)
+        places = ", ".join(map(_place, refused))
         raise EnvironmentProblem(
             "The operator's service account lacks rights",
             facts=f"{', '.join(_OF_CHILDREN)} {HTTP_ROUTE.plural}.{HTTP_ROUTE.group} in {places}",
@@ -265,22 +275,16 @@ async def watches_routes(api: Api, settings: Settings) -> bool:
 
 
 async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
-    """The namespaces where the operator has rights. One without any is most often deleted, and its RoleBinding with it:
-    kopf ends all watches for one that is forbidden, so this one is left out for the sake of the others."""
-    asked = [(namespace, right) for namespace in namespaces or (None,) for right in PERMISSIONS]
-    answers = await asyncio.gather(
-        *(api.may(right.resource, namespace, right.verb, right.subresource) for namespace, right in asked)
-    )
-    usable = tuple(dict.fromkeys(name for (name, _), allowed in zip(asked, answers, strict=True) if name and allowed))
-    refused = [
-        f"{right} in {f'namespace {namespace}' if namespace else 'all namespaces'}"
-        for (namespace, right), allowed in zip(asked, answers, strict=True)
-        if not allowed and (not usable or namespace in usable)
-    ]
-    if refused:
+    """The namespaces in which the operator has rights. One without any was usually deleted, and its RoleBinding with
+    it. It is left out, because kopf ends all watches if a single namespace is forbidden."""
+    refused = await _refused(api, namespaces or (None,), PERMISSIONS)
+    lacking = Counter(namespace for namespace, _ in refused)
+    usable = tuple(name for name in dict.fromkeys(namespaces) if lacking[name] < len(PERMISSIONS))
+    needed = [f"{right} in {_place(name)}" for name, right in refused if not usable or name in usable]
+    if needed:
         raise EnvironmentProblem(
             "The operator's service account lacks rights",
-            facts="; ".join(refused),
+            facts="; ".join(needed),
             todo="Bind it to the chart's role there, or set JOINERY_OPERATOR_NAMESPACES to where it has them",
         )
     for namespace in namespaces:
@@ -294,3 +298,18 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
                 "upgrade): the operator then works on it by itself",
             )
     return usable
+
+
+async def _refused(
+    api: Api, namespaces: Sequence[str | None], rights: Sequence[Permission]
+) -> list[tuple[str | None, Permission]]:
+    """Which of these rights the operator lacks, and where (None: in all namespaces). Raises ApiError."""
+    asked = [(namespace, right) for namespace in namespaces for right in rights]
+    answers = await asyncio.gather(
+        *(api.may(right.resource, namespace, right.verb, right.subresource) for namespace, right in asked)
+    )
+    return [each for each, allowed in zip(asked, answers, strict=True) if not allowed]
+
+
+def _place(namespace: str | None) -> str:
+    return f"namespace {namespace}" if namespace else "all namespaces"

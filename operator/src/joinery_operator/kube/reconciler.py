@@ -1,9 +1,9 @@
-"""One reconcile of one job or savepoint: observe, decide, write the status, act."""
+"""Runs one reconcile of one job or savepoint: observe, decide, write the status, act."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from joinery_operator.decision import Children, Decision, Event, Manifest, Observed, ObservedSavepoint
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged
-from joinery_operator.kube.cache import ObjectCache, name_conflicts, orphaned_drivers, uid_of
+from joinery_operator.kube.cache import ObjectCache, name_conflicts, orphaned_drivers, page_conflicts, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
@@ -21,6 +21,7 @@ from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, SAVEPOINT, Ob
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.settings import Settings
+from joinery_runtime.errors import JoineryError
 
 Reconcile = Callable[[Observed | ObservedSavepoint], Decision]
 
@@ -37,7 +38,7 @@ def _template_names(job: object) -> frozenset[str]:
 
 @lru_cache(maxsize=_CACHED)
 def _template_names_in(text: str) -> frozenset[str]:
-    # Parsing takes a while, and few jobs have templates.
+    # Parsing is slow, and few jobs have templates.
     if "podTemplate" not in text:
         return frozenset()
     try:
@@ -53,8 +54,8 @@ def _inside(document: object, *path: str) -> object:
 
 
 class PodTemplateCache:
-    """ConfigMaps that hold pod templates: the users' own, read when a job names them, and cached for 15 s. `clock`
-    counts seconds."""
+    """Reads ConfigMaps with pod templates, which are the users' own, when a job names them, and caches them for 15 s.
+    `clock` is in seconds."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api = api
@@ -62,8 +63,8 @@ class PodTemplateCache:
         self._cached: OrderedDict[tuple[str, str], tuple[float, Manifest | None]] = OrderedDict()
 
     async def of(self, job: Manifest, children: Children) -> Mapping[str, Manifest | None]:
-        """The ConfigMaps that the `podTemplate` fields of the resource and of its revisions name, by name; None where
-        there is none of that name."""
+        """The ConfigMaps named in `podTemplate` fields of the resource and of its revisions, by name; None: there is no
+        ConfigMap of that name."""
         revisions = ((each.get("data") or {}).get(JOB_FILE, "") for each in children.config_maps.values())
         names = _template_names(job).union(*(_template_names_in(text) for text in revisions))
         return {name: await self._get(job["metadata"]["namespace"], name) for name in sorted(names)}
@@ -83,7 +84,7 @@ class PodTemplateCache:
 
 
 class Observer:
-    """Collects everything that `reconcile` reads. `now` tells the time in UTC."""
+    """Collects everything that `reconcile` reads. `now` returns the time in UTC."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Observer:
     async def observe(
         self, key: ObjectKey, create_refused: Callable[[Manifest], str]
     ) -> Observed | ObservedSavepoint | None:
-        """None when there is no such job or savepoint."""
+        """Observes a job or savepoint; None if there is no such object."""
         if key.kind == SAVEPOINT.kind:
             return await self._observe_savepoint(key, create_refused)
         return await self._observe_job(key, create_refused)
@@ -130,7 +131,7 @@ class Observer:
         if job is None:
             return None
         templates = await self._templates.of(job, self._cache.children(uid_of(job)))
-        # Nothing is awaited between here and the decision: what is observed is of one moment.
+        # Nothing is awaited between here and the decision, so that all observations are from one moment.
         job = self._cache.get(key) or job
         return Observed(
             kind=JOB_KINDS[key.kind],
@@ -142,14 +143,16 @@ class Observer:
             settings=self._settings,
             orphaned_drivers=orphaned_drivers(job, self._cache),
             create_refused=create_refused(job),
-            name_conflicts=tuple(
-                other for each in name_conflicts(key, self._cache) if (other := self._cache.get(each))
-            ),
+            name_conflicts=self._all(name_conflicts(key, self._cache)),
+            page_conflicts=self._all(page_conflicts(key, self._cache, self._settings)),
         )
+
+    def _all(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
+        return tuple(found for each in keys if (found := self._cache.get(each)))
 
 
 class JobReconciler:
-    """Observes a job or savepoint, has reconcile decide, writes the status, then acts."""
+    """Observes a job or savepoint, lets `reconcile` decide, writes the status, then acts."""
 
     def __init__(
         self,
@@ -168,8 +171,8 @@ class JobReconciler:
         self._metrics = metrics
 
     async def run(self, key: ObjectKey) -> float | None:
-        """Returns after how many seconds the next reconcile is due even if nothing happens. Errors are reported (log,
-        Event, metrics) and raised again."""
+        """Runs a reconcile. Returns after how many seconds the next one is due even if nothing happens. Reports errors
+        (log, Event, metrics) and raises them again."""
         job = self._cache.get(key)
         if job is None:
             return None
@@ -200,12 +203,20 @@ class JobReconciler:
         decision, job = self._reconcile(observed), observed.resource
         if decision.status is not None:
             job = await self._applier.write_status(job, decision.status)
-        for action in decision.actions:
-            job = await self._applier.act(job, action)
-            _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
+        try:
+            for action in decision.actions:
+                job = await self._applier.act(job, action)
+                _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
+        except JoineryError:
+            # They are about the status, which is written: the next reconcile does not tell them again.
+            await self._tell(job, decision)
+            raise
+        await self._tell(job, decision)
+        return decision.again_after
+
+    async def _tell(self, job: Manifest, decision: Decision) -> None:
         for event in decision.events:
             await self._recorder.record(job, event)
-        return decision.again_after
 
 
 def _what(action: object) -> str:

@@ -1,4 +1,4 @@
-"""Where the API server keeps the kinds of objects that the operator deals with."""
+"""The kinds of objects that the operator deals with, and their paths on the API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ApiResource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """The address on the API server; `namespace` None is all of the cluster."""
+        """The path on the API server; `namespace` None: all of the cluster."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if namespace is not None:
@@ -43,11 +43,11 @@ INGRESS = ApiResource("Ingress", "ingresses", "networking.k8s.io")
 HTTP_ROUTE = ApiResource("HTTPRoute", "httproutes", "gateway.networking.k8s.io")
 CHILDREN = (POD, CONFIG_MAP, SERVICE, NETWORK_POLICY, INGRESS)
 ALL_CHILDREN = (*CHILDREN, HTTP_ROUTE)
-"""With what only some clusters know."""
+"""The children, including kinds that only some clusters know."""
 JOBS = tuple(ApiResource(kind.name, kind.plural, _GROUP, _VERSION) for kind in KINDS)
 SAVEPOINT = ApiResource(SAVEPOINT_KIND.name, SAVEPOINT_KIND.plural, _GROUP, _VERSION)
 OWNERS = (*JOBS, SAVEPOINT)
-"""What users apply, and what children belong to."""
+"""The kinds that users apply, to which children belong."""
 WATCHED = (*OWNERS, *CHILDREN)
 
 JOB_KINDS = {kind.name: kind for kind in KINDS}
@@ -57,7 +57,7 @@ BY_KIND = {resource.kind: resource for resource in (*OWNERS, *ALL_CHILDREN, EVEN
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectKey:
-    """An object by name."""
+    """The name of an object, with its kind and namespace."""
 
     kind: str
     namespace: str

@@ -1,6 +1,6 @@
-"""The login to the API server, one for the operator's own calls and for kopf, and the watches, which are kopf's part.
+"""Logs in to the API server, once for the operator's own calls and for kopf, and sets up the watches, which kopf runs.
 
-kopf's handlers are `on.event` only, for which it keeps nothing on the objects: no finalizer, no annotation
+kopf has `on.event` handlers only, for which it stores nothing on the objects: no finalizer, no annotation
 (docs/decisions/0007)."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from joinery_runtime.errors import EnvironmentProblem
 
 
 async def load_connection(kubeconfig: Path | None) -> Configuration:
-    """The kubeconfig when it is given (or `$KUBECONFIG`), else the pod's service account. In a pod the token is read
-    again every minute. Raises EnvironmentProblem."""
+    """Loads the given kubeconfig (or `$KUBECONFIG`), else the pod's service account. In a pod the token is read again
+    every minute. Raises EnvironmentProblem."""
     configuration = Configuration()
     given = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
     try:
@@ -40,7 +40,7 @@ async def load_connection(kubeconfig: Path | None) -> Configuration:
 
 
 async def credentials_for_kopf(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The same login as kopf wants it. kopf asks again when the API server no longer takes the token."""
+    """The same login in kopf's form. kopf asks again when the API server no longer accepts the token."""
     header = await configuration.get_api_key_with_prefix("BearerToken")
     scheme, _, token = (header or "").rpartition(" ")
     return kopf.ConnectionInfo(
@@ -59,7 +59,7 @@ async def credentials_for_kopf(configuration: Configuration) -> kopf.ConnectionI
 
 
 SELECTOR = "app.kubernetes.io/managed-by=joinery-operator,joinery.dev/role!=executor"
-"""The operator's own children. Executors belong to the drivers, and other pods are not watched at all."""
+"""Selects the operator's own children. Executors belong to the drivers, and other pods are not watched at all."""
 
 OnWatchEvent = Callable[[ApiResource, Manifest, bool], Awaitable[None]]
 
@@ -70,7 +70,8 @@ def registry(
     stop: Callable[[], Awaitable[None]],
     watched: Sequence[ApiResource] = WATCHED,
 ) -> kopf.OperatorRegistry:
-    """`on_event` gets each event: the kind, the object, whether it is gone. `stop` is called after the last one."""
+    """kopf's registry. `on_event` gets each event: the kind, the object, whether it is gone. `stop` is called after the
+    last event."""
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)

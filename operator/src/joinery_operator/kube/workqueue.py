@@ -1,7 +1,7 @@
-"""Which job is reconciled next.
+"""Decides which job is reconciled next.
 
-One worker at a time has a key; what is added while the key waits is one run, what is added while it runs is one more.
-Keys come in the order in which they were added. The clock is passed in; only `WorkQueueFeed` waits.
+One worker at a time has a key. However often a key is added while it waits, it runs once; if it is added while it runs,
+it runs once more. Keys run in the order in which they were added. The clock is passed in; only `WorkQueueFeed` waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LAST_BACKOFF = 120.0
 
 
 class WorkQueue(Generic[K]):
-    """The order of runs, as a value that changes; times are seconds of the caller's clock."""
+    """The order of runs, without waiting; times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._ready: dict[K, None] = {}
@@ -32,19 +32,19 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
-        """A run as soon as a worker is free."""
+        """Queues a run for as soon as a worker is free."""
         if key in self._running:
             self._again.add(key)
         else:
             self._ready.setdefault(key)
 
     def add_at(self, key: K, when: float) -> None:
-        """A run at that time, in place of the one that was timed before."""
+        """Schedules a run at that time, in place of an earlier scheduled run."""
         self._due[key] = when
         heapq.heappush(self._timers, (when, next(self._number), key))
 
     def take(self, now: float) -> K | None:
-        """The next key, which is running from now on; None when none is due."""
+        """Takes the next key, which counts as running from now on; None when no key is due."""
         while (due := self.next_due()) is not None and due <= now:
             _, _, timed = heapq.heappop(self._timers)
             del self._due[timed]
@@ -56,7 +56,7 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K, now: float, again_after: float | None = None) -> None:
-        """The run went well; the next is due after so many seconds, or when something happens."""
+        """Ends a successful run. The next one is due after `again_after` seconds, or when something happens."""
         self._failures.pop(key, None)
         self._due.pop(key, None)
         if again_after is not None:
@@ -64,7 +64,7 @@ class WorkQueue(Generic[K]):
         self._release(key)
 
     def failed(self, key: K, now: float) -> float:
-        """The run is tried again later, each time twice as late; returns after how many seconds."""
+        """Ends a failed run, and schedules a retry with a doubling delay. Returns the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay: float = min(_FIRST_BACKOFF * 2 ** min(failures - 1, 20), _LAST_BACKOFF)
         self.add_at(key, now + delay)
@@ -72,7 +72,7 @@ class WorkQueue(Generic[K]):
         return delay
 
     def next_due(self) -> float | None:
-        """When the next timed run is due."""
+        """When the next scheduled run is due; None if there is none."""
         while self._timers and self._due.get(self._timers[0][2]) != self._timers[0][0]:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
@@ -92,7 +92,7 @@ class WorkQueue(Generic[K]):
 
 
 class WorkQueueFeed(Generic[K]):
-    """`WorkQueue` for asyncio: workers wait for the next one. `clock` counts seconds as the event loop does."""
+    """`WorkQueue` for asyncio, in which workers wait for the next key. `clock` is in seconds, like the event loop's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.queue: WorkQueue[K] = WorkQueue()
@@ -114,7 +114,7 @@ class WorkQueueFeed(Generic[K]):
         return delay
 
     def close(self) -> None:
-        """No key is given out any more."""
+        """Gives out no more keys."""
         self._closed = True
         self._changed.set()
 

@@ -9,6 +9,7 @@ from joinery_operator.manifests.objects import (
     page_url,
     service,
     stored_job,
+    stored_service_account,
 )
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.pods import (
@@ -48,4 +49,5 @@ __all__ = [
     "service",
     "spark_problems",
     "stored_job",
+    "stored_service_account",
 ]

@@ -1,5 +1,5 @@
-"""A revision's ConfigMap, the job's Service, NetworkPolicy, Ingress and HTTPRoute, and the patches that repair what
-others changed of a child."""
+"""A revision's ConfigMap, the job's Service, NetworkPolicy, Ingress and HTTPRoute, and patches that repair children
+which others changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
 
 
 def config_map(revision: JobRevision) -> Manifest:
-    """The job, and how Spark runs it. Immutable: another revision has a ConfigMap of its own. Raises ManifestError."""
+    """The ConfigMap with the job, and how Spark runs it. It is immutable: another revision has a ConfigMap of its own.
+    Raises ManifestError."""
     resource = revision.resource
     return {
         "apiVersion": "v1",
@@ -44,8 +45,8 @@ def config_map(revision: JobRevision) -> Manifest:
 
 
 def stored_job(found: Manifest | None, kind: ResourceKind, resource: Manifest) -> tuple[Any, Manifest] | None:
-    """The job of a revision's ConfigMap, and the resource as it was then; None when the ConfigMap is gone or of no use
-    to this release."""
+    """The job in a revision's ConfigMap, and the resource as it was then; None if the ConfigMap is gone, or this
+    release cannot use it."""
     text = (found or {}).get("data", {}).get(JOB_FILE)
     if text is None:
         return None
@@ -58,8 +59,19 @@ def stored_job(found: Manifest | None, kind: ResourceKind, resource: Manifest) -
         return None
 
 
+def stored_service_account(found: Manifest | None) -> str | None:
+    """The service account that a revision's pods run as: its job need not name one, and only the operator knows the
+    installation's. None if the ConfigMap is gone, or this release cannot use it."""
+    try:
+        template: Any = from_yaml((found or {})["data"][EXECUTOR_FILE])
+        return str(template["spec"]["serviceAccountName"])
+    except (YAMLError, KeyError, TypeError):
+        return None
+
+
 def _job(resource: Manifest) -> Manifest:
-    """The resource as its author wrote it: what the API server and others keep there is no business of a driver."""
+    """The resource as its author wrote it, without what the API server and others keep there: a driver needs none of
+    that."""
     metadata = resource["metadata"]
     return {
         "apiVersion": resource["apiVersion"],
@@ -70,7 +82,7 @@ def _job(resource: Manifest) -> Manifest:
 
 
 def service(resource: Manifest) -> Manifest:
-    """Headless: a name for the driver's status, metrics and Spark's user interface."""
+    """A headless Service: a name for the driver's status, metrics and Spark's UI."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -90,8 +102,9 @@ def service(resource: Manifest) -> Manifest:
 
 
 def network_policy(resource: Manifest, settings: Settings) -> Manifest:
-    """Who may reach the job's pods: its driver and executors each other, on all ports, and whom the installation names
-    the driver's status port. What the pods may reach is open: Kafka and Postgres are anywhere."""
+    """Restricts access to the job's pods: driver and executors may reach each other on all ports, and the peers that
+    the installation names may reach the driver's status port. Outgoing traffic is open: Kafka and Postgres may be
+    anywhere."""
     names = ChildNames(resource)
     job = {JOB_LABEL: names.label, KIND_LABEL: names.kind}
     roles = {"key": ROLE_LABEL, "operator": "In", "values": ["driver", "executor"]}
@@ -112,15 +125,15 @@ def network_policy(resource: Manifest, settings: Settings) -> Manifest:
         "spec": {
             "podSelector": {"matchLabels": job},
             "policyTypes": ["Ingress"],
-            # An empty list of peers would be everybody.
+            # An empty list of peers would mean everybody.
             "ingress": [spark, *([status] if status["from"] else [])],
         },
     }
 
 
 def page_url(resource: Manifest, settings: Settings) -> str | None:
-    """The address of the job's page for browsers, if the installation has one. A dot of the name is a hyphen: a host's
-    certificate is for one label."""
+    """The address of the job's page for browsers, if the installation has one. Dots in the name become hyphens, because
+    a wildcard certificate covers one label."""
     if not settings.page_url:
         return None
     metadata = resource["metadata"]
@@ -128,7 +141,7 @@ def page_url(resource: Manifest, settings: Settings) -> str | None:
 
 
 def page_ingress(resource: Manifest, settings: Settings) -> Manifest:
-    """The way from `page_url` to the driver's status port, which serves the page under any path."""
+    """The Ingress from `page_url` to the driver's status port, which serves the page under any path."""
     names, given = ChildNames(resource), json.loads(settings.page_ingress)
     address = urlsplit(page_url(resource, settings) or "")
     backend = {"service": {"name": names.service, "port": {"name": "status"}}}
@@ -141,19 +154,14 @@ def page_ingress(resource: Manifest, settings: Settings) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "Ingress",
-        "metadata": {
-            "name": names.page,
-            "namespace": resource["metadata"]["namespace"],
-            "labels": labels(resource, "page"),
-            "annotations": given.get("annotations") or {},
-            "ownerReferences": [owner_reference(resource)],
-        },
+        "metadata": _page_metadata(resource, given),
         "spec": spec,
     }
 
 
 def page_route(resource: Manifest, settings: Settings) -> Manifest:
-    """The same way through a Gateway, which has the certificate. Spells out what the API server would fill in."""
+    """The same through a Gateway, which has the certificate. Spells out the defaults that the API server would fill
+    in."""
     names, given = ChildNames(resource), json.loads(settings.page_route)
     address = urlsplit(page_url(resource, settings) or "")
     gateway = {"group": "gateway.networking.k8s.io", "kind": "Gateway"}
@@ -162,13 +170,7 @@ def page_route(resource: Manifest, settings: Settings) -> Manifest:
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": {
-            "name": names.page,
-            "namespace": resource["metadata"]["namespace"],
-            "labels": labels(resource, "page"),
-            "annotations": given.get("annotations") or {},
-            "ownerReferences": [owner_reference(resource)],
-        },
+        "metadata": _page_metadata(resource, given),
         "spec": {
             "parentRefs": [{**gateway, **parent} for parent in given["parentRefs"]],
             "hostnames": [address.netloc],
@@ -177,15 +179,25 @@ def page_route(resource: Manifest, settings: Settings) -> Manifest:
     }
 
 
+def _page_metadata(resource: Manifest, given: Mapping[str, Any]) -> Manifest:
+    return {
+        "name": ChildNames(resource).page,
+        "namespace": resource["metadata"]["namespace"],
+        "labels": labels(resource, "page"),
+        "annotations": given.get("annotations") or {},
+        "ownerReferences": [owner_reference(resource)],
+    }
+
+
 def _port(name: str, number: int) -> Manifest:
-    # Spells out what the API server would fill in, so that nothing differs afterwards.
+    # Spells out the defaults that the API server would fill in, so that nothing differs afterwards.
     return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
 
 
 def drifted(expected: Manifest, found: Manifest) -> Patch | None:
-    """The merge patch that makes `found` what `expected` says; None when nothing differs. What others added stays, but
-    not in a selector, where it would change who is meant. Only labels, annotations, owner, and the spec of a
-    Service, NetworkPolicy, Ingress or HTTPRoute can be repaired: nearly all of a pod is immutable, as is a ConfigMap.
+    """The merge patch that turns `found` into `expected`; None if nothing differs. What others added stays, except in a
+    selector, where it would change what is selected. Only labels, annotations, owner, and the spec of a Service,
+    NetworkPolicy, Ingress or HTTPRoute can be repaired: nearly all of a pod is immutable, and so is a ConfigMap.
     """
     metadata: dict[str, Any] = {}
     if changed := _missing(expected["metadata"]["labels"], found["metadata"].get("labels") or {}):
@@ -224,7 +236,7 @@ def _changes(wanted: Manifest, there: Manifest, selector: str) -> dict[str, Any]
 
 
 def _replacing(wanted: Manifest, there: Manifest) -> dict[str, Any]:
-    """The merge patch that leaves exactly `wanted`: it removes what is null, and goes into mappings."""
+    """The merge patch that leaves exactly `wanted`: it removes other keys by null, and recurses into mappings."""
     nested = {
         key: _replacing(value, there[key])
         for key, value in wanted.items()

@@ -1,8 +1,8 @@
-"""What all pods of a job have in common: who they run as, where they may write and be placed, and the user's pod
-template under what the operator sets.
+"""What all pods of a job have in common: user, writable directories, placement, and the user's pod template, over which
+the operator's own fields are laid.
 
-Entries of lists are merged as Kubernetes does it: containers, volumes and environment by name, mounts by path, ports by
-name. Of a container that has the operator's name, what the operator does not set is kept.
+Entries of lists are merged as in Kubernetes: containers, volumes and environment by name, mounts by path, ports by
+name. A template's container with the operator's name keeps the fields that the operator does not set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from joinery_runtime.job.model.pods import DriverSpec, SparkSpec, TemplateRef
 from joinery_runtime.job.model.secrets import SecretRef
 
 USER = 185
-"""The images' user, and the group that mounted files belong to."""
+"""The images' user, and the group of mounted files."""
 
 CONFIG, JOB_FILE = "/etc/joinery", "job.yaml"
 SECRETS = f"{CONFIG}/secrets"
@@ -35,7 +35,7 @@ POD_SECURITY = {
     "runAsUser": USER,
     "runAsGroup": USER,
     "fsGroup": USER,
-    # Volumes that belong to the group already are not walked through.
+    # Volumes that already belong to the group are not traversed.
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
@@ -48,16 +48,16 @@ CONTAINER_SECURITY = {
     "runAsUser": USER,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-# The root is read-only; what looks for its home (caches of libraries, Spark) finds one that can be written.
+# The root file system is read-only. Software that looks for a home (library caches, Spark) finds a writable one.
 SCRATCH_ENV = [{"name": "HOME", "value": SCRATCH}]
-# Spark's files of a driver, compiled kernels, logs of a JVM that dies: far below this. What grows beyond it is a fault,
-# and takes this pod with it instead of all pods of the node.
+# A driver's Spark files, compiled kernels and the logs of a dying JVM stay far below this. Growth beyond it is a fault,
+# and ends this pod instead of all pods of the node.
 SCRATCH_VOLUME: dict[str, Any] = {"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}
 SCRATCH_MOUNT = {"name": "tmp", "mountPath": SCRATCH}
 
 
 def placed(part: DriverSpec) -> dict[str, Any]:
-    """Fields of a pod's spec that say where it may run."""
+    """The fields of a pod's spec that say where it may run."""
     found: dict[str, Any] = {}
     if part.node_selector:
         found["nodeSelector"] = dict(part.node_selector)
@@ -69,7 +69,7 @@ def placed(part: DriverSpec) -> dict[str, Any]:
 
 
 def identity(spark: SparkSpec, settings: Settings, *, token: bool) -> dict[str, Any]:
-    """Fields of a pod's spec that say who it is. Only `token` lets it talk to the API server."""
+    """The fields of a pod's spec that say who it runs as. It can talk to the API server only with `token`."""
     found: dict[str, Any] = {
         "serviceAccountName": spark.service_account or settings.service_account,
         "automountServiceAccountToken": token,
@@ -90,13 +90,14 @@ def job_volume(config_map: str) -> dict[str, Any]:
 
 
 def job_mount(file: str) -> dict[str, Any]:
-    """Each file by itself: a directory that is a ConfigMap is read-only, and has no room for the secrets below it."""
+    """The mount of a single file: a directory mounted from a ConfigMap is read-only, so secrets could not be mounted
+    below it."""
     return {"name": "job", "mountPath": f"{CONFIG}/{file}", "subPath": file, "readOnly": True}
 
 
 def secret_volumes(spec: BaseModel) -> list[dict[str, Any]]:
-    """Volumes of all secrets in fields `...SecretRef` of the models, each once, sorted. Whole secrets: those of a
-    client's settings have keys that the job does not name."""
+    """Volumes of all secrets in the models' `...SecretRef` fields, each once, sorted. Secrets are mounted whole,
+    because those for a client's settings have keys that the job does not name."""
     return [
         {"name": _volume(name), "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False}}
         for name in sorted(set(_names(spec)))
@@ -111,7 +112,7 @@ def secret_mounts(spec: BaseModel) -> list[dict[str, Any]]:
 
 
 def _volume(secret: str) -> str:
-    """A volume's name is a DNS label; a secret's may be longer and hold dots."""
+    """The name of a secret's volume, which is a DNS label; a secret's own name may be longer and hold dots."""
     return f"secret-{digest_of(secret)}"
 
 
@@ -130,13 +131,13 @@ def _names(value: object) -> Iterator[str]:
 _POD_LISTS = {"volumes": "name", "imagePullSecrets": "name"}
 _CONTAINER_LISTS = {"env": "name", "volumeMounts": "mountPath", "ports": "name"}
 _CONTAINERS = ("containers", "initContainers")
-# What is only the operator's to say, also where it says nothing: a container that checks has no probes.
+# Fields that only the operator sets, even to nothing: a container that checks has no probes.
 _OURS = {"command", "args", "startupProbe", "livenessProbe", "readinessProbe"}
 
 
 def template_of(ref: TemplateRef | None, templates: PodTemplates, place: str) -> Manifest:
-    """The pod that a template holds, empty without a reference. `place` is the reference's path in the resource, for
-    messages. Raises ManifestError where there is no such ConfigMap or key, or it holds no pod."""
+    """The pod in a template; empty without a reference. `place` is the reference's path in the resource, for messages.
+    Raises ManifestError if there is no such ConfigMap or key, or if it does not hold a pod."""
     if ref is None:
         return {}
     where = f"ConfigMap {ref.name}, key {ref.key}"
@@ -165,8 +166,8 @@ def template_of(ref: TemplateRef | None, templates: PodTemplates, place: str) ->
 
 
 def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_containers: bool) -> dict[str, Any]:
-    """`ours` over the template. `main` is the name of our container; the template's other containers come after it, or
-    are left out where the pod must end by itself."""
+    """Lays `ours` over the template. `main` is the name of our container. The template's other containers come after
+    it; without `extra_containers`, for a pod that must end by itself, they are left out."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     theirs = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
     mine = {key: value for key, value in ours["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)}
@@ -187,7 +188,7 @@ def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_container
 
 
 def merged_container(template: Manifest, ours: Manifest) -> dict[str, Any]:
-    """Our container over the template's of the same name."""
+    """Lays our container over the template's container of the same name."""
     theirs = {key: value for key, value in template.items() if key not in _OURS}
     merged = _over(theirs, ours)
     for key, name in _CONTAINER_LISTS.items():
@@ -199,7 +200,7 @@ def merged_container(template: Manifest, ours: Manifest) -> dict[str, Any]:
 
 
 def by_key(theirs: Sequence[Manifest], ours: Sequence[Manifest], key: str) -> list[Manifest]:
-    """Ours first, so that what comes later may refer to it; then theirs that have another name."""
+    """Our entries first, so that later ones may refer to them; then their entries with other names."""
     taken = {each.get(key) for each in ours}
     return [*ours, *(each for each in theirs if each.get(key) not in taken)]
 
@@ -210,8 +211,8 @@ def _main(theirs: Sequence[Manifest], ours: Manifest) -> dict[str, Any]:
 
 
 def _over(theirs: Manifest, ours: Manifest) -> dict[str, Any]:
-    """Ours, with the entries of mappings that only theirs have. No deeper: a half of a capability list, of a seccomp
-    profile or of a probe means something else than the whole."""
+    """Our fields, plus entries of mappings that only theirs have. Merges one level only: half of a capability list, a
+    seccomp profile or a probe does not mean the same as the whole."""
     merged = dict(theirs)
     for key, value in ours.items():
         below = merged.get(key)
@@ -223,7 +224,7 @@ def _over(theirs: Manifest, ours: Manifest) -> dict[str, Any]:
 
 
 def _problems(pod: object) -> Iterator[str]:
-    """What would keep the merge from working; the API server judges the rest."""
+    """Yields what would break the merge; the API server judges the rest."""
     if not isinstance(pod, Mapping):
         yield "it is no mapping"
         return

@@ -1,5 +1,5 @@
-"""The pods that are made for a job: its driver, the check of a changed job, its savepoints, the end of its state, and
-questions about it."""
+"""Builds a job's pods: its driver, the check of a changed job, its savepoints, the deletion of its state, and questions
+about it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ from joinery_operator.revision import JobRevision, scale_of
 from joinery_runtime.job.crd import ENDING_FILE, SCALE_FILE, Scale
 
 MAIN_CONTAINER = "joinery"
-"""In every pod that the operator makes; a pod template's container of this name is merged with it."""
+"""The main container of every pod that the operator makes; a pod template's container of this name is merged with
+it."""
 MIGRATE_CONTAINER = "migrate"
 
 _SCALE, _SCALE_FOLDER = "scale", f"{CONFIG}/scale"
-# The kubelet writes the file anew when the annotation changes.
+# The kubelet rewrites the file when the annotation changes.
 _SCALE_VOLUME = {
     "name": _SCALE,
     "downwardAPI": {
@@ -65,9 +66,9 @@ def driver_pod(
     migrate: str | None = None,
     anew: bool = False,
 ) -> Manifest:
-    """One attempt. `scale` is what is asked for now (None: what the revision says); `executors` is what the driver
-    before it had asked Spark for. `migrate` names the savepoint that is pinned before the state is migrated (`anew`:
-    left behind). Raises ManifestError."""
+    """The pod of one attempt. `scale` is the scale asked for now (None: the revision's); `executors` is the number that
+    the driver before it had asked Spark for. `migrate` names the savepoint that is pinned before the state is migrated
+    (`anew`: left behind). Raises ManifestError."""
     settings, scale = revision.settings, scale or scale_of(revision.job)
     container = {
         **_container(revision),
@@ -80,7 +81,7 @@ def driver_pod(
         *container["env"],
         {"name": "SPARK_CONF_DIR", "value": CONFIG},
         *field_env(SPARK_LOCAL_IP="status.podIP", SPARK_LOCAL_HOSTNAME="status.podIP"),
-        # No argument: an image of an earlier release does not know it.
+        # A variable and not an argument, which an image of an earlier release would not know.
         *field_env(JOINERY_STATUS_HOST="status.podIP"),
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
         {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
@@ -105,35 +106,36 @@ def scale_annotation(scale: Scale) -> dict[str, str]:
 
 
 def restore_pod(revision: JobRevision, attempt: int, savepoint: str) -> Manifest:
-    """An attempt that returns to a savepoint and ends: no driver runs in it. Raises ManifestError."""
+    """The pod of an attempt that returns to a savepoint and ends; no driver runs in it. Raises ManifestError."""
     container = _state_container(revision, "restore", _JOB, "--savepoint", savepoint, "--before-first-commit")
     return _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)
 
 
 def check_pod(revision: JobRevision) -> Manifest:
-    """Checks whether a changed job fits its state, and whether its migration works. Needs the revision's ConfigMap.
-    Raises ManifestError."""
+    """The pod that checks whether a changed job fits its state, and whether its migration works. Needs the revision's
+    ConfigMap. Raises ManifestError."""
     name = ChildNames(revision.resource).check(revision.revision, revision.mode)
     return _pod(revision, "check", name, _state_container(revision, "check", _JOB))
 
 
 def delete_state_pod(revision: JobRevision) -> Manifest:
-    """Deletes the state of a job that is being deleted. Needs the revision's ConfigMap. Raises ManifestError."""
+    """The pod that deletes the state of a job that is being deleted. Needs the revision's ConfigMap. Raises
+    ManifestError."""
     name = ChildNames(revision.resource).delete_state
     return _pod(revision, "delete-state", name, _state_container(revision, "delete", _JOB, "--yes"))
 
 
 def savepoint_pod(revision: JobRevision, savepoint: Manifest, *, delete: bool = False) -> Manifest:
-    """Pins the job's state under the Savepoint's name, or unpins it. Belongs to the Savepoint, and needs the revision's
-    ConfigMap. Raises ManifestError."""
+    """The pod that pins the job's state under the Savepoint's name, or unpins it. Belongs to the Savepoint, and needs
+    the revision's ConfigMap. Raises ManifestError."""
     name = ChildNames(savepoint).savepoint("delete" if delete else "create")
     arguments = ("savepoint", _JOB, savepoint["metadata"]["name"], "--idempotent", *(["--delete"] if delete else []))
     return _pod(revision, "savepoint", name, _state_container(revision, *arguments), owner=savepoint)
 
 
 def question_pod(revision: JobRevision, name: str, arguments: Sequence[str]) -> Manifest:
-    """Runs `joinery ARGUMENTS` where no driver runs, with what a driver sees. Goes with the job, but is nothing that
-    the operator has asked for. Needs the revision's ConfigMap. Raises ManifestError."""
+    """The pod that runs `joinery ARGUMENTS` when no driver runs, with what a driver sees. It is deleted with the job,
+    but the operator does not control it. Needs the revision's ConfigMap. Raises ManifestError."""
     container = {**_container(revision), "args": [_COMMAND, *arguments], "resources": _resources(revision)}
     pod = _pod(revision, "question", name, container)
     pod["metadata"]["ownerReferences"] = [
@@ -143,7 +145,7 @@ def question_pod(revision: JobRevision, name: str, arguments: Sequence[str]) -> 
 
 
 def check_manifests(revision: JobRevision) -> None:
-    """Raises ManifestError for what neither the models nor the API server check."""
+    """Raises ManifestError for faults that neither the models nor the API server find."""
     defaults_file(revision)
     executor_template(revision)
     driver_pod(revision, 1)
@@ -181,7 +183,7 @@ def _pod(
         },
     }
     template = template_of(spark.driver.pod_template, revision.templates, "spec.spark.driver.podTemplate")
-    # A container beside ours need not end, and all but a driver's pod have to.
+    # Containers beside ours need not end, but all pods except a driver's have to.
     return merged_pod(template, ours, main=MAIN_CONTAINER, extra_containers=runs_spark)
 
 
@@ -192,7 +194,7 @@ def _container(revision: JobRevision) -> dict[str, Any]:
         "imagePullPolicy": revision.job.spec.spark.image_pull_policy,
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": _ENDING,
-        # What ends before it can write an ending (a package is missing, say) is told by its last lines.
+        # If a process ends before it can write an ending (a package is missing, say), its last lines are the message.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": [
             *field_env(POD_NAME="metadata.name", POD_NAMESPACE="metadata.namespace", POD_IP="status.podIP"),
@@ -213,7 +215,7 @@ def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:
 
 
 def _migrate(main: Manifest, arguments: list[str]) -> dict[str, Any]:
-    """The driver's container with another command: it sees the same files, and needs the pod's memory no less."""
+    """The driver's container with another command: it sees the same files, and needs as much of the pod's memory."""
     only_running = {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"}
     return {
         **{key: value for key, value in main.items() if key not in only_running},
@@ -223,8 +225,8 @@ def _migrate(main: Manifest, arguments: list[str]) -> dict[str, Any]:
 
 
 def _resources(revision: JobRevision) -> dict[str, Any]:
-    """Those of the driver, for whatever works on the job's state. Without a limit of CPU, which would only slow down
-    what nobody else uses."""
+    """The driver's resources, for every container that works on the job's state. There is no CPU limit, which would
+    only withhold CPU that nobody else uses."""
     spark = revision.job.spec.spark
     memory = f"{driver_memory(spark)}Mi"
     return {

@@ -1,10 +1,10 @@
 """How Spark runs a revision: settings, memory, and the template of its executor pods.
 
-A revision's settings are its `spark-defaults.conf`, those of one attempt are arguments of its JVM.
+A revision's settings are in its `spark-defaults.conf`; those of one attempt are arguments of its JVM.
 
-The runtime puts the job's own `spark.conf` on the JVM's command line, each setting as one argument, so it wins over the
-file, launch settings (memory, Java options, class path) included, and need not be in it. No credentials are set: in a
-pod Spark's client finds the service account's token by itself, and then reads it anew when it is rotated.
+The runtime puts each setting of the job's own `spark.conf` on the JVM's command line. So they override the file, even
+launch settings (memory, Java options, class path), and need not be in it. No credentials are set: in a pod Spark's
+client finds the service account's token by itself, and reads it again when it is rotated.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from joinery_runtime.job.crd import Scale
 from joinery_runtime.job.model.pods import SparkSpec
 from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
 
-# Request and limit of memory are the same, so that nothing is killed for what others use.
-# What a JVM needs beside its heap: Spark's own rule for JVM jobs.
+# Request and limit of memory are equal, so that no pod is killed for the memory that others use.
+# What a JVM needs beside its heap, by Spark's own rule for JVM jobs.
 _LEAST_OVERHEAD = 384
 _OVERHEAD_FACTOR = 0.10
-# A Python process of Joinery (Arrow, Polars, librdkafka, libpq) and the data of what it works at: the driver is one,
-# and an executor has one per core. Segments of the state are mapped files, which give way under pressure.
+# A Python process of Joinery (Arrow, Polars, librdkafka, libpq) with the data it works on. The driver is one, and an
+# executor has one per core. Segments of the state are mapped files, which the kernel drops under memory pressure.
 _PYTHON_PROCESS = 512
 
 _SIZE = re.compile(r"([0-9]+)([kmgtp]?)b?", re.IGNORECASE)
@@ -50,7 +50,7 @@ _MIB = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "p": 1024
 
 
 def mebibytes(text: str, setting: str) -> int:
-    """A size as Spark's memory settings have it: 512m, 2g, a plain number is MiB. Raises ManifestError."""
+    """Parses a size as in Spark's memory settings: 512m, 2g; a plain number is MiB. Raises ManifestError."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ManifestError(
@@ -60,7 +60,7 @@ def mebibytes(text: str, setting: str) -> int:
 
 
 def overhead(heap: int, python_processes: int) -> int:
-    """MiB beside a heap of `heap` MiB."""
+    """The memory overhead in MiB beside a heap of `heap` MiB."""
     return max(_LEAST_OVERHEAD, int(heap * _OVERHEAD_FACTOR)) + _PYTHON_PROCESS * python_processes
 
 
@@ -69,18 +69,18 @@ EXECUTOR_FILE = "executor.yaml"
 DEFAULTS_FILE = "spark-defaults.conf"
 EXECUTOR_CONTAINER = "spark-kubernetes-executor"
 UI_PORT = 4040
-# Spark's own defaults on Kubernetes, said so that a NetworkPolicy can name them.
+# Spark's own defaults on Kubernetes, set explicitly so that a NetworkPolicy can name them.
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 
 
 def defaults_file(revision: JobRevision) -> str:
-    """A file of Java properties."""
+    """The revision's `spark-defaults.conf`, a file of Java properties."""
     return "".join(f"{key}={_escaped(value)}\n" for key, value in _settings(revision).items())
 
 
 def submit_arguments(revision: JobRevision, attempt: int, scale: Scale, executors: int | None = None) -> str:
-    """`PYSPARK_SUBMIT_ARGS` of one attempt: its pod owns the executors, as many as are asked for at its start. An
-    autoscaled job goes on with the `executors` that its last driver asked for."""
+    """`PYSPARK_SUBMIT_ARGS` of one attempt. Its pod owns the executors, as many as are asked for at its start. An
+    autoscaled job goes on with the number of `executors` that its last driver asked for."""
     names = ChildNames(revision.resource)
     instances = scale.instances or revision.job.spec.spark.executor.instances
     if scale.autoscale is not None:
@@ -96,8 +96,8 @@ def submit_arguments(revision: JobRevision, attempt: int, scale: Scale, executor
     )
 
 
-# What Joinery decides in a cluster, and where a job says it instead. The models cannot refuse these: on a laptop
-# `spark.conf` may set a master.
+# Settings that Joinery decides in a cluster, and where a job states them instead. The models cannot refuse these: on a
+# laptop `spark.conf` may set a master.
 _OWN_SETTINGS = {
     "spark.master": "leave it out: the operator starts executors in its own cluster",
     "spark.submit.deployMode": "leave it out: the driver runs in the job's pod",
@@ -124,7 +124,7 @@ _OWN_LABEL = "spark.kubernetes.executor.label.joinery.dev/"
 
 
 def spark_problems(spark: SparkSpec) -> Iterator[Problem]:
-    """What `spec.spark` says that no driver could run with, or that takes away what the operator relies on."""
+    """Yields settings in `spec.spark` with which no driver could run, or which override what the operator relies on."""
     for name in spark.conf:
         todo = "leave it out: the operator finds executors by it" if name.startswith(_OWN_LABEL) else None
         if todo := todo or _OWN_SETTINGS.get(name):
@@ -137,7 +137,8 @@ def spark_problems(spark: SparkSpec) -> Iterator[Problem]:
 
 
 def driver_memory(spark: SparkSpec) -> int:
-    """MiB that the driver's pod needs. The job's `spark.conf` may set heap and overhead. Raises ManifestError."""
+    """The memory in MiB that the driver's pod needs. The job's `spark.conf` may set heap and overhead. Raises
+    ManifestError."""
     heap_setting, overhead_setting = "spark.driver.memory", "spark.driver.memoryOverhead"
     heap = mebibytes(spark.conf.get(heap_setting, spark.driver.memory), heap_setting)
     beside = spark.conf.get(overhead_setting)
@@ -153,7 +154,7 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         "spark.kubernetes.container.image.pullPolicy": spark.image_pull_policy,
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG}/{EXECUTOR_FILE}",
         "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
-        # Executors need none of Spark's files; and the driver then needs rights on pods only.
+        # Executors need none of Spark's files, and without this ConfigMap the driver needs rights on pods only.
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
@@ -162,12 +163,13 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         "spark.driver.blockManager.port": BLOCK_MANAGER_PORT,
         "spark.blockManager.port": BLOCK_MANAGER_PORT,
         "spark.ui.port": UI_PORT,
-        # A page that anybody may see who reaches the port: not for ending what runs.
+        # Anybody who reaches the port sees this page, so it must not offer to end what runs.
         "spark.ui.killEnabled": "false",
         "spark.executor.cores": spark.executor.cores,
         "spark.executor.memory": spark.executor.memory,
         "spark.executor.memoryOverhead": f"{overhead(heap, spark.executor.cores)}m",
-        # Spark ends the driver after so many lost executors as the job has, and would count them over all of its life.
+        # Spark ends the driver after a number of lost executors that grows with the job's. Without this setting it
+        # would count them over the driver's whole life.
         "spark.executor.failuresValidityInterval": "10m",
     }
     if spark.image_pull_secrets:
@@ -193,12 +195,12 @@ def _dynamic_allocation(spark: SparkSpec) -> dict[str, Any]:
 
 
 def _escaped(value: str) -> str:
-    """A value of a Java properties file, which ends at a line's end and knows backslashes."""
+    """Escapes a value for a Java properties file, where it ends at the end of the line and may hold backslashes."""
     text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     return f"\\{text}" if text.startswith(" ") else text
 
 
-# Spark takes a volume of this name for its blocks instead of one that it adds by itself.
+# Spark uses a volume of this name for its blocks, instead of adding one itself.
 _BLOCKS = "spark-local-dir-1"
 
 
@@ -207,7 +209,8 @@ _SHUFFLE_BYTES = 20 * 2**30
 
 
 def _blocks_limit(spark: SparkSpec) -> str:
-    """Beside the cache of the state: shuffled blocks, and what one worker writes while another one makes room."""
+    """The size limit of the volume: the cache of the state, plus shuffled blocks and what one worker writes while
+    another one makes room."""
     try:
         cache = parse_bytes(spark.conf.get(_CACHE_SETTING, _CACHE_BYTES))
     except ValueError as error:
@@ -216,9 +219,9 @@ def _blocks_limit(spark: SparkSpec) -> str:
 
 
 def executor_template(revision: JobRevision) -> dict[str, Any]:
-    """A pod without a name: Spark adds image, environment, resources, owner, name and `args`. Executors have the job's
-    file and secrets as the driver does, because the driver sends none of its secrets; they need no rights. Raises
-    ManifestError."""
+    """The template of executor pods, to which Spark adds image, environment, resources, owner, name and `args`.
+    Executors mount the job's file and secrets like the driver, because the driver sends none of its secrets. They need
+    no rights. Raises ManifestError."""
     spark = revision.job.spec.spark
     ours = {
         "metadata": {"labels": labels(revision.resource, "executor", revision=revision.revision)},

@@ -1,4 +1,4 @@
-"""YAML that reads alike everywhere: the runtime and Spark read version 1.2, kubectl and most tools 1.1."""
+"""YAML with one meaning everywhere: the runtime and Spark read version 1.2, kubectl and most tools 1.1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 class _Representer(SafeRepresenter):
-    """Text stands in quotes unless it is a word that no version takes for anything else."""
+    """Quotes text unless it is a word that every version reads as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -33,7 +33,8 @@ _Representer.add_representer(str, _Representer.text)
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """Block style, without anchors, keys sorted. Only ASCII: line ends of Unicode would come back as spaces."""
+    """Dumps in block style, without anchors, with sorted keys. Only ASCII: Unicode line ends would come back as
+    spaces."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _Representer
     yaml.default_flow_style = False
@@ -45,11 +46,11 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
 
 def from_yaml(text: str) -> object:
-    """Plain values, the caller's own. Raises ruamel's YAMLError."""
+    """Parses to plain values, which belong to the caller. Raises ruamel's YAMLError."""
     return deepcopy(_parsed(text))
 
 
-# Every reconcile of a job reads its ConfigMaps again, and they hardly ever change: parsing was half of its time.
+# Every reconcile of a job reads its ConfigMaps again, which hardly ever change: parsing took half of its time.
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> object:
     return YAML(typ="safe", pure=True).load(text)

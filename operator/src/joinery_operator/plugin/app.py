@@ -56,13 +56,13 @@ def _say(text: str) -> None:
 @app.command
 def ls(*, all_namespaces: Annotated[bool, Parameter(name=["--all-namespaces", "-A"], negative=())] = False,
        target: KubectlTarget = _HERE) -> int:  # fmt: skip
-    """Lists jobs of every kind."""
+    """List jobs of every kind."""
     return target.run("get", "joinery", *(["--all-namespaces"] if all_namespaces else []))
 
 
 @app.command
 def status(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
-    """Says how a job is: its inputs, its conditions, and what went wrong."""
+    """Show a job's inputs, its conditions, and what went wrong."""
     for line in status_lines(find_job(target, job)):
         _say(line)
 
@@ -70,14 +70,14 @@ def status(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
 @app.command
 def logs(job: JobName, /, *, follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
          tail: int | None = None, target: KubectlTarget = _HERE) -> int:  # fmt: skip
-    """Prints the log of a job's newest driver.
+    """Print the log of a job's newest driver.
 
     Parameters
     ----------
     follow
-        Go on as it grows.
+        Keep printing new lines.
     tail
-        Only the last lines.
+        Number of last lines to print. Default: all.
     """
     found = find_job(target, job)
     more = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail is not None else [])]
@@ -88,7 +88,7 @@ def logs(job: JobName, /, *, follow: Annotated[bool, Parameter(name=["--follow",
 @app.command
 def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
           target: KubectlTarget = _HERE) -> int:  # fmt: skip
-    """Runs `joinery state COMMAND` in a job's driver pod, as in `kubectl joinery state orders show --key id=1`.
+    """Run `joinery state COMMAND` in a job's driver pod, as in `kubectl joinery state orders show --key id=1`.
     Where no driver runs, this and `why`, `verify` and `sql` are run in a pod of their own.
 
     Parameters
@@ -96,7 +96,7 @@ def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(al
     command
         ls, show, stats, epochs, savepoint, check, ...: what `joinery state --help` lists.
     arguments
-        What comes after the job's file.
+        Arguments after the job's file.
     """
     return _in_the_driver(target, job, "state", command, _JOB_FILE, *arguments)
 
@@ -104,12 +104,12 @@ def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(al
 @app.command
 def why(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
         target: KubectlTarget = _HERE) -> int:  # fmt: skip
-    """Runs `joinery why` in a job's driver pod, as in `kubectl joinery why orders --key id=1`.
+    """Run `joinery why` in a job's driver pod, as in `kubectl joinery why orders --key id=1`.
 
     Parameters
     ----------
     arguments
-        What comes after the job's file: --key, --record, --until, --json.
+        Arguments after the job's file: --key, --record, --until, --json.
     """
     return _in_the_driver(target, job, "why", _JOB_FILE, *arguments)
 
@@ -117,13 +117,13 @@ def why(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_hyph
 @app.command
 def verify(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
            target: KubectlTarget = _HERE) -> int:  # fmt: skip
-    """Runs `joinery verify` in a job's driver pod, beside the driver: it takes CPU and memory of that pod, for the
-    state of the epochs that it computes again.
+    """Run `joinery verify` in a job's driver pod. Takes CPU and memory of that pod, for the state of the epochs that it
+    recomputes.
 
     Parameters
     ----------
     arguments
-        What comes after the job's file: --epochs, --json.
+        Arguments after the job's file: --epochs, --json.
     """
     return _in_the_driver(target, job, "verify", _JOB_FILE, *arguments)
 
@@ -131,27 +131,27 @@ def verify(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_h
 @app.command
 def sql(job: JobName, query: str, /, *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
         target: KubectlTarget = _HERE) -> int:  # fmt: skip
-    """Runs `joinery sql` in a job's driver pod, beside the driver: each table that the query names is read into memory.
+    """Run `joinery sql` in a job's driver pod. Loads the tables that the query names into that pod's memory.
 
     Parameters
     ----------
     query
         A SELECT over output, epochs and the state's parts.
     arguments
-        What comes after the query: --rows, --json.
+        Options after the query: --rows, --json.
     """
     return _in_the_driver(target, job, "sql", _JOB_FILE, query, *arguments)
 
 
 @app.command
 def savepoint(job: JobName, name: str, /, *, target: KubectlTarget = _HERE) -> int:
-    """Pins the state of a running job under a name."""
+    """Create a savepoint: pin the state of a running job under a name."""
     return state(job, "savepoint", name, target=target)
 
 
 @app.command
 def explain(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
-    """Prints the plan of the job as it is on the cluster; needs no driver."""
+    """Print the plan of the job as it is on the cluster. Needs no driver."""
     found = find_job(target, job)
     about = {name: found.resource[name] for name in ("apiVersion", "kind", "metadata", "spec")}
     _say(explain_job(parse_job(json.dumps(about), found.name)).render())
@@ -159,7 +159,7 @@ def explain(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
 
 @app.command
 def restart(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
-    """Stops the driver after its running epoch and starts another; nothing is lost or repeated."""
+    """Stop the driver after its running epoch and start another one. Loses and repeats nothing."""
     found = find_job(target, job)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     place = f"--namespace={found.namespace}"
@@ -168,13 +168,13 @@ def restart(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
 
 @app.command
 def suspend(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
-    """Stops the driver after its running epoch, until the job is resumed."""
+    """Stop the driver after its running epoch, until the job is resumed."""
     return _set_suspend(job, True, target)
 
 
 @app.command
 def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
-    """Starts a suspended job where it stopped."""
+    """Start a suspended job where it stopped."""
     return _set_suspend(job, False, target)
 
 

@@ -1,4 +1,4 @@
-"""kubectl as a subprocess, and what it finds: a job and its driver pod."""
+"""Runs kubectl as a subprocess to find a job and its driver pod."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class KubectlTarget:
     kubeconfig: str | None = None
 
     def read(self, *arguments: str, stdin: str | None = None) -> Any:
-        """What kubectl answers as JSON. Raises KubectlError."""
+        """Runs kubectl and parses its JSON answer. Raises KubectlError."""
         return json.loads(self.do(*arguments, "--output=json", stdin=stdin))
 
     def do(self, *arguments: str, stdin: str | None = None) -> str:
-        """What kubectl prints. Raises KubectlError."""
+        """Runs kubectl and returns what it prints. Raises KubectlError."""
         done = subprocess.run([*self._command(), *arguments], input=stdin, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise KubectlError(f"kubectl {arguments[0]} failed", done.stderr.strip(), done.returncode)
         return done.stdout
 
     def run(self, *arguments: str) -> int:
-        """Lets kubectl talk to the user; its exit code."""
+        """Runs kubectl on the user's terminal, and returns its exit code."""
         return subprocess.run([*self._command(), *arguments], check=False).returncode
 
     def _command(self) -> list[str]:
@@ -81,7 +81,7 @@ class JobResource:
 
     @property
     def name(self) -> str:
-        """As messages say it: `namespace/name`."""
+        """The name in messages: `namespace/name`."""
         return f"{self.namespace}/{self.resource['metadata']['name']}"
 
     @property
@@ -94,7 +94,7 @@ class JobResource:
 
     @property
     def reference(self) -> str:
-        """As kubectl takes it: `streamjoin.joinery.dev/name`."""
+        """The name for kubectl: `streamjoin.joinery.dev/name`."""
         return f"{self.resource['kind'].lower()}.{_GROUP}/{self.resource['metadata']['name']}"
 
     @property
@@ -105,10 +105,10 @@ class JobResource:
 
 
 def find_job(target: KubectlTarget, name: str) -> JobResource:
-    """The job that `name` says, as `orders` or, where several kinds have one of that name, `sj/orders`. What kubectl
-    prints (`streamjoin.joinery.dev/orders`) is taken too.
+    """The job called `name`: `orders` or, if jobs of several kinds have that name, `sj/orders`. Also accepts what
+    kubectl prints (`streamjoin.joinery.dev/orders`).
 
-    Raises JoineryError when there is none, or more than one.
+    Raises JoineryError if there is no such job, or more than one.
     """
     kind, slash, job = name.rpartition("/")
     called = kind.lower().removesuffix(f".{_GROUP}")
@@ -139,7 +139,7 @@ class NoDriver:
 
 
 def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
-    """The name of the driver pod, in which commands can be run."""
+    """The name of the driver pod if commands can run in it; else why there is none."""
     pod = _pod(target, job)
     if pod is None:
         return NoDriver(_no_driver(job))
@@ -151,7 +151,8 @@ def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
 
 
 def newest_driver(target: KubectlTarget, job: JobResource) -> str:
-    """The name of the driver pod, which may have ended: its log is there as long as it is. Raises JoineryError."""
+    """The name of the newest driver pod, which may have ended: its log exists as long as the pod. Raises
+    JoineryError."""
     pod = _pod(target, job)
     if pod is None:
         todo = f"`kubectl joinery status {job.resource['metadata']['name']}` says why"

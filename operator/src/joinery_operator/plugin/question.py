@@ -1,5 +1,5 @@
-"""A command on a job's state where no driver runs: in a pod of its own, with the image, the file and the secrets of the
-revision in force, which goes once it has answered."""
+"""Runs a command on a job's state when no driver runs: in a pod of its own, with the image, the file and the secrets of
+the revision in force. The pod is deleted once it has answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from joinery_operator.decision import Manifest
-from joinery_operator.manifests import MAIN_CONTAINER, question_pod, stored_job
+from joinery_operator.manifests import MAIN_CONTAINER, question_pod, stored_job, stored_service_account
 from joinery_operator.names import ChildNames
 from joinery_operator.plugin.kubectl import JobResource, KubectlTarget
 from joinery_operator.revision import JobRevision
@@ -24,8 +24,8 @@ _STARTS_WITHIN, _POLL = 180.0, 0.5  # seconds
 
 
 def ask(target: KubectlTarget, job: JobResource, why: str, command: Sequence[str]) -> int:
-    """Runs `joinery COMMAND` in a pod of its own; its exit code. `why`: no driver runs. Raises JoineryError that says
-    what to do where there is no state to look at, or the pod does not start."""
+    """Runs `joinery COMMAND` in a pod of its own, and returns its exit code. `why` says why no driver runs. If there is
+    no state to look at, or the pod does not start, raises JoineryError, which says what to do."""
     revision = _in_force(target, job, why)
     name = ChildNames(job.resource).question(secrets.token_hex(3))
     place = f"--namespace={job.namespace}"
@@ -43,8 +43,9 @@ def _in_force(target: KubectlTarget, job: JobResource, why: str) -> JobRevision:
         raise JoineryError(why, facts=facts, todo=f"{told} says what it waits for")
     config_map = ChildNames(job.resource).config_map(status["revision"])
     (kind,) = (each for each in KINDS if each.name == job.resource["kind"])
-    stored = stored_job(_config_map(target, job, config_map), kind, job.resource)
-    if stored is None:
+    found = _config_map(target, job, config_map)
+    stored, account = stored_job(found, kind, job.resource), stored_service_account(found)
+    if stored is None or account is None:
         facts = f"ConfigMap {config_map} of its revision in force is gone, or of no use to this kubectl-joinery"
         raise JoineryError(why, facts=facts, todo=f"{told} says what brings it back")
     spec = stored[0].spec
@@ -53,7 +54,7 @@ def _in_force(target: KubectlTarget, job: JobResource, why: str) -> JobRevision:
         raise JoineryError(why, facts=facts, todo="Name a Postgres (stateStore.postgres) to keep it")
     ref = spec.spark.driver.pod_template
     templates = {} if ref is None else {ref.name: _config_map(target, job, ref.name)}
-    return JobRevision(*stored, status["revision"], status["image"], Settings(), templates)
+    return JobRevision(*stored, status["revision"], status["image"], Settings(service_account=account), templates)
 
 
 def _config_map(target: KubectlTarget, job: JobResource, name: str) -> Manifest | None:
@@ -89,7 +90,7 @@ def _what_keeps(pod: Manifest) -> str:
 
 
 def _exit_code(target: KubectlTarget, name: str, place: str) -> int:
-    """The log has ended; the kubelet may say a moment later how the container did."""
+    """Waits for the container's exit code, which the kubelet may report a moment after the end of the log."""
     while True:
         pod: Any = target.read("get", "pod", name, place)
         states = [

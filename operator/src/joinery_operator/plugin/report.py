@@ -1,4 +1,4 @@
-"""A job's status for people."""
+"""Prints a job's status for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`reconcile`: what is to be done about a job, from what was observed of it. Pure: no clock, no API.
+"""`reconcile`: decides what to do about a job from what was observed of it. Pure: no clock, no API.
 
     base      what the resource asks for has changed: failures are reset, a refusal is dropped
     driver    what became of the driver's pod                           (`observe_attempt`)
@@ -7,7 +7,7 @@
     children  created, repaired and deleted as the status says
     status    the phase, conditions and figures that report all of that
 
-Each step is a function from a status to a status, so that all of a decision is written before any of it is done.
+Each step is a function from a status to a status, so that a decision is written in full before any of it is done.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
 from joinery_operator.reconcile.phase import deletion_phase, job_phase
+from joinery_operator.reconcile.places import state_place_text
+from joinery_operator.reconcile.reasons import INCOMPLETE
 from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_hold, record_proof, refuses
 from joinery_operator.reconcile.savepoint import reconcile_savepoint
 from joinery_runtime.job.crd import Status
@@ -35,7 +37,7 @@ _SOONEST_SECONDS = 0.5
 
 
 def reconcile(observed: Observed | ObservedSavepoint) -> Decision:
-    """Never raises for anything that a user, a cluster or another release may have written."""
+    """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     if isinstance(observed, ObservedSavepoint):
         return reconcile_savepoint(observed)
     ctx = ReconcileContext(observed, read_status(observed.resource))
@@ -51,9 +53,10 @@ def _reconcile_living(ctx: ReconcileContext) -> Decision:
     children = child_actions(ctx, status, plan)
     if status.revision:
         resource = ctx.observed.resource
-        status = status.model_copy(
-            update={"page": page_url(resource, ctx.settings), "selector": selector(labels(resource, "executor"))}
-        )
+        page = None if ctx.page_owner else page_url(resource, ctx.settings)
+        status = status.model_copy(update={"page": page, "selector": selector(labels(resource, "executor"))})
+    if (in_force := ctx.revision(status.revision, status.image)) is not None:
+        status = status.model_copy(update={"state_place": state_place_text(in_force.job.spec)})
     status = with_conditions(ctx, status, job_phase(ctx, status, plan, children.blocked, creates=children.creates))
     return _decision(ctx, status, (*deletion.finalizer_actions(ctx), *children.actions))
 
@@ -67,14 +70,16 @@ def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
 
 
 def _compare_with_asked(ctx: ReconcileContext, status: Status) -> Status:
-    """What was given up is tried again, and at once, when the resource asks for something else."""
+    """The status after a change of the resource: what was given up is tried again at once. A resource that is no valid
+    job changes nothing."""
     job = ctx.desired.job
-    target = (job.revision if job else None) or status.target_revision
-    if status.observed_generation not in {None, ctx.metadata.get("generation")} or target != status.target_revision:
+    if job is None:
+        return status
+    changed = status.observed_generation not in {None, ctx.metadata.get("generation")}
+    if changed or job.revision != status.target_revision:
         status = reset_failures(status)
-    if job is not None and not refuses(status, job, ctx.desired.mode):
-        status = status.model_copy(update={"refused": None})
-    return status.model_copy(update={"target_revision": target})
+    kept = status.refused if refuses(status, job, ctx.desired.mode) else None
+    return status.model_copy(update={"refused": kept, "target_revision": job.revision})
 
 
 def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]) -> Decision:
@@ -87,12 +92,12 @@ def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]
 
 def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) -> float | None:
     """When to reconcile again even if nothing happens: seconds until time alone changes something; None: never.
-    `written`: what is written of the status now."""
+    `written` is the status that is written now, if any."""
     delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
     waits = [seconds for seconds in delays if seconds > 0]
     if ctx.status.revision is not None and _stage_begun(status) != _stage_begun(ctx.status):
-        # What the new stage begins with may be left to the next reconcile, and no watch reports the operator's own
-        # writes to it.
+        # The first step of the new stage may be left to the next reconcile, and no watch tells the operator about its
+        # own writes.
         waits.append(_SOONEST_SECONDS)
     if written is None and status != ctx.status and (report := next_report(ctx, ctx.status)) is not None:
         waits.append(report)
@@ -100,13 +105,14 @@ def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) 
 
 
 def _stage_begun(status: Status) -> tuple[object, ...]:
-    """What differs whenever a row of the rollout's table leads to a stage, be it the same one again."""
+    """A value that changes whenever a row of the rollout's table leads to a stage, even to the same one again."""
     rollout = status.rollout
     return status.revision, rollout and (rollout.stage, rollout.since, rollout.restorer)
 
 
 def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
-    """Moments in the past are of no use: what they changed has happened, or needs something else as well."""
+    """Yields the moments at which time alone may change something. The caller ignores past ones: their effect has
+    happened, or needs something else as well."""
     settings, attempt = ctx.settings, status.driver
     if (end := deadline(ctx, status)) is not None:
         yield end
@@ -116,6 +122,9 @@ def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
         yield attempt.ready + timedelta(seconds=settings.healthy_seconds)
     if status.deletion is not None and status.deletion.not_before is not None:
         yield status.deletion.not_before
+    if ctx.observed.templates and any(each.reason == INCOMPLETE for each in status.conditions):
+        # No watch reports pod templates: they are the users' own.
+        yield ctx.now + timedelta(seconds=settings.poll_seconds)
     yield from _moments_of_pods(ctx)
 
 
@@ -123,7 +132,7 @@ def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
     settings = ctx.settings
     others = [*ctx.checks.values(), *([ctx.delete_state] if ctx.delete_state else [])]
     if not ctx.all_drivers_inactive() and ctx.orphaned_drivers:
-        # No watch reports these to this job: they are not its children.
+        # No watch reports these pods to this job, because they are not its children.
         yield ctx.now + timedelta(seconds=settings.poll_seconds)
     for pod in (*ctx.drivers.values(), *others):
         if pod.deletion_time is not None and pod.ended_at is None:

@@ -1,4 +1,4 @@
-"""What is to be created, repaired and deleted for the children to be as the status says."""
+"""Decides what to create, repair and delete so that the children are as the status says."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from joinery_runtime.job.crd import DriverAttempt, Status
 
 @dataclass(frozen=True, slots=True)
 class ChildActions:
-    """`blocked`: why the pod that should run cannot be created."""
+    """The actions on children. `blocked`: why the pod that should run cannot be created."""
 
     actions: tuple[Action, ...]
     blocked: Fault | None = None
@@ -45,7 +45,8 @@ class ChildActions:
 
 
 def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> ChildActions:
-    """For a resource that is not being deleted. `plan` is the driver that is to run by the status."""
+    """The actions for a resource that is not being deleted. `plan` is the driver that should run according to the
+    status."""
     attempt = status.driver
     planned = attempt if attempt is not None and plan is not None and plan.fits(attempt) else None
     found: list[Action] = [*_unplanned_drivers(ctx, planned)]
@@ -72,7 +73,7 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
 
 
 def _once(actions: Iterable[Action]) -> Iterator[Action]:
-    """Two pods of one revision share its ConfigMap."""
+    """Drops repeated creates: two pods of one revision share its ConfigMap."""
     created = set()
     for action in actions:
         if isinstance(action, Create):
@@ -84,7 +85,7 @@ def _once(actions: Iterable[Action]) -> Iterator[Action]:
 
 
 def _if_wanted(kind: ChildKind, expected: Manifest | None, found: Manifest | None) -> Iterator[Action]:
-    """A child that the installation may do without: then the one that is there goes."""
+    """Ensures an optional child. If the installation does not want it (`expected` None), deletes an existing one."""
     if expected is not None:
         yield from _ensure(expected, found)
     elif found is not None and not found["metadata"].get("deletionTimestamp"):
@@ -92,32 +93,37 @@ def _if_wanted(kind: ChildKind, expected: Manifest | None, found: Manifest | Non
 
 
 def _ways_in(ctx: ReconcileContext) -> Iterator[Action]:
-    """What leads to the job's pods, and what keeps others from them."""
+    """The objects that give access to the job's pods, and the one that restricts it."""
     resource, settings, names, there = ctx.observed.resource, ctx.settings, ctx.names, ctx.observed.children
     policy = network_policy(resource, settings) if settings.status_from else None
     yield from _if_wanted("NetworkPolicy", policy, there.network_policies.get(names.network_policy))
-    # After it: a Service of that name that is somebody else's keeps no driver from running.
+    # After the driver and the policy, so that a foreign Service of this name does not keep a driver from running.
     yield from _ensure(service(resource), there.services.get(names.service))
-    ingress = page_ingress(resource, settings) if settings.page_ingress else None
+    ingress = page_ingress(resource, settings) if settings.page_ingress and not ctx.page_owner else None
     yield from _if_wanted("Ingress", ingress, there.ingresses.get(names.page))
-    route = page_route(resource, settings) if settings.page_route else None
+    route = page_route(resource, settings) if settings.page_route and not ctx.page_owner else None
     yield from _if_wanted("HTTPRoute", route, there.http_routes.get(names.page))
 
 
 def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:
-    """Graceful: a driver finishes its epoch."""
+    """Deletes pods gracefully: a driver finishes its epoch."""
     return _delete(pod for pod in pods if pod.ended_at is None)
 
 
+def make_room(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator[Action]:
+    """Deletes pods that have ended, if another one was refused: a quota of `count/pods` counts them too."""
+    return _delete(pod for pod in pods if ctx.observed.create_refused and pod.ended_at is not None)
+
+
 def delete_stuck(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator[Action]:
-    """By force, pods on dead nodes whose work may be done twice: their names are needed."""
+    """Force-deletes pods on dead nodes, because their names are needed. Their work may be done twice."""
     for pod in pods:
         if pod.ended_at is None and pod.stuck(ctx.now, ctx.settings.stuck_seconds):
             yield Delete("Pod", pod.name, pod.uid, grace_seconds=0)
 
 
 def job_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:
-    """Raises ManifestError."""
+    """Ensures the revision's ConfigMap. Raises ManifestError."""
     name = ctx.names.config_map(revision.revision)
     found = ctx.observed.children.config_maps.get(name)
     if found is None:
@@ -149,12 +155,12 @@ def _delete(pods: Iterable[PodObservation]) -> Iterator[Action]:
 
 
 def _unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> Iterator[Action]:
-    """Deletes drivers that are not to run, and ended ones: the newest of these is kept for its logs until the next one
-    is ready."""
+    """Deletes drivers that should not run, and ended ones; the newest ended one is kept for its logs until the next
+    driver is ready, or until a pod is refused: a quota may leave no room for both."""
     wanted = attempt.number if attempt is not None else None
     ended = [number for number, pod in ctx.drivers.items() if pod.ended_at is not None]
     runs_well = attempt is not None and attempt.outcome is None and attempt.ready is not None
-    keep = None if runs_well else max(ended, default=None)
+    keep = None if runs_well or ctx.observed.create_refused else max(ended, default=None)
     yield from _delete(pod for number, pod in ctx.drivers.items() if number not in {wanted, keep})
 
 
@@ -192,7 +198,7 @@ def _repair_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> Iterator[Ac
 
 
 def _repairable(ctx: ReconcileContext, kind: str, name: str, about: Manifest) -> dict[str, Any]:
-    """What can be repaired of a pod and of a ConfigMap: labels and owner."""
+    """What can be repaired in a pod or ConfigMap: labels and owner."""
     owners = [owner_reference(ctx.observed.resource)]
     return {"kind": kind, "metadata": {"name": name, "labels": about, "ownerReferences": owners}}
 
@@ -205,7 +211,7 @@ def _check(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
     if rollout is None or checked is None or checked in ctx.checks:
         return
     revision = ctx.revision(rollout.revision, rollout.image)
-    # While the other mode's check pod is there, a kubelet may cache its (immutable) ConfigMap, and give it to the next
+    # While the other mode's check pod exists, a kubelet may cache its (immutable) ConfigMap, and give it to the next
     # pod as well.
     other_mode_is_checked = any(name.startswith(ctx.names.check(rollout.revision)) for name in ctx.checks)
     if revision is None or revision.mode != rollout.mode or other_mode_is_checked:
@@ -217,8 +223,8 @@ def _check(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
 
 
 def _check_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:
-    """How a job takes over is no part of a revision, but the check reads it from the file: a ConfigMap that says
-    otherwise is replaced."""
+    """Ensures the check's ConfigMap. How a job takes over is not part of a revision, but the check reads it from the
+    file: a ConfigMap with a different setting is replaced."""
     name = ctx.names.config_map(revision.revision)
     found = ctx.observed.children.config_maps.get(name)
     stored = stored_revision(ctx.observed, revision.revision, revision.image)
@@ -235,7 +241,7 @@ def _taking_over(revision: JobRevision) -> tuple[str, ShadowComparison]:
 
 
 def _config_maps(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
-    """Lost ConfigMaps are created again as long as their content is known; those of other revisions go."""
+    """Creates lost ConfigMaps again if their content is known, and deletes those of revisions no longer needed."""
     rollout, attempt = status.rollout, status.driver
     named = [(status.revision, status.image)]
     named += [(each.revision, each.image) for each in (rollout, attempt) if each is not None]

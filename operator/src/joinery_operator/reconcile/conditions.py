@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from joinery_operator.decision import Event
+from joinery_operator.manifests import page_url
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.phase import JobPhase
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut, listed, sentence
@@ -13,6 +14,7 @@ from joinery_operator.reconcile.rollout import way_out
 from joinery_runtime.job.crd import Condition, Status
 
 IN_MEMORY = "StateInMemory"
+ADDRESS_TAKEN = "AddressTaken"
 
 _MESSAGE = 4096
 _FORGETS = (
@@ -32,7 +34,7 @@ class _Aspect:
 
 
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
-    """The status with phase, conditions and the generation that they are about."""
+    """The status with phase, conditions, and the generation to which they apply."""
     asked, progressing = ctx.desired, _progressing(status, job)
     aspects = (
         _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
@@ -41,6 +43,7 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
         _state_compatible(ctx, status),
         _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems)),
         *_kstatus(ctx, status, job, progressing),
+        *_page(ctx),
     )
     conditions = tuple(_condition(ctx, each) for each in aspects)
     update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
@@ -48,7 +51,7 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
 
 
 def events(old: Status, new: Status) -> Iterator[Event]:
-    """What has changed, for people who watch the job."""
+    """Yields what has changed, for people who watch the job."""
     refused = new.refused
     if refused is not None and refused != old.refused:
         yield _event("Warning", refused.reason, f"revision {refused.revision} was refused: {refused.message}")
@@ -59,6 +62,9 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         yield _event("Normal", "RolledOut", f"revision {new.revision} is in force, {new.image}")
     if _reason_of(new, "StateCompatible") == IN_MEMORY != _reason_of(old, "StateCompatible"):
         yield _event("Warning", IN_MEMORY, _FORGETS)
+    taken = _of(new, "PageAddress")
+    if taken is not None and _of(old, "PageAddress") is None:
+        yield _event("Warning", taken.reason, taken.message)
     if new.scaling is not None and new.scaling != old.scaling:
         yield _event("Normal", "Rescaled", new.scaling.reason)
     before, after = _of(old, "Ready"), _of(new, "Ready")
@@ -78,8 +84,8 @@ def _progressing(status: Status, job: JobPhase) -> _Aspect:
 
 
 def _kstatus(ctx: ReconcileContext, status: Status, job: JobPhase, progressing: _Aspect) -> tuple[_Aspect, _Aspect]:
-    """What tools that know no Joinery go by (kstatus: Flux, kubectl plugins). Stalled: only a person can help. A job
-    that runs while another revision of it is checked is not where its resource wants it."""
+    """The conditions for tools that do not know Joinery (kstatus: Flux, kubectl plugins). Stalled: only a person can
+    help. A job that runs while another revision is checked is not yet where its resource wants it."""
     stalled = job.phase == "Failed" or ctx.desired.job is None or status.refused is not None
     reason, message = (job.degraded.reason, job.degraded.message) if job.degraded else (job.reason, job.message)
     going = progressing.status == "True" and not stalled
@@ -87,6 +93,18 @@ def _kstatus(ctx: ReconcileContext, status: Status, job: JobPhase, progressing: 
         _Aspect("Reconciling", "True" if going else "False", progressing.reason, progressing.message if going else ""),
         _Aspect("Stalled", "True" if stalled else "False", reason, message if stalled else ""),
     )
+
+
+def _page(ctx: ReconcileContext) -> Iterator[_Aspect]:
+    """Only for a job whose page has no address."""
+    if (owner := ctx.page_owner) is not None:
+        about, address = owner["metadata"], page_url(ctx.observed.resource, ctx.settings)
+        message = (
+            f"{address} is the page of {owner['kind']} {about['namespace']}/{about['name']}, which is older: addresses "
+            "have hyphens for dots, and tell no kinds apart. This job runs without an address for browsers: give it "
+            "another name, or use kubectl port-forward"
+        )
+        yield _Aspect("PageAddress", "False", ADDRESS_TAKEN, message)
 
 
 def _degraded(job: JobPhase) -> _Aspect:
@@ -125,7 +143,7 @@ def _condition(ctx: ReconcileContext, new: _Aspect) -> Condition:
 
 
 def _reason(text: str) -> str:
-    """A reason as Kubernetes allows it: some come from pods and errors."""
+    """The text in a form that Kubernetes allows as a reason: some reasons come from pods and errors."""
     word = "".join(each for each in text if each.isascii() and (each.isalnum() or each == "_"))[:128].lstrip(
         "0123456789_"
     )

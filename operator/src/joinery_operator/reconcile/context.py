@@ -1,4 +1,4 @@
-"""What one reconcile of a job works on: everything observed, parsed once for all of its steps."""
+"""What one reconcile of a job works on: everything that was observed, parsed once for all steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from joinery_operator.decision import Manifest, Observed
 from joinery_operator.names import ChildNames
-from joinery_operator.reconcile.desired import DesiredJob, desired_job, stored_revision
+from joinery_operator.reconcile.desired import DesiredJob, age, desired_job, stored_revision
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.revision import JobRevision, scale_of
 from joinery_operator.settings import Settings
@@ -46,7 +46,7 @@ class ReconcileContext:
 
     @property
     def spec(self) -> Manifest:
-        """As written, valid or not."""
+        """The spec as written, valid or not."""
         spec = self.observed.resource.get("spec")
         return spec if isinstance(spec, Mapping) else {}
 
@@ -56,7 +56,7 @@ class ReconcileContext:
 
     @cached_property
     def upgrade(self) -> Upgrade:
-        """`spec.upgrade`; while the resource is no valid job, that of the revision on its way or in force."""
+        """`spec.upgrade`; while the resource is not a valid job, that of the revision being rolled out or in force."""
         rollout, status = self.status.rollout, self.status
         job = self.desired.job or (self.revision(rollout.revision, rollout.image) if rollout else None)
         job = job or self.revision(status.revision, status.image)
@@ -73,7 +73,7 @@ class ReconcileContext:
 
     @cached_property
     def scale(self) -> Scale | None:
-        """How wide the resource asks to run, whichever revision does; None while it is no valid job."""
+        """The scale that the resource asks for, whichever revision runs; None while it is not a valid job."""
         return None if self.desired.job is None else scale_of(self.desired.job.job)
 
     @property
@@ -85,12 +85,18 @@ class ReconcileContext:
         return ChildNames(self.observed.resource)
 
     @cached_property
+    def page_owner(self) -> Manifest | None:
+        """The older job that has the address of this one's page; None if the address is this job's."""
+        older = [each for each in self.observed.page_conflicts if age(each) < age(self.observed.resource)]
+        return min(older, key=age, default=None)
+
+    @cached_property
     def desired(self) -> DesiredJob:
         return desired_job(self.observed, self.status)
 
     @cached_property
     def drivers(self) -> dict[int, PodObservation]:
-        """Driver pods by attempt. Names tell pods apart, because others may have changed the labels."""
+        """Driver pods by attempt. Pods are told apart by name, because others may have changed the labels."""
         return self._by_attempt(self.observed.children.pods)
 
     @cached_property
@@ -100,7 +106,7 @@ class ReconcileContext:
 
     @cached_property
     def checks(self) -> dict[str, PodObservation]:
-        """Check pods by name, which tells revision and mode."""
+        """Check pods by name, which holds revision and mode."""
         return {pod.name: pod for _, pod in self._pods(self.observed.children.pods, self.names.check(""))}
 
     def check(self, rollout: Rollout) -> PodObservation | None:
@@ -111,7 +117,7 @@ class ReconcileContext:
         return dict(self._pods(self.observed.children.pods, self.names.delete_state)).get("")
 
     def is_inactive(self, pod: PodObservation) -> bool:
-        """Whether another pod may take over its work."""
+        """Whether another pod may take over this pod's work."""
         return pod.ended_at is not None or pod.stuck(self.now, self.settings.stuck_seconds)
 
     def all_drivers_inactive(self) -> bool:
@@ -119,7 +125,7 @@ class ReconcileContext:
         return all(self.is_inactive(pod) for pod in (*self.drivers.values(), *self.orphaned_drivers.values()))
 
     def revision(self, revision: str | None, image: str | None) -> JobRevision | None:
-        """What the pods of a revision are built from; None when that is gone, or no revision is given."""
+        """What the pods of a revision are built from; None if that is gone, or if no revision is given."""
         if revision is None or image is None:
             return None
         if (revision, image) not in self._revisions:
@@ -129,7 +135,7 @@ class ReconcileContext:
         return self._revisions[revision, image]
 
     def driver_status(self, attempt: DriverAttempt) -> DriverStatus | None:
-        """What the driver of this attempt, which must be the status's own, last reported."""
+        """What the driver of this attempt, which must be the one in the status, last reported."""
         reported = self.observed.driver
         return reported if reported is not None and reported.revision in {"", attempt.revision} else None
 
@@ -149,26 +155,26 @@ class ReconcileContext:
         return {int(end): pod for end, pod in self._pods(pods, self.names.driver(0)[:-1]) if end.isdigit()}
 
     def _pods(self, pods: Mapping[str, Manifest], prefix: str) -> list[tuple[str, PodObservation]]:
-        """Pods whose name begins with the prefix, by what follows it."""
+        """Pods whose names begin with the prefix, each with the rest of its name."""
         return [
             (name.removeprefix(prefix), observe_pod(pods[name])) for name in sorted(pods) if name.startswith(prefix)
         ]
 
 
 def read_status(resource: Manifest) -> Status:
-    """The resource's status without what this release does not know or cannot read: another release may have written
-    it."""
+    """The resource's status, without fields that this release does not know or cannot read: another release may have
+    written it."""
     data: Any = deepcopy(dict(resource.get("status") or {}))
     while True:
         try:
             return Status.model_validate(data)
         except ValidationError as error:
-            # One at a time: the first one may have been the cause of the others.
+            # Removes one field at a time: the first error may have caused the others.
             data = _without(data, error.errors(include_url=False)[0]["loc"])
 
 
 def _without(data: Any, at: tuple[int | str, ...]) -> Any:
-    """The data without the innermost field on the path; an entry of a list goes as a whole."""
+    """The data without the innermost field on the path; an entry of a list is removed as a whole."""
     inner, parent, last = data, None, None
     for step in at:
         there = (isinstance(inner, dict) and step in inner) or (

@@ -1,7 +1,7 @@
-"""The end of a resource: with `cleanup: deleteState` its finalizer is kept until the state is deleted.
+"""The deletion of a resource: with `cleanup: deleteState` its finalizer stays until the state is deleted.
 
-Everything else goes by owner references. A resource that is deleted in the foreground is left to Kubernetes first: it
-deletes the children, new ones as well, until the resource has only our finalizer left.
+Everything else is deleted by owner references. A resource that is deleted in the foreground is first left to
+Kubernetes, which deletes the children, even new ones, until the resource has only our finalizer left.
 """
 
 from __future__ import annotations
@@ -11,21 +11,31 @@ from dataclasses import dataclass
 
 from joinery_operator.decision import Action, Create, Delete, SetFinalizers
 from joinery_operator.manifests import ManifestError, delete_state_pod
-from joinery_operator.reconcile.children import delete_stuck, job_config_map, lost, stop
+from joinery_operator.reconcile.children import delete_stuck, job_config_map, make_room, stop
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext
 from joinery_operator.reconcile.driver import back_off
+from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.pods import PodObservation
-from joinery_operator.reconcile.reasons import INCOMPLETE, Fault, sentence
+from joinery_operator.reconcile.reasons import (
+    CREATE_REFUSED,
+    INCOMPLETE,
+    REVISION_LOST,
+    STATE_ELSEWHERE,
+    Fault,
+    cut,
+    sentence,
+)
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import Deletion, Status
 
+_PLACE, _PROBLEMS = 192, 320
 _BY_KUBERNETES = {"foregroundDeletion", "orphan"}
 WAY_OUT = "To give the state up, set spec.cleanup to retainState: the resource then goes at once and its state stays"
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionStep:
-    """`fault`: what keeps the state from being deleted."""
+    """One step of a deletion. `fault`: what keeps the state from being deleted."""
 
     status: Status
     actions: tuple[Action, ...] = ()
@@ -33,20 +43,24 @@ class DeletionStep:
 
 
 def finalizer_actions(ctx: ReconcileContext) -> Iterator[Action]:
-    """For a resource that lives. An invalid `cleanup` changes nothing."""
+    """Sets or removes the finalizer of a resource that is not being deleted. An invalid `cleanup` changes nothing."""
     keep = {"deleteState": True, "retainState": False, None: False}.get(ctx.spec.get("cleanup"))
     if keep is not None and keep != (FINALIZER in ctx.finalizers):
         yield _set_finalizer(ctx, keep=keep)
 
 
 def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
-    """For a resource that is being deleted and has the finalizer."""
+    """The next step for a resource that is being deleted and has the finalizer."""
     if ctx.spec.get("cleanup") == "retainState" or not _has_state(ctx, status):
         return DeletionStep(status, (_set_finalizer(ctx, keep=False),))
-    others = [*ctx.drivers.values(), *ctx.checks.values()]
+    others = _others(ctx)
     if not all(ctx.is_inactive(pod) for pod in others) or _BY_KUBERNETES & set(ctx.finalizers):
         return DeletionStep(status, tuple(stop(others)))
     return _run_pod(ctx, status, ctx.delete_state)
+
+
+def _others(ctx: ReconcileContext) -> list[PodObservation]:
+    return [*ctx.drivers.values(), *ctx.checks.values()]
 
 
 def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) -> DeletionStep:
@@ -72,21 +86,60 @@ def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) 
 def _create_pod(ctx: ReconcileContext, status: Status) -> DeletionStep:
     revision = _revision(ctx, status)
     if revision is None:
-        return DeletionStep(status, fault=lost(ctx, status.revision or ""))
+        return DeletionStep(status, fault=_out_of_reach(ctx, status))
+    refused = ctx.observed.create_refused
+    fault = Fault(CREATE_REFUSED, refused) if refused else None
     try:
-        return DeletionStep(status, (*job_config_map(ctx, revision), Create(delete_state_pod(revision))))
+        pods = (*make_room(ctx, _others(ctx)), *job_config_map(ctx, revision), Create(delete_state_pod(revision)))
+        return DeletionStep(status, pods, fault)
     except ManifestError as error:
         return DeletionStep(status, fault=Fault(INCOMPLETE, str(error)))
 
 
 def _revision(ctx: ReconcileContext, status: Status) -> JobRevision | None:
-    """What the state belongs to: the revision in force, else what the resource asks for."""
-    return ctx.revision(status.revision, status.image) or ctx.desired.job
+    """The revision to which the state belongs: the one in force. If its ConfigMap is gone (a deletion in the foreground
+    begins with that), the one that the resource asks for, if it keeps its state in the same place: elsewhere there may
+    be the state of another job."""
+    in_force, asked = ctx.revision(status.revision, status.image), ctx.desired.job
+    if in_force is not None or asked is None or status.revision is None:
+        return in_force or asked
+    return asked if state_place_text(asked.job.spec) == status.state_place else None
+
+
+def _out_of_reach(ctx: ReconcileContext, status: Status) -> Fault:
+    """Why no pod can delete the state, and what helps."""
+    name, asked = ctx.names.config_map(status.revision or ""), ctx.desired
+    place = cut(status.state_place or "", _PLACE)
+    gone = f"ConfigMap {name} of the revision in force is gone"
+    if asked.job is None:
+        problems = cut("; ".join(asked.problems), _PROBLEMS)
+        where = f", with its state in {place}" if place else " as it was"
+        return Fault(
+            REVISION_LOST,
+            f"{gone}, and the resource is no valid job: {problems}. Correct the resource{where}: it can be edited "
+            "while it is being deleted",
+        )
+    elsewhere = cut(state_place_text(asked.job.job.spec), _PLACE)
+    if not place:
+        return Fault(
+            REVISION_LOST,
+            f"{gone}, nothing says where it kept its state, and the resource has changed since: nothing is deleted in "
+            f"{elsewhere}. Set the resource back to what ran: it can be edited while it is being deleted",
+        )
+    return Fault(
+        STATE_ELSEWHERE,
+        f"{gone}. The state is in {place}; the resource asks for {elsewhere} now, where nothing is deleted: it may "
+        "hold another job's state. Set spec.stateStore back: it can be edited while the resource is being deleted",
+    )
 
 
 def _has_state(ctx: ReconcileContext, status: Status) -> bool:
-    """Whether a driver was ever to start, and its state outlives it. In doubt there is some."""
+    """Whether a driver was ever to start, with state that outlives it. If that is unknown, assumes that there is
+    state."""
     if status.driver is None and not ctx.drivers:
+        return False
+    in_force = ctx.revision(status.revision, status.image)
+    if in_force is None and status.state_place in {"memory", "embedded"}:
         return False
     revision = _revision(ctx, status)
     return revision is None or revision.durable

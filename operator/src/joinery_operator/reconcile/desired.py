@@ -1,4 +1,4 @@
-"""The job that the resource asks for, and the earlier revisions that are still needed."""
+"""Builds the job that the resource asks for, and the earlier revisions that are still needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_STORE = (
 
 @dataclass(frozen=True, slots=True)
 class DesiredJob:
-    """What the resource asks for: a job, or the problems that keep it from being one (`reason` in one word)."""
+    """What the resource asks for: a job, or the problems that keep it from being one (`reason` is one word)."""
 
     job: JobRevision | None
     mode: Mode = "stateful"
@@ -35,13 +35,13 @@ class DesiredJob:
 
 
 def desired_job(observed: Observed, status: Status) -> DesiredJob:
-    """`suspend` and `cleanup` ask for no job, so they play no part here."""
+    """The job that the resource asks for. `suspend` and `cleanup` are not part of a job, so they do not matter here."""
     resource = observed.resource
     try:
         job: Any = observed.kind.model.model_validate(resource, by_alias=True, by_name=False)
     except ValidationError:
         return DesiredJob(None, problems=_problems(resource), reason="Invalid")
-    # Only of what is asked for now: a stored revision that an earlier release took can still be started.
+    # Checks only what is asked for now: a stored revision that an earlier release accepted can still be started.
     if problems := [*expression_problems(job), *spark_problems(job.spec.spark)]:
         return DesiredJob(None, problems=tuple(map(str, problems)), reason="Invalid")
     if job.spec.state_store.kind == "embedded":
@@ -58,7 +58,7 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
 
 
 def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | None:
-    """An earlier revision, from its ConfigMap; None when that is gone or of no use to this release."""
+    """An earlier revision, from its ConfigMap; None if that is gone, or this release cannot use it."""
     found = observed.children.config_maps.get(ChildNames(observed.resource).config_map(name))
     stored = stored_job(found, observed.kind, observed.resource)
     return None if stored is None else _revision(observed, *stored, name, image)
@@ -69,8 +69,8 @@ def _revision(observed: Observed, job: Job, resource: Manifest, name: str, image
 
 
 def _name(job: Job, resource: Manifest, image: str, status: Status) -> str:
-    """Another release of the operator restarts nothing: a revision keeps the name that an earlier one gave it, until
-    the resource asks for another scale, which that one's driver does not follow."""
+    """The revision's name. Another release of the operator must not restart jobs: a revision keeps the name that an
+    earlier release gave it, until the resource asks for another scale, which a driver of that release cannot follow."""
     names = _names(job, resource, image)
     in_use = {status.revision, *([status.rollout.revision] if status.rollout else [])}
     return next((name for name in names if name in in_use), names[0])
@@ -81,8 +81,8 @@ def _names(job: Job, resource: Manifest, image: str) -> tuple[str, str]:
 
 
 def _image(observed: Observed, job: Job, status: Status) -> str:
-    """The image that was decided on for this very job when it was put in force or its rollout began, so that a new
-    release of the operator with another image restarts nothing."""
+    """The image that was chosen for this very job when it was put in force or its rollout began, so that a new release
+    of the operator with another image restarts nothing."""
     rollout = status.rollout
     decided = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
     for name, its_image in decided:
@@ -101,18 +101,19 @@ def _problems(resource: Manifest) -> tuple[str, ...]:
     raise AssertionError("the models refused a resource that the loader takes")
 
 
-# Jobs of other kinds with the same name: a store finds a state by `namespace/name` alone, so only one of them has it.
-# The state's signature would refuse the second one's driver; but until then that job could be told to delete the state,
-# or to leave it behind. So the older resource has the state, and the other one asks for nothing.
+# Jobs of different kinds may have the same name, but a store finds a state by `namespace/name` alone, so only one of
+# them can have it. The state's signature would refuse the second job's driver, but before that the second job could be
+# told to delete the state, or to leave it behind. So the older resource has the state, and the other one asks for
+# nothing.
 
 
 def _state_conflict(observed: Observed, store: PostgresStoreSpec | None) -> str | None:
-    """What to tell a job whose state in that store is another resource's; None when the state is its own."""
+    """What to tell a job whose state in this store belongs to another resource; None if the state is its own."""
     if store is None:
         return None
     mine = observed.resource
     for other in observed.name_conflicts:
-        if _age(other) < _age(mine) and _place(other) == _location(store.model_dump(by_alias=True)):
+        if age(other) < age(mine) and _place(other) == _location(store.model_dump(by_alias=True)):
             name = f"{mine['metadata']['namespace']}/{mine['metadata']['name']}"
             return (
                 f"{other['kind']} {name} is older and keeps its state in the same Postgres and schema, where a state "
@@ -122,13 +123,15 @@ def _state_conflict(observed: Observed, store: PostgresStoreSpec | None) -> str 
     return None
 
 
-def _age(resource: Manifest) -> tuple[str, str]:
-    """Less for the older one. The kinds tell two of the same second apart."""
-    return resource["metadata"].get("creationTimestamp", ""), resource["kind"]
+def age(resource: Manifest) -> tuple[str, str, str, str]:
+    """A sort key that is less for an older resource. The kind, then the name, decides between two of the same
+    second."""
+    metadata = resource["metadata"]
+    return metadata.get("creationTimestamp", ""), resource["kind"], metadata["namespace"], metadata["name"]
 
 
 def _place(resource: Manifest) -> tuple[object, ...] | None:
-    """Where the state of a resource as written, valid or not, is; None when it is in no Postgres."""
+    """Where a resource as written, valid or not, keeps its state; None if not in a Postgres."""
     found: Any = resource
     for step in ("spec", "stateStore", "postgres"):
         found = found.get(step) if isinstance(found, Mapping) else None

@@ -1,4 +1,4 @@
-"""Driver pods: which one is to run, and one attempt after another, never two at a time."""
+"""Driver pods: decides which one is to run, and starts one attempt after another, never two at a time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import DriverAttempt, Rollout, Status
 
 _LIFE = 6
-"""Hex digits that stand for one life of a resource in a savepoint's name."""
+"""How many hex digits represent one life of a resource in a savepoint's name."""
 
 
 OFTEN_INTERRUPTED = 3
-"""So many attempts in a row that others ended are a fault."""
+"""This many attempts in a row that others ended count as a fault."""
 _HEALTHY = {"failures": 0, "interruptions": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class DriverPlan:
-    """The driver that is to run, and the savepoint that its init container pins before it migrates (`migrate`; `anew`:
-    without the state). With `restore` no driver runs: the pod returns to that savepoint and ends."""
+    """The driver that is to run. `migrate` is the savepoint that its init container pins before it migrates the state
+    (`anew`: leaves it behind). With `restore` no driver runs: the pod returns to that savepoint and ends."""
 
     revision: str
     image: str
@@ -34,14 +34,14 @@ class DriverPlan:
     restore: str | None = None
 
     def fits(self, attempt: DriverAttempt) -> bool:
-        """Whether the attempt does what is planned. What its init container did is no reason to end it later."""
+        """Whether the attempt does what is planned. What its init container once did is no reason to end it later."""
         before = (self.migrate, self.anew)
         same = (attempt.revision, attempt.restore) == (self.revision, self.restore)
         return same and before in {(None, False), (attempt.migrate, attempt.anew)}
 
 
 def planned_driver(ctx: ReconcileContext, status: Status) -> DriverPlan | None:
-    """Which driver is to run now; None when none is."""
+    """Which driver is to run now; None if none is."""
     if ctx.suspended or status.revision is None or status.image is None:
         return None
     rollout = status.rollout
@@ -64,8 +64,9 @@ def restoring_revision(status: Status, rollout: Rollout) -> tuple[str, str]:
 
 
 def _in_force(ctx: ReconcileContext, status: Status, revision: str, image: str) -> DriverPlan:
-    """A job that never ran here may find state of an earlier one that does not fit. The resource says then whether to
-    leave that state behind; the savepoint's name stays, so that a second attempt does not do it again."""
+    """The driver of the revision in force. A job that never ran here may find state of an earlier job that does not
+    fit. Then the resource says whether to leave that state behind; the savepoint keeps its name, so that a second
+    attempt does not do so again."""
     attempt = status.driver
     if status.proved is not None or attempt is None or attempt.revision != revision:
         return DriverPlan(revision, image)
@@ -77,14 +78,14 @@ def _in_force(ctx: ReconcileContext, status: Status, revision: str, image: str) 
 
 
 def savepoint_name(ctx: ReconcileContext, revision: str, attempt: DriverAttempt | None) -> str:
-    """Another name each time: this rollout does not return to the pin of an earlier try of the same revision, nor to
-    that of an earlier resource of this name, whose attempts were counted from 1 as well."""
+    """A new savepoint name each time: a rollout must not return to the pin of an earlier try of the same revision, nor
+    to that of an earlier resource of this name, whose attempts were also counted from 1."""
     life = digest_of(ctx.metadata["uid"])[:_LIFE]
     return f"rollout-{revision}-{life}-{attempt.number + 1 if attempt else 1}"
 
 
 def observe_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> Status:
-    """The status with what became of the current attempt."""
+    """The status with the outcome of the current attempt, if it has ended."""
     attempt = status.driver
     if attempt is None or attempt.outcome is not None:
         return status
@@ -92,7 +93,7 @@ def observe_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | No
     planned = plan is not None and plan.fits(attempt)
     if pod is None:
         if attempt.pod_uid is None and planned:
-            return status  # still to be created
+            return status  # the pod is yet to be created
         # Others deleted the pod, unless it was no longer planned.
         return _set(status, _interrupted(ctx, attempt, "PodDeleted") if planned else _stopped(attempt))
     attempt = _running(ctx, attempt, pod)
@@ -104,7 +105,7 @@ def observe_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | No
 
 
 def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> Status:
-    """The status with the next attempt, when one is planned and due and nothing else can run any more."""
+    """The status with the next attempt, if one is planned and due, and no other driver can run any more."""
     attempt = status.driver
     if plan is None or (attempt is not None and not _due(ctx, attempt, plan)) or not ctx.all_drivers_inactive():
         return status
@@ -125,7 +126,7 @@ def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None)
 
 
 def _due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> bool:
-    """Whether another attempt may begin after this one."""
+    """Whether another attempt may start after this one."""
     if attempt.outcome is None:
         return False
     if not plan.fits(attempt):
@@ -136,7 +137,7 @@ def _due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> boo
 
 
 def reset_failures(status: Status) -> Status:
-    """The status without its failures: what the resource asks for has changed."""
+    """The status without its failures, because the resource asks for something else."""
     attempt = status.driver
     if attempt is None:
         return status
@@ -145,7 +146,7 @@ def reset_failures(status: Status) -> Status:
 
 
 def back_off(settings: Settings, failures: int) -> timedelta:
-    """How long after that many failures in a row."""
+    """The pause after this many failures in a row."""
     doubled = settings.backoff_first_seconds * 2.0 ** min(max(failures - 1, 0), 32)
     return timedelta(seconds=min(doubled, settings.backoff_last_seconds))
 
@@ -157,7 +158,7 @@ def _set(status: Status, attempt: DriverAttempt, **more: object) -> Status:
 def _running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
     ready = (attempt.ready or pod.ready_since) if pod.ready_since is not None and pod.deletion_time is None else None
     if pod.ended_at is not None:
-        ready = attempt.ready  # the last thing that is known
+        ready = attempt.ready  # the last known time
     healthy = ready is not None and ctx.elapsed(ready, ctx.settings.healthy_seconds)
     initialized = attempt.initialized or pod.initialized
     update = {"pod_uid": pod.uid, "initialized": initialized, "ready": ready}
@@ -185,8 +186,9 @@ def _stopped(attempt: DriverAttempt) -> DriverAttempt:
 
 
 def _interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) -> DriverAttempt:
-    """No failure, so the next attempt starts at once, but never twice within the first back-off. From the second one in
-    a row on there is a back-off: a node that evicts what it is given does not fill the cluster with pods."""
+    """The attempt after others ended it. That is no failure, so the next attempt starts at once, but never twice within
+    the first back-off. From the second interruption in a row on there is a back-off, so that a node that evicts every
+    pod does not fill the cluster with pods."""
     interruptions = attempt.interruptions + 1
     not_before = attempt.created + timedelta(seconds=ctx.settings.backoff_first_seconds)
     if interruptions > 1:

@@ -1,4 +1,4 @@
-"""The driver's figures in the status: bounded, rounded, and written no more often than is useful."""
+"""The driver's figures in the status: bounded, rounded, and written only as often as is useful."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Statu
         return status.model_copy(update=_figures(reported, ctx.now))
     if alive:
         return status
-    # Totals stay; what says how fast or how far behind a job is says nothing of one that does not run.
+    # Totals stay. Rates and lags mean nothing for a job that does not run.
     rest = tuple(each.model_copy(update=_STILL) for each in status.inputs)
     return status.model_copy(
         update={"inputs": rest, "lag": None, "rows_per_second": None, "watermark_delay": None, "executors": 0}
@@ -27,7 +27,7 @@ def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Statu
 
 
 def due_status(ctx: ReconcileContext, old: Status, new: Status) -> Status | None:
-    """What is to be written: None when nothing is new, or only figures that were written a moment ago."""
+    """The status to write; None if nothing is new, or only figures, which were written a moment ago."""
     if new.model_copy(update={name: getattr(old, name) for name in _FIGURES}) != old:
         return new.model_copy(update={"reported": ctx.now})
     if new == old or next_report(ctx, old) is not None:
@@ -40,7 +40,7 @@ def next_report(ctx: ReconcileContext, old: Status) -> float | None:
     if old.reported is None:
         return None
     wait = (old.reported - ctx.now).total_seconds() + ctx.settings.figures_seconds
-    # A clock that was set back does not silence a job.
+    # A clock that was set back must not silence a job.
     return wait if 0 < wait <= ctx.settings.figures_seconds else None
 
 
@@ -80,7 +80,7 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
         "scaling": reported.scaling,
     }
     return {
-        # What it does not know yet is not forgotten.
+        # Keeps totals that the driver does not know yet.
         **{name: value for name, value in totals.items() if value is not None},
         "inputs": inputs,
         "lag": sum(lags) if lags else None,
@@ -99,7 +99,8 @@ def _input(each: InputStatus, now: datetime) -> InputStatus:
 
 
 def delay_text(delay: timedelta) -> str:
-    """For people, and rounded so that what stands still is not written for ever: 12s, 3m5s, 17m, 2h7m, 51h."""
+    """A duration for people, rounded so that a growing delay does not change the status all the time: 12s, 3m5s, 17m,
+    2h7m, 51h."""
     seconds = max(int(delay.total_seconds()), 0)
     if seconds < 60:
         return f"{seconds}s"

@@ -1,4 +1,4 @@
-"""The job's phase, with one reason and one message: derived from the status and the pods."""
+"""Derives the job's phase, with one reason and one message, from the status and the pods."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase
 
 WAITS_FOR = {"input": "WaitingForInput", "output": "WaitingForOutput", "store": "WaitingForStateStore"}
-"""Reasons, by the system that is away."""
+"""The reason for each kind of outside system that is away."""
 
 SETTLED: frozenset[Phase] = frozenset({"Running", "Suspended", "Finished", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
 class JobPhase:
-    """`reason` and `message` are those of the condition Ready; `degraded` what a person should mend, if anything.
-    `waits`: the driver runs, and no epoch goes on."""
+    """A job's phase. `reason` and `message` are those of the condition Ready; `degraded` is what a person should fix,
+    if anything. `waits`: the driver runs, but no epoch makes progress."""
 
     phase: Phase
     reason: str
@@ -42,7 +42,7 @@ class JobPhase:
 
     @property
     def ready(self) -> bool:
-        """Whether the job is where it should be: it runs, has done all that there was to do, or is suspended."""
+        """Whether the job is as it should be: it runs, has finished, or is suspended."""
         return self.phase in {"Running", "Finished", "Suspended"} and not self.waits
 
     @property
@@ -51,7 +51,7 @@ class JobPhase:
 
 
 def deletion_phase(fault: Fault | None, way_out: str) -> JobPhase:
-    """For a resource that is being deleted; `fault` keeps its state from being deleted."""
+    """The phase of a resource that is being deleted; `fault` keeps its state from being deleted."""
     message = sentence(fault.reason, fault.message) if fault else "the driver stops, then the state is deleted"
     degraded = Fault(fault.reason, cut(f"{fault.message}. {way_out}")) if fault else None
     return JobPhase("Deleting", "Deleting", cut(f"{message}. {way_out}"), degraded)
@@ -60,22 +60,22 @@ def deletion_phase(fault: Fault | None, way_out: str) -> JobPhase:
 def job_phase(
     ctx: ReconcileContext, status: Status, plan: DriverPlan | None, blocked: Fault | None, *, creates: bool
 ) -> JobPhase:
-    """For a resource that lives; `blocked`: why the pod that should run cannot be created; `creates`: whether a child
-    is missing."""
+    """The phase of a resource that is not being deleted. `blocked`: why the pod that should run cannot be created;
+    `creates`: whether a child is missing."""
     found = _driver_phase(ctx, status, plan, blocked)
     lasting = _lasting_fault(ctx, status)
     degraded = found.degraded or lasting
     if lasting is not None and found.ready:
-        # `kubectl get` shows the reason of Ready, and to whoever made an edit that was refused it must not say Running.
+        # `kubectl get` shows the reason of Ready. It must not say Running to a user whose edit was refused.
         found = replace(found, reason=lasting.reason, message=f"{found.message}. {lasting.message}")
     if degraded is None and creates and (refused := ctx.observed.create_refused):
-        # A driver may run although its Service, or the check of another revision, cannot be made.
+        # A driver may run even though its Service, or the check of another revision, cannot be created.
         degraded = Fault(CREATE_REFUSED, cut(refused))
     return JobPhase(found.phase, found.reason, cut(found.message), degraded, found.waits)
 
 
 def _lasting_fault(ctx: ReconcileContext, status: Status) -> Fault | None:
-    """What is wrong even while the revision in force runs well."""
+    """What is wrong even while the revision in force runs well; None if nothing is."""
     asked, refused = ctx.desired, status.refused
     if asked.job is None:
         return Fault(asked.reason, listed(asked.problems))
@@ -112,14 +112,15 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
 
 
 def _kept(status: Status, words: str) -> JobPhase:
-    """A stage of the rollout that needs a person."""
+    """The phase of a rollout's stage that needs a person."""
     stage = status.rollout.stage if status.rollout else ""
     reason = {"Stopping": "DriverStuck", "Starting": "StartFailed"}.get(stage, "RollbackFailed")
     return JobPhase("Stopping" if stage == "Stopping" else "Failed", reason, words, Fault(reason, cut(words)))
 
 
 def _held(ctx: ReconcileContext, status: Status) -> JobPhase:
-    """Nothing runs, because the resource asks for another job than the one that was suspended or failed for good."""
+    """The phase while nothing runs, because the resource asks for another job than the one that was suspended or failed
+    for good."""
     rollout = status.rollout
     if rollout is not None:
         message = sentence(f"revision {rollout.revision} is being checked", rollout.reason)
@@ -141,7 +142,7 @@ def _suspended(ctx: ReconcileContext) -> JobPhase:
 
 
 def _before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
-    """Another driver is to run once the last one is gone."""
+    """The phase while the next driver waits until the last one is gone."""
     overdue = _overdue_pod(ctx)
     if not ctx.all_drivers_inactive():
         message = "the old driver finishes its epoch before another one starts"
@@ -150,7 +151,7 @@ def _before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
 
 
 def _overdue_pod(ctx: ReconcileContext) -> Fault | None:
-    """A pod that should have been gone by now."""
+    """The fault of a driver pod that should have been gone by now, if there is one."""
     for pod in (*ctx.drivers.values(), *ctx.orphaned_drivers.values()):
         if pod.deletion_time is not None and pod.ended_at is None and ctx.now > pod.deletion_time:
             limit = f"{ctx.settings.stuck_seconds:g} s"
@@ -163,7 +164,7 @@ def _overdue_pod(ctx: ReconcileContext) -> Fault | None:
 
 
 def _after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt) -> JobPhase:
-    """The current attempt is over."""
+    """The phase after the current attempt has ended."""
     what = sentence(f"attempt {attempt.number} failed", attempt.reason or "", status.last_error or "")
     if attempt.outcome == "Fatal":
         message = f"{what}. Another attempt would fail the same way: it waits until the resource changes"
@@ -230,7 +231,7 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
 
 
 def _not_ready(ctx: ReconcileContext, pod: PodObservation) -> Fault:
-    """The kubelet reports in Events only what it waits for."""
+    """The fault of a pod that is not ready. What the kubelet waits for is only in its Events."""
     words = (
         f"pod {pod.name} is not ready since {pod.not_ready_since:%H:%M:%S} UTC, more than "
         f"{ctx.deadline_text}: {pod.waiting_for}. `kubectl describe pod {pod.name}` shows what "
@@ -240,14 +241,14 @@ def _not_ready(ctx: ReconcileContext, pod: PodObservation) -> Fault:
 
 
 def _is_lasting(ctx: ReconcileContext, pod: PodObservation, fault: Fault) -> bool:
-    """A pod that waits for a node may only wait for the cluster to grow."""
+    """Whether a pod's fault will last. A pod without a node may only wait for the cluster to grow."""
     if fault.reason in {IMAGE_PULL, NOT_CREATED}:
         return True
     return fault.reason == UNSCHEDULABLE and ctx.elapsed(pod.created_at, ctx.deadline_seconds)
 
 
 def _phase(status: Status, otherwise: Phase) -> Phase:
-    """A rollout's stage says more than what its driver is at, until that may be taken for started."""
+    """The phase of the rollout's stage, which says more than its driver's, until the driver counts as started."""
     if status.rollout is not None and status.rollout.lifted:
         return otherwise
     return STAGES[stage_of(status)].phase or otherwise

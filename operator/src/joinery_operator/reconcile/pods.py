@@ -1,4 +1,4 @@
-"""What a pod's manifest says of it."""
+"""Reads what a pod's manifest says about the pod."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joinery_runtime.job.crd import Ending, SavepointResult, StateCheck
 
 _PULLING = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 _NORMAL_WAITS = {"ContainerCreating", "PodInitializing", ""}
-# What a kubelet or the control plane writes into `status.reason` when it takes a pod away.
+# The values of `status.reason` that a kubelet or the control plane sets when it evicts or ends a pod.
 _DISRUPTIONS = {"Evicted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost", "Preempting", "NodeAffinity"}
 
 
@@ -33,15 +33,16 @@ class PodObservation:
     """When the main container ended for good: no container of ours runs any more."""
     ready_since: datetime | None
     not_ready_since: datetime
-    """Counts where `ready_since` is None."""
+    """Meaningful only if `ready_since` is None."""
     waiting_for: str
     """What the pod does while it is not ready, in words."""
     initialized: bool
-    """The init containers have ended well."""
+    """The init containers have succeeded."""
     steps: int
-    """How far it got, for comparison with itself: on a node, containers started, containers ended well, ready."""
+    """How far the pod got, to compare with its own earlier value: on a node, containers started, containers succeeded,
+    ready."""
     disrupted: bool
-    """Others ended the pod, as by eviction."""
+    """Others ended the pod, by eviction for instance."""
     ending: Ending | None
     check_result: StateCheck | None
     savepoint: SavepointResult | None
@@ -51,7 +52,7 @@ class PodObservation:
     fault: Fault | None
 
     def stuck(self, now: datetime, seconds: float) -> bool:
-        """Whether the pod should have been gone for that long: its node is dead, as far as one can tell."""
+        """Whether the pod should have been gone for this long already: its node is probably dead."""
         return self.deletion_time is not None and (now - self.deletion_time).total_seconds() >= seconds
 
 
@@ -107,7 +108,7 @@ def _main(status: Manifest) -> Manifest:
 
 
 def _steps(status: Manifest) -> int:
-    """Each counts once: whatever starts again got no further."""
+    """Counts the pod's steps. Each counts once, because a restart is no progress."""
     found = sum(_since(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready"))
     for each in _containers(status):
         ended = _terminated(each)
@@ -124,7 +125,7 @@ def _is_running(container: Manifest) -> bool:
 
 
 def _terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The container ends that explain the pod's. Containers beside ours may end as they like."""
+    """The ends of containers that explain the pod's end. Containers beside ours do not matter."""
     if main is not None:
         return [main]
     first = [_terminated(each) for each in status.get("initContainerStatuses") or ()]
@@ -132,7 +133,7 @@ def _terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapp
 
 
 def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetime) -> datetime | None:
-    """Containers beside ours (a service mesh's, say) may go on for ever: the driver is what counts."""
+    """When the pod ended. Only the driver counts: containers beside it (a service mesh's, say) may go on for ever."""
     phase_over = status.get("phase") in {"Succeeded", "Failed"}
     if main is None and not phase_over:
         return None
@@ -182,7 +183,7 @@ def _fault(status: Manifest) -> Fault | None:
 
 
 def _waiting_for(status: Manifest) -> str:
-    """The first container that waits, else the init container that runs, else the driver."""
+    """What the pod waits for: the first container that waits, else the init container that runs, else the driver."""
     for each in _containers(status):
         waiting = (each.get("state") or {}).get("waiting")
         if waiting is not None:

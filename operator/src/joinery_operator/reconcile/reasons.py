@@ -1,4 +1,4 @@
-"""The reasons that conditions give, and their messages: bounded, because what others report may be of any length."""
+"""The reasons and messages of conditions. Messages are bounded, because what others report may have any length."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Of a pod that does not run.
+# Reasons of a pod that does not run.
 IMAGE_PULL = "ImagePullFailed"
 NOT_READY = "NotReady"
 CREATE_REFUSED = "CreateRefused"
 UNSCHEDULABLE = "Unschedulable"
 NOT_CREATED = "ContainerNotCreated"
 
-# Of a revision whose manifests cannot be built.
+# Reasons of a revision whose manifests cannot be built.
 REVISION_LOST = "RevisionLost"
 INCOMPLETE = "Incomplete"
 
-# `Ending.kind` of the runtime's commands and drivers.
+# The reason of a deletion that would delete another state than that of the job.
+STATE_ELSEWHERE = "StateElsewhere"
+
+# Values of `Ending.kind` from the runtime's commands and drivers.
 INCOMPATIBLE: Final = "IncompatibleState"
 """The job does not fit its state."""
 COMMITTED_SINCE = "CommittedSince"
 """A restore is refused because an epoch was committed after the savepoint."""
 
 MESSAGE = 1024
-"""Characters of one message."""
+"""The most characters of one message."""
 _PROBLEMS = 16
 
 
@@ -37,7 +40,7 @@ class Fault:
 
 
 def cut(text: str, limit: int = MESSAGE) -> str:
-    """At most `limit` characters. The middle is left out, because the ends of an error say most."""
+    """Cuts a text to at most `limit` characters. Leaves out the middle, because the ends of an error say most."""
     text = text.strip()
     if len(text) <= limit:
         return text
@@ -51,7 +54,7 @@ def sentence(*parts: str) -> str:
 
 
 def listed(problems: Sequence[str]) -> str:
-    """One problem a line, and how many more there are."""
+    """One problem per line, and how many more there are."""
     shown = [cut(problem, MESSAGE // 4) for problem in problems[:_PROBLEMS]]
     more = len(problems) - len(shown)
     return "\n".join([*shown, f"and {more} more"] if more else shown)

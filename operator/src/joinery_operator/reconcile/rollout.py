@@ -1,7 +1,7 @@
-"""The rollout of another revision: checked, put in the old one's place, and taken back when it does not start.
+"""Rolls out another revision: checks it, puts it in place of the old one, and takes it back if it does not start.
 
-Each reconcile classifies what it observes and carries out one row of `rollout_table`. A stage ends by observations
-alone, so that an operator that died in it goes on where it was.
+Each reconcile classifies what it observes and carries out one row of `rollout_table`. Observations alone end a stage,
+so an operator that died in one goes on where it was.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.driver import restoring_revision, savepoint_name
+from joinery_operator.reconcile.places import names_another, state_place
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import COMMITTED_SINCE, CREATE_REFUSED, INCOMPATIBLE, Fault, cut, sentence
 from joinery_operator.reconcile.rollout_table import (
@@ -38,21 +39,20 @@ from joinery_operator.reconcile.rollout_table import (
     stage_of,
 )
 from joinery_operator.revision import JobRevision
-from joinery_runtime.job import JobSpec
 from joinery_runtime.job.crd import DriverAttempt, Refusal, Rollout, Status
 from joinery_runtime.job.crd.status import RestoringRevision
 from joinery_runtime.job.model.duration import format_duration
 
 
 def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with the rollout one step further, if it can go one."""
+    """The status with the rollout one step further, if there is a step to take."""
     status = _with_progress(ctx, status)
     execution = _Execution(ctx, status, row_for(classify(ctx, status)))
     return _ACTS[execution.row.act](execution)
 
 
 def record_proof(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with the time at which the revision in force was first ready."""
+    """The status with the time at which the revision in force was first seen to be ready."""
     attempt = status.driver
     if status.proved is not None or attempt is None or attempt.restore or attempt.revision != status.revision:
         return status
@@ -62,8 +62,9 @@ def record_proof(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def record_hold(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with whether the revision in force may start a driver. After a suspension, or an end for good, it does
-    so only when the resource asks for it: who asks for another job has that one checked before anything runs."""
+    """The status with whether the revision in force may start a driver (`held`: it may not). After a suspension or a
+    fatal end, it may only if the resource asks for that revision: if the resource asks for another job, that job is
+    checked before anything runs."""
     attempt, asked = status.driver, asked_of(ctx, status)
     failed = attempt is not None and attempt.outcome == "Fatal" and not attempt.restore
     in_force = attempt is not None and attempt.revision == status.revision
@@ -74,7 +75,7 @@ def record_hold(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
-    """When time alone ends the stage."""
+    """When time alone ends the stage; None if it does not."""
     rollout = status.rollout
     if rollout is None or rollout.lifted or rollout.progressed is None:
         return None
@@ -82,13 +83,13 @@ def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
 
 
 def _compares_seconds(ctx: ReconcileContext, rollout: Rollout) -> float:
-    """How long the check waits for epochs of the running job, without getting any further."""
+    """How long the check may wait for epochs of the running job without making progress."""
     compares = rollout.stage == "Checking" and rollout.mode == "shadow"
     return ctx.upgrade.shadow.within / 1000 if compares else 0.0
 
 
 def what_keeps_it(ctx: ReconcileContext, status: Status) -> str:
-    """Why a stage that changes the state does not come to its end, and the way out; empty while it goes on."""
+    """Why a stage that changes the state does not end, and the way out; empty while it makes progress."""
     if status.rollout is None or status.rollout.stage == "Checking":
         return ""
     if row_for(classify(ctx, status)).act is not Act.REPORT:
@@ -97,7 +98,7 @@ def what_keeps_it(ctx: ReconcileContext, status: Status) -> str:
 
 
 def way_out(status: Status) -> str:
-    """What a person can do to have the stage left, whatever keeps it."""
+    """What a person can do to leave the stage, whatever holds it up."""
     return STAGES[stage_of(status)].way_out.format(revision=status.revision)
 
 
@@ -107,7 +108,7 @@ def refuses(status: Status, revision: JobRevision, mode: str) -> bool:
 
 
 def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
-    """Whether a check pod that ended without a result is to be made anew."""
+    """Whether a check pod that ended without a result is due for another try."""
     if pod.ended_at is None or pod.check_result is not None:
         return False
     return ctx.elapsed(pod.ended_at, ctx.settings.backoff_first_seconds)
@@ -118,10 +119,12 @@ def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
 
 def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
     """The status with how far the stage of its rollout got: the deadline counts from the last progress, and not while
-    the job is suspended, or while its driver waits for a system that is away: no other revision would get further."""
-    rollout, attempt = status.rollout, status.driver
-    stands_still = ctx.suspended or (attempt is not None and ctx.waiting(attempt) is not None)
-    if rollout is None or (stands_still and rollout.progressed is None):
+    the job is suspended, or its driver waits for a system that is away and no other revision would get further."""
+    rollout = status.rollout
+    if rollout is None:
+        return status
+    stands_still = ctx.suspended or _waits_as_any(ctx, status, rollout)
+    if stands_still and rollout.progressed is None:
         return status
     if stands_still:
         return status.model_copy(update={"rollout": rollout.model_copy(update={"progressed": None})})
@@ -134,8 +137,21 @@ def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
     return status.model_copy(update={"rollout": rollout.model_copy(update=update)})
 
 
+def _waits_as_any(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bool:
+    """Whether the driver waits for a system that the revision in force names as well: an address that is new may be
+    wrong. In doubt it names it."""
+    attempt = status.driver
+    away = ctx.waiting(attempt) if attempt is not None else None
+    if attempt is None or away is None:
+        return False
+    new, old = ctx.revision(rollout.revision, rollout.image), ctx.revision(status.revision, status.image)
+    if attempt.revision != rollout.revision or new is None or old is None:
+        return True
+    return not names_another(new.job, old.job, away.system)
+
+
 def _progress(ctx: ReconcileContext, status: Status, rollout: Rollout) -> tuple[int, int]:
-    """Steps of the stage's pod that are done, and segments that it has migrated."""
+    """How many steps the stage's pod has done, and how many segments it has migrated."""
     if rollout.stage == "Checking":
         pod = ctx.check(rollout)
         return (pod.steps if pod else 0), 0
@@ -146,7 +162,7 @@ def _progress(ctx: ReconcileContext, status: Status, rollout: Rollout) -> tuple[
     return (pod.steps if pod else 0), ((reported.migrated or 0) if reported else 0)
 
 
-# What was observed, as the table has it
+# What was observed, in the terms of the table
 
 
 def asked_of(ctx: ReconcileContext, status: Status) -> Asked:
@@ -221,7 +237,8 @@ def _classify_stable(ctx: ReconcileContext, status: Status, asked: Asked, suspen
 
 
 def _has_durable_state(ctx: ReconcileContext, status: Status) -> bool:
-    """Whether the revision in force was ready, with state that outlives a pod. In doubt it has some."""
+    """Whether the revision in force was ready, with state that outlives a pod. If that is unknown, assumes that it has
+    such state."""
     if status.revision is None or status.image is None or status.proved is None:
         return False
     old = ctx.revision(status.revision, status.image)
@@ -281,21 +298,16 @@ def _restorer(ctx: ReconcileContext, rollout: Rollout) -> Restorer:
 
 
 def _helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
-    """What no earlier revision can tell any more, the resource decides."""
+    """Whether the revision asked for could return to the savepoint. If no earlier revision is known any more, the
+    resource decides."""
     new = ctx.desired.job
     if new is None:
         return Helper.UNABLE
     if not new.durable:
         return Helper.GIVES_UP if new.mode == "stateless" else Helper.UNABLE
     known = ctx.revision(rollout.revision, rollout.image) or ctx.revision(status.revision, status.image)
-    same = known is None or _place(known.job.spec) == _place(new.job.spec)
+    same = known is None or state_place(known.job.spec) == state_place(new.job.spec)
     return Helper.ABLE if same else Helper.UNABLE
-
-
-def _place(spec: JobSpec) -> object:
-    """Where the state is kept, as far as the resource says."""
-    store = spec.state_store.postgres
-    return None if store is None else (store.dsn, store.dsn_secret_ref, store.schema_name)
 
 
 def _committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
@@ -308,7 +320,7 @@ def _committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """One row that is carried out: each method returns the status after it."""
+    """Carries out one row: each method returns the status after it."""
 
     ctx: ReconcileContext
     status: Status
@@ -379,12 +391,14 @@ class _Execution:
         return self._in_force(self.rollout, proved=None)
 
     def keep(self) -> Status:
-        # What the revision in force could not do itself was done for another one, which is checked first.
+        # A restorer means that the resource asks for another revision, which did what the one in force could not do. It
+        # is checked first.
         return self._with(rollout=None, held=self.status.held or self.rollout.restorer is not None)
 
     def _in_force(self, new: JobRevision | Rollout, *, proved: datetime | None) -> Status:
         taken = {"revision": new.revision, "image": new.image, "proved": proved, "refused": None}
-        # A rollout that committed unseen before a suspension: what is asked for by now is checked before anything runs.
+        # This rollout may have committed unseen before a suspension. If the resource asks for something else by now,
+        # that is checked before anything runs.
         of_another = new is self.status.rollout and asked_of(self.ctx, self.status) is not Asked.ROLLOUT
         return self._with(**taken, rollout=None, held=self.status.held and of_another)
 
@@ -459,7 +473,7 @@ def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:
 
 
 def _why_it_waits(ctx: ReconcileContext, status: Status) -> str:
-    """What keeps a stage from its end."""
+    """Why the stage has not ended."""
     assert status.rollout is not None, "only stages of a rollout have such rows"
     match stage_of(status):
         case RolloutStage.CHECKING:
@@ -512,7 +526,7 @@ def _why_not_restored(ctx: ReconcileContext, status: Status, rollout: Rollout) -
 
 
 def _check_message(ctx: ReconcileContext, rollout: Rollout) -> str:
-    """What keeps the check from a result."""
+    """Why the check has no result."""
     pod = ctx.check(rollout)
     if pod is None:
         return ctx.observed.create_refused
@@ -542,5 +556,6 @@ def _not_ready(ctx: ReconcileContext, status: Status, attempt: DriverAttempt | N
     fault = pod.fault if pod else refused
     if fault is not None:
         return sentence(limit, fault.reason, fault.message)
+    away = ctx.waiting(attempt) if attempt else None
     failed = attempt is not None and attempt.failures > 0
-    return sentence(limit, (status.last_error or "") if failed else "")
+    return sentence(limit, away.reason if away else (status.last_error or "") if failed else "")

@@ -154,7 +154,7 @@ class Deadline(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RolloutObservation:
-    """What was observed, as far as the stage's rows tell it apart; None where they do not."""
+    """What was observed, as far as the stage's rows depend on it; None for what they do not depend on."""
 
     stage: RolloutStage
     asked: Asked | None = None
@@ -202,10 +202,10 @@ class DriverRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StageRules:
-    """What holds while a stage lasts. `dimensions`: what its rows depend on; `phase`: the job's, where the stage says
-    more than the driver does; `values`: those of a dimension that the stage can have, where these are not all.
-    `way_out`: what a person can do to have it left, whatever keeps it, in the words of its conditions; `leaves`: what
-    is observed then."""
+    """What holds during a stage. `dimensions` are what its rows depend on. `phase` is the job's, if the stage says more
+    than the driver does. `values` are the values of a dimension that can occur in the stage, if not all can. `way_out`
+    is what a person can do to leave the stage, whatever holds it up, as in the job's conditions; `leaves` is what is
+    observed then."""
 
     driver: DriverRole
     phase: Phase | None
@@ -281,7 +281,7 @@ class Act(Enum):
 
 
 def _when(*conditions: Enum | tuple[Enum, ...]) -> Mapping[str, frozenset[Enum]]:
-    """Conditions by dimension, which the enum tells. A tuple means: any of these."""
+    """The conditions by dimension, which the type of the enum gives. A tuple means any of its values."""
     names = {kind: name for name, kind in DIMENSIONS.items()}
     groups = [each if isinstance(each, tuple) else (each,) for each in conditions]
     return {names[type(group[0])]: frozenset(group) for group in groups}
@@ -289,7 +289,8 @@ def _when(*conditions: Enum | tuple[Enum, ...]) -> Mapping[str, frozenset[Enum]]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """In `stage`, when all of `when` hold: do `act`; the stage is `to` then. `refused`: the reason of the refusal."""
+    """A row: in `stage`, if all of `when` hold, do `act`; then the stage is `to`. `refused` is the reason of a
+    refusal."""
 
     stage: RolloutStage
     when: Mapping[str, frozenset[Enum]]
@@ -431,12 +432,12 @@ TABLE: Final[tuple[Transition, ...]] = (
 
 
 def row_for(observation: RolloutObservation) -> Transition:
-    """The row that the observation has."""
+    """The row that applies to the observation."""
     return next(row for row in TABLE if row.matches(observation))
 
 
 def observations() -> Iterator[RolloutObservation]:
-    """Every observation that there may be, each once."""
+    """Yields every possible observation once."""
     for stage, rules in STAGES.items():
         values = (rules.values.get(name, tuple(DIMENSIONS[name])) for name in rules.dimensions)
         found = (
@@ -444,13 +445,13 @@ def observations() -> Iterator[RolloutObservation]:
             for each in product(*values)
         )
         if stage is RolloutStage.STABLE:
-            # What asks for nothing new has no store and was not refused.
+            # A resource that asks for nothing new has no new store, and cannot be refused.
             found = (each if each.asked is Asked.ANOTHER else RolloutObservation(stage, each.asked) for each in found)
         yield from dict.fromkeys(found)
 
 
 def rendered() -> str:
-    """docs/rollout-table.md."""
+    """The text of docs/rollout-table.md."""
     lines = [
         "# The rollout of another revision, as a table",
         "",

@@ -1,11 +1,12 @@
-"""`reconcile_savepoint`: what is to be done about a Savepoint. Pure, as `reconcile` is.
+"""`reconcile_savepoint`: decides what to do about a Savepoint. Pure, like `reconcile`.
 
-A pod with the job's own image and secrets pins the state, beside a driver that runs or while the job is suspended, and
-with `cleanup: delete` another one unpins it before the resource goes. Both may run twice.
+A pod with the job's own image and secrets pins the state, beside a running driver or while the job is suspended. With
+`cleanup: delete` another pod unpins it before the resource is deleted. Both may run twice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 
 from pydantic import ValidationError
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from joinery_operator.decision import Action, Create, Decision, Delete, Event, ObservedSavepoint, SetFinalizers
 from joinery_operator.manifests import ManifestError, savepoint_pod
 from joinery_operator.names import ChildNames
+from joinery_operator.reconcile.context import FINALIZER as DELETE_STATE
 from joinery_operator.reconcile.context import read_status
 from joinery_operator.reconcile.desired import stored_revision
 from joinery_operator.reconcile.driver import back_off
@@ -24,19 +26,44 @@ from joinery_runtime.job.crd.savepoint import SavepointPhase
 from joinery_runtime.job.model.wording import counted
 
 FINALIZER = "joinery.dev/delete-savepoint"
+_STATE_GOES, _STATE_GONE = "StateBeingDeleted", "StateDeleted"
 _JOB_MISSING, _NOT_STARTED, _IN_MEMORY = "JobMissing", "JobNotStarted", "StateInMemory"
 _NO_STATE = {_JOB_MISSING, _NOT_STARTED, _IN_MEMORY}
 _WAY_OUT = "To leave it in the state store, set spec.cleanup to retain: the resource then goes at once"
 
 
 def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
-    """Never raises for anything that a user, a cluster or another release may have written."""
+    """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     status = _read(observed)
     if observed.resource["metadata"].get("deletionTimestamp"):
         return _deleted(observed, status)
     if status.phase == "Completed":
-        return Decision(None, tuple(_delete(pod) for pod in _pods(observed).values()))
+        actions = (*_finalizer(observed), *(_delete(pod) for pod in _pods(observed).values()))
+        reason, message = _kept(observed, status)
+        return _said(observed, status, "Completed", reason, message, actions)
     return _try(observed, status, delete=False)
+
+
+def _kept(observed: ObservedSavepoint, status: SavepointState) -> tuple[str, str]:
+    """Reason and message of a savepoint that was made: whether the state that holds it goes, or is gone, with its job.
+    Once the job is gone, only what was seen before tells. A job that is there and lives is then another one."""
+    of = observed.resource["spec"]["job"]
+    name, pinned = f"{of['kind']} {of['name']}", _pinned(status)
+    job = observed.job.resource if observed.job is not None else None
+    before = {each.reason for each in status.conditions}
+    if _STATE_GONE not in before and job is not None and job["metadata"].get("deletionTimestamp"):
+        with_state = DELETE_STATE in (job["metadata"].get("finalizers") or ())
+        if with_state and (job.get("spec") or {}).get("cleanup") != "retainState":
+            return (
+                _STATE_GOES,
+                f"{name} is being deleted with its state (cleanup: deleteState), and so is this: {pinned}",
+            )
+    elif before & {_STATE_GOES, _STATE_GONE}:
+        return _STATE_GONE, (
+            f"{name} was deleted with its state (cleanup: deleteState), and this with it: {pinned}. "
+            "Delete this Savepoint: nothing can return to it"
+        )
+    return "Completed", pinned
 
 
 def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
@@ -47,13 +74,16 @@ def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
         return Decision(None, (release,))
     revision = _revision(observed)
     if isinstance(revision, Fault) and revision.reason in _NO_STATE:
-        # Whoever deleted the job has decided about its state, and nothing is left that could reach it.
+        # Whoever deleted the job has decided about its state, and nothing is left that could reach the state.
         kept = Event("Warning", "SavepointRetained", f"{revision.message}; if there is still state, it keeps this one")
         return Decision(None, (release,), (kept,))
     making = _pods(observed).get(_name(observed, delete=False))
     if making is not None:
-        # It must not pin again what is unpinned.
-        return _said(observed, status, "Deleting", "Stopping", "the pod that pins ends first", (_delete(making),))
+        # The pod that pins must not do so again after the other one has unpinned. On a dead node nothing waits for it.
+        stuck = observed.settings.stuck_seconds
+        stop = _delete(making, grace_seconds=0 if making.stuck(observed.now, stuck) else None)
+        message = "the pod that pins ends first"
+        return _said(observed, status, "Deleting", "Stopping", message, (stop,), again_after=stuck)
     done = _pods(observed).get(_name(observed, delete=True))
     if done is not None and done.succeeded:
         return Decision(None, (release,))
@@ -61,7 +91,8 @@ def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
 
 
 def _try(observed: ObservedSavepoint, status: SavepointState, *, delete: bool) -> Decision:
-    """One step of a pod that pins or unpins: made, watched, judged, and made again after a failure."""
+    """One step of a pod that pins or unpins: creates it, watches it, judges it, and creates it again after a
+    failure."""
     phase: SavepointPhase = "Deleting" if delete else "Pending"
     pod = _pods(observed).get(_name(observed, delete=delete))
     if pod is None:
@@ -81,6 +112,7 @@ def _create(observed: ObservedSavepoint, status: SavepointState, phase: Savepoin
     poll = observed.settings.poll_seconds
     if status.not_before is not None and observed.now < status.not_before:
         return Decision(None, again_after=(status.not_before - observed.now).total_seconds())
+    status = status.model_copy(update={"not_before": None})
     revision = _revision(observed)
     if isinstance(revision, Fault):
         return _said(observed, status, phase, revision.reason, revision.message, again_after=poll)
@@ -89,11 +121,9 @@ def _create(observed: ObservedSavepoint, status: SavepointState, phase: Savepoin
     except ManifestError as error:
         return _said(observed, status, phase, INCOMPLETE, str(error), again_after=poll)
     actions: tuple[Action, ...] = (Create(manifest),)
-    if not delete and (_cleanup(observed) == "delete") != (FINALIZER in _finalizers(observed)):
-        others = tuple(each for each in _finalizers(observed) if each != FINALIZER)
-        wanted = (*others, FINALIZER) if _cleanup(observed) == "delete" else others
+    if not delete:
         # Before anything is pinned.
-        actions = (SetFinalizers(wanted), *actions)
+        actions = (*_finalizer(observed), *actions)
     if observed.create_refused:
         return _said(observed, status, phase, CREATE_REFUSED, observed.create_refused, actions)
     return _said(observed, status, phase, "Running", "its pod is made", actions)
@@ -103,15 +133,19 @@ def _completed(observed: ObservedSavepoint, pod: PodObservation) -> Decision:
     made = pod.savepoint
     assert made is not None, "its pod has told it"
     status = SavepointState(epoch=made.epoch, time=made.time, rows=made.rows, bytes=made.bytes)
-    message = f"epoch {made.epoch}: {counted(made.rows, 'row')}, {made.bytes:,} bytes"
-    return _said(observed, status, "Completed", "Completed", message, (_delete(pod),))
+    return _said(observed, status, "Completed", "Completed", _pinned(status), (*_finalizer(observed), _delete(pod)))
+
+
+def _pinned(status: SavepointState) -> str:
+    return f"epoch {status.epoch}: {counted(status.rows or 0, 'row')}, {status.bytes or 0:,} bytes"
 
 
 def _failed(
     observed: ObservedSavepoint, status: SavepointState, pod: PodObservation, phase: SavepointPhase
 ) -> Decision:
-    """Counts the failure first, deletes the pod when the next try is due."""
-    if status.not_before is not None and pod.ended_at is not None and status.not_before > pod.ended_at:
+    """Counts the failure first, deletes the pod when the next try is due. The next pod is made without `not_before`:
+    which failure is counted does not hang on the clocks of nodes."""
+    if status.not_before is not None:
         wait = (status.not_before - observed.now).total_seconds()
         return Decision(None, () if wait > 0 else (_delete(pod),), again_after=max(wait, 0.0) or None)
     failures = status.failures + 1
@@ -123,7 +157,7 @@ def _failed(
 
 
 def _revision(observed: ObservedSavepoint) -> JobRevision | Fault:
-    """What reaches the job's state: its revision in force; or why nothing does yet."""
+    """The job's revision in force, whose pod can reach the state; or why there is none yet."""
     asked = observed.resource["spec"]["job"]
     kind, name = asked["kind"], asked["name"]
     if observed.job is None:
@@ -149,11 +183,11 @@ def _said(
     *,
     again_after: float | None = None,
 ) -> Decision:
-    """The decision with phase and conditions, those of kstatus among them."""
+    """The decision with phase and conditions, including those of kstatus."""
     old = _read(observed)
     generation = observed.resource["metadata"].get("generation")
-    going, failed = phase in {"Pending", "Deleting"} and reason != "Failed", reason == "Failed"
-    aspects = {"Ready": phase == "Completed", "Reconciling": going, "Stalled": failed}
+    going, failed = phase in {"Pending", "Deleting"} and reason != "Failed", reason in {"Failed", _STATE_GONE}
+    aspects = {"Ready": reason == "Completed", "Reconciling": going, "Stalled": failed}
     if phase == "Deleting":
         message = sentence(message, _WAY_OUT)
     before = {each.type: each for each in old.conditions}
@@ -183,7 +217,7 @@ def _said(
 
 
 def _read(observed: ObservedSavepoint) -> SavepointState:
-    """Without what another release wrote and this one cannot read."""
+    """The status; empty if another release wrote one that this release cannot read."""
     try:
         return SavepointState.model_validate(observed.resource.get("status") or {})
     except ValidationError:
@@ -204,6 +238,13 @@ def _cleanup(observed: ObservedSavepoint) -> str:
 
 def _finalizers(observed: ObservedSavepoint) -> tuple[str, ...]:
     return tuple(observed.resource["metadata"].get("finalizers") or ())
+
+
+def _finalizer(observed: ObservedSavepoint) -> Iterator[Action]:
+    """For a resource that lives: what `cleanup` says may change at any time."""
+    wanted, others = _cleanup(observed) == "delete", [each for each in _finalizers(observed) if each != FINALIZER]
+    if wanted != (FINALIZER in _finalizers(observed)):
+        yield SetFinalizers((*others, FINALIZER) if wanted else tuple(others))
 
 
 def _delete(pod: PodObservation, grace_seconds: int | None = None) -> Delete:

@@ -19,7 +19,7 @@ from cyclopts.validators import Number
 from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say, stored_by
 from joinery_runtime.cli.ending import Stopped, sigterm_stops, writing_ending
 from joinery_runtime.cli.state_commands import state
-from joinery_runtime.errors import EnvironmentProblem, JoineryError
+from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError, Problem
 from joinery_runtime.job import explain as explain_job
 from joinery_runtime.job import load_job
 from joinery_runtime.job.model.duration import parse_duration
@@ -38,6 +38,7 @@ _GET_ENGINE = "Install joinery-runtime[engine]"
 def main(tokens: list[str] | None = None) -> None:
     """The console script."""
     try:
+        _refuse_standard_input(sys.argv[1:] if tokens is None else tokens)
         with writing_ending() as report:
             report(app(tokens))
     except Stopped:
@@ -51,9 +52,15 @@ def main(tokens: list[str] | None = None) -> None:
         sys.exit(EnvironmentProblem.exit_code)
 
 
+def _refuse_standard_input(tokens: list[str]) -> None:
+    if "-" in tokens or "-f" in tokens:
+        rule = "a job is named by its path alone, /dev/stdin is standard input: joinery run /dev/stdin < job.yaml"
+        raise JobError("-" if "-" in tokens else "-f", [Problem("(file)", rule)])
+
+
 @app.command
 def validate(job_file: JobFile) -> None:
-    """Checks a job file and reports every mistake at once, each with its path. Exit code 2 when there is one."""
+    """Check a job file and report all mistakes at once, each with its path. Exit code 2 if there is one."""
     job, stored = checked(job_file)
     unchecked = stored is None and job.has_expressions
     say(f"{job_file}: valid{f', but expressions were not checked: {_GET_ENGINE}' if unchecked else ''}")
@@ -61,7 +68,7 @@ def validate(job_file: JobFile) -> None:
 
 @app.command
 def explain(job_file: JobFile) -> None:
-    """Prints the plan: inputs, keys, bounds, how long rows are kept, and the state that is to be expected."""
+    """Print the plan: inputs, keys, bounds, how long each side is kept, and the expected size of the state."""
     job, stored = checked(job_file)
     say(explain_job(job, stored).render())
 
@@ -76,22 +83,22 @@ def run(
     status_host: Annotated[str, Parameter(env_var="JOINERY_STATUS_HOST")] = "127.0.0.1",
     stalled_after: str = "15m",
 ) -> str:
-    """Runs the job until it is stopped (SIGTERM, Ctrl-C: after the running epoch) or all inputs have ended.
+    """Run the job until all inputs have ended, or until SIGTERM or Ctrl-C (after the running epoch).
 
     Parameters
     ----------
     master
-        Spark master URL. Without it: the job's spark.conf, what spark-submit set, or local[*].
+        Spark master URL. Default: the job's spark.conf, then what spark-submit set, then local[*].
     once
-        Read to where the inputs end now, commit, and exit; the next run goes on there. No input ends by that: windows
-        and unmatched rows stay open. For cron and Airflow.
+        Read what is there now, commit, and exit, for cron and Airflow. The next run continues from there. Inputs do not
+        end, so windows and unmatched rows stay open.
     status_port
-        Where to serve /status, /metrics, /healthz and /readyz; 0: nowhere. With it, a state store that is away at the
-        start is waited for.
+        Port for /status, /metrics, /healthz and /readyz; 0: none. With a port, the job also waits for a state store
+        that is down at the start.
     status_host
-        The address to serve them on. Everybody who reaches it can read them; 0.0.0.0: all interfaces.
+        Address of that port; 0.0.0.0: all interfaces. Whoever can reach it can read the status.
     stalled_after
-        For how long nothing may move (no epoch, task, poll or retry) until /healthz answers 503.
+        /healthz answers 503 after this long without an epoch, task, poll or retry.
     """
     stalled_after_ms = _duration("--stalled-after", stalled_after)
     job = load_job(job_file)
@@ -120,18 +127,19 @@ def trace(
     shards: Shards | None = None,
     verbose: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Runs steps through the job's core and prints a line of JSON per step: unit tests for a job.
+    """Run steps through the job's core and print one line of JSON per step: unit tests for a job.
 
     Parameters
     ----------
     steps
         A file with one JSON object per line.
     store
-        Where state is kept meanwhile; postgres is the job's own or an embedded one, under a name of its own.
+        Where to keep the state of the steps. postgres: the job's own database, or an embedded one; the steps have a job
+        name of their own there.
     shards
-        How many shards; without it, as the job says.
+        Number of shards. Default: that of the job.
     verbose
-        Add stepWatermarks: what each step of the job hands on, per input.
+        Add stepWatermarks: the watermarks that each step of the job passes on, per input.
     """
     from joinery_runtime.cli.trace import trace_command  # noqa: PLC0415
 
@@ -149,20 +157,19 @@ def why(
     steps: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Says what became of records: in which epoch and under which watermarks each was read, what went out because of
-    it, what it waits for, or by which rule it was dropped. Reads the inputs, the epoch log and the state; changes
-    nothing.
+    """Explain what happened to records: the epoch and watermarks under which each was read, the rows it produced, what
+    it waits for, or the rule that dropped it. Reads the inputs, the epoch log and the state; changes nothing.
 
     Parameters
     ----------
     key
-        COLUMN=VALUE, for each column of the key; of sessions COLUMN alone where it has no value.
+        COLUMN=VALUE for each column of the key. In sessions, COLUMN alone means null.
     record
-        One record instead: TOPIC:PARTITION=OFFSET; of a file PATH:0=BYTE.
+        One record instead of a key: TOPIC:PARTITION=OFFSET, or PATH:0=BYTE for a file.
     until
-        Only what was so after this epoch.
+        Ignore later epochs: answer as of the commit of this one.
     steps
-        Ask of a trace: the job's records are those of this file, as of `joinery trace`.
+        Take the records from this file of steps, as `joinery trace` does, instead of the inputs.
     """
     from joinery_runtime.cli.replay_commands import why_command  # noqa: PLC0415
 
@@ -172,13 +179,13 @@ def why(
 
 @app.command
 def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = False) -> None:
-    """Computes committed epochs again, from the inputs and the epoch log, and compares them with the output, row
-    by row. Exit code 1 when a row is missing, extra or different, or none could be judged. Changes nothing.
+    """Recompute committed epochs from the inputs and the epoch log, and compare each row with the output. Exit code 1
+    if a row is missing, extra or different, or if no row could be compared. Changes nothing.
 
     Parameters
     ----------
     epochs
-        FIRST..LAST, or either of them alone with the dots; without it, all that can be computed again.
+        FIRST..LAST, FIRST.. or ..LAST. Default: all epochs that can be recomputed.
     """
     from joinery_runtime.cli.replay_commands import verify_command  # noqa: PLC0415
 
@@ -196,17 +203,17 @@ def sql(
     rows: Annotated[int, Parameter(validator=Number(gte=1))] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Runs a SELECT over what the job has written and what it keeps: `output` (files, a topic or a table), `epochs`
-    (the epoch log) and the state's parts (`state_left`, `state_right`, `state_left_2`, ...; `state_sessions`). Of an
-    output as much is read as the query needs; the other tables that it names are read into memory. Changes nothing.
+    """Query a job's output and state with SELECT. Tables: `output`, `epochs` (the epoch log), and the state as
+    `state_left`, `state_right`, `state_left_2`, ... or `state_sessions`. Reads only what the query needs of the output,
+    and loads the other tables into memory. Changes nothing.
 
     Parameters
     ----------
     query
-        In the dialect of polars, which is close to that of Postgres; over `output` alone, where that is a table in
-        Postgres, Postgres answers it.
+        SQL of Polars, which is close to that of Postgres. Postgres itself answers a query of `output` alone if the
+        output is a table in Postgres.
     rows
-        How many rows are shown at most on a terminal.
+        Maximum number of rows to show on a terminal.
     """
     from joinery_runtime.cli.sql import json_values, run_query, shown  # noqa: PLC0415
 
@@ -223,12 +230,12 @@ def sql(
 
 @app.command
 def crds(*, folder: Path | None = None) -> None:
-    """Prints the CustomResourceDefinitions, for `kubectl apply --server-side -f -`.
+    """Print the CustomResourceDefinitions, for `kubectl apply --server-side -f -`.
 
     Parameters
     ----------
     folder
-        Write one file per kind there instead.
+        Write one file per kind to this folder instead.
     """
     from joinery_runtime.job.crd import KINDS, SAVEPOINT, custom_resource_definition, file_name, to_yaml  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What the commands share: their arguments, reading a job file, and how they answer."""
+"""What the commands share: arguments, reading a job file, and printing an answer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from joinery_runtime.job import Job, load_job, located
 JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin or a SessionWindow, as YAML or JSON.")]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Flag = Annotated[bool, Parameter(negative=())]
-AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="JSON also on a terminal.")]
-Stored = dict[str, tuple[str, ...]] | None  # columns that are stored, per input; None without the engine
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, also on a terminal.")]
+Stored = dict[str, tuple[str, ...]] | None  # the stored columns, per input; None without the engine
 
 
 def say(text: str) -> None:
     try:
         print(text, flush=True)  # noqa: T201 - the command line's own answer
     except BrokenPipeError:
-        # `joinery explain job.yaml | head`: nobody reads on. Python would fail again when it closes its output.
+        # As in `joinery explain job.yaml | head`, the reader has gone. Python would fail again on closing its output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
 
@@ -41,7 +41,7 @@ def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -
 
 
 def size_text(count: float) -> str:
-    """Bytes in a unit that fits."""
+    """A number of bytes in a fitting unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -59,13 +59,13 @@ def load(job_file: Path) -> Job:
 
 
 def checked(job_file: Path) -> tuple[Job, Stored]:
-    """The job, and the columns that its segments store."""
+    """Loads the job, and returns it with the columns that its segments store."""
     job = load_job(job_file)
     return job, stored_by(job, job_file)
 
 
 def stored_by(job: Job, job_file: Path) -> Stored:
-    """See `stored`. Raises JobError, with its place in the file, where an expression of the job is wrong."""
+    """See `stored`. Raises JobError, with its place in the file, if an expression of the job is wrong."""
     try:
         return stored(job)
     except JobError as error:

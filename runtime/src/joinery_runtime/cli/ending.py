@@ -1,5 +1,5 @@
-"""Writes how a command ended into the file that JOINERY_ENDING_FILE names: in a pod its termination message, which the
-operator reads."""
+"""Writes how a command ended to the file that JOINERY_ENDING_FILE names. In a pod that is the termination message,
+which the operator reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from joinery_runtime.errors import (
 )
 from joinery_runtime.job.crd import ENDING_FILE, Ending
 
-MESSAGE_BYTES = 4096  # what Kubernetes keeps of a termination message
+MESSAGE_BYTES = 4096  # the most that Kubernetes keeps of a termination message
 _CUT = " [...] "
 _LONGEST_ERROR = 4000  # characters
 _PERMANENT = (
@@ -38,20 +38,20 @@ _PERMANENT = (
     RolloutOver,
     CommittedSince,
     LimitReached,
-)  # the same again fails the same way
+)  # errors that another try would meet again
 
 Outcome = Literal["finished", "stopped"]
 
 
 class Stopped(BaseException):
-    """A signal asked this process to end, and nothing has to be finished first."""
+    """Raised when a signal asks this process to end, and nothing has to be finished first."""
 
 
 @contextmanager
 def writing_ending() -> Iterator[Callable[[object], None]]:
-    """Writes how the block ends, where a file is named: the error that leaves the block, or else the result that the
-    block hands to the given function ("stopped", or anything else for "finished"). An answer that the block has left in
-    the file stays."""
+    """Writes how the block ends, if a file is named: the error that leaves the block, or else the result that the block
+    passes to the yielded function ("stopped"; anything else means "finished"). Keeps an answer that the block has left
+    in the file."""
     place = os.environ.get(ENDING_FILE)
     if not place:
         yield lambda _: None
@@ -78,7 +78,7 @@ def writing_ending() -> Iterator[Callable[[object], None]]:
 
 
 def leave_answer(text: str) -> None:
-    """Writes a command's answer into the file of its ending, where a file is named."""
+    """Writes a command's answer to the file of its ending, if a file is named."""
     place = os.environ.get(ENDING_FILE)
     if place:
         try:
@@ -95,7 +95,7 @@ def failed(error: Exception) -> Ending:
 
 
 def ending_bytes(ending: Ending) -> bytes:
-    """At most MESSAGE_BYTES bytes of JSON; the middle of a longer error is left out."""
+    """The ending as JSON of at most MESSAGE_BYTES. Leaves out the middle of a longer error."""
     length = len(ending.error)
     while len(data := ending.model_dump_json(by_alias=True).encode()) > MESSAGE_BYTES:
         length = length * 9 // 10
@@ -112,8 +112,8 @@ def _shorter(text: str, length: int) -> str:
 
 @contextmanager
 def sigterm_stops() -> Iterator[None]:
-    """Raises Stopped at a SIGTERM: the first process of a container has no default action for it, and elsewhere that
-    leaves behind what the block would end. Commands may put a handler of their own."""
+    """Raises Stopped at a SIGTERM. The first process of a container has no default action for it, and elsewhere the
+    default action skips the block's cleanup. Commands may install handlers of their own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

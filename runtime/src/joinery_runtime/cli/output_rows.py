@@ -1,5 +1,5 @@
-"""The rows of a job's output for `joinery sql`: polars takes from files, topics and tables what a query needs, and
-Postgres answers a query over a table of its own."""
+"""Reads the rows of a job's output for `joinery sql`. Polars reads what a query needs from files, topics and tables,
+and Postgres answers a query over a table of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import FileOutput, Timestamps
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.postgres_errors import is_away
+from joinery_runtime.postgres_client import is_away
 from joinery_runtime.sinks import lake_table, output_topic
 from joinery_runtime.sinks.content import KafkaRecords
 from joinery_runtime.sinks.kafka_target import KafkaTarget
@@ -41,9 +41,9 @@ Types = Mapping[str, pl.DataType]
 def output_rows(
     job: Job, dsn: str, stack: ExitStack, notes: list[str], held: str | None = None, *, typed: bool = True
 ) -> pl.LazyFrame:
-    """The output's rows, which are read when they are collected, before `stack` ends; what could not be read of it is
-    in `notes` then. `dsn` is the state's database. Columns of files of JSON have the types that the job gives them;
-    with `typed` False, those of what is in them. Raises JoineryError."""
+    """The output's rows, to be collected before `stack` ends. Collecting reads them, and adds to `notes` what could not
+    be read. `dsn` is the state's database. Columns of JSON files have the types that the job gives them or, with
+    `typed` False, those found in the files. Raises JoineryError."""
     output = job.spec.output
     if output.postgres is not None:
         return _whole_table(TargetTable(output.postgres.table), output.postgres.dsn or dsn).lazy()
@@ -61,8 +61,8 @@ def output_rows(
 
 
 def ask_postgres(query: exp.Query, table: TargetTable, dsn: str) -> pl.DataFrame:
-    """What Postgres answers to a query over `output` alone. Raises JoineryError."""
-    text = _over(query, table).sql(dialect="postgres", identify=True)  # names as they are written, as polars takes them
+    """Has Postgres answer a query over `output` alone. Raises JoineryError."""
+    text = _over(query, table).sql(dialect="postgres", identify=True)  # keeps names as written, as polars does
     with closing(_connected(table, dsn)) as connection:
         connection.adapters.register_loader("numeric", TextLoader)  # of any scale, and NaN
         try:
@@ -80,7 +80,7 @@ def ask_postgres(query: exp.Query, table: TargetTable, dsn: str) -> pl.DataFrame
 
 
 def _over(query: exp.Query, table: TargetTable) -> exp.Expression:
-    """The query with the table in the place of `output`."""
+    """The query with the table in place of `output`."""
     schema, _, name = table.name.rpartition(".")
 
     def named(node: exp.Expression) -> exp.Expression:
@@ -108,7 +108,7 @@ def _connected(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:
     except psycopg.Error as error:
         raise _unreadable(table, error) from error
     connection.read_only = True
-    for kind in ("json", "jsonb"):  # of which polars would make structs, with the fields that the first rows have
+    for kind in ("json", "jsonb"):  # else polars would make structs with the fields of the first rows
         connection.adapters.register_loader(kind, TextLoader)
     return connection
 
@@ -130,12 +130,12 @@ def _lake(lake: LakeTable) -> pl.LazyFrame:
 
 
 def _in_batches(batches: Callable[[], Iterator[pl.DataFrame]], types: Types) -> pl.LazyFrame:
-    """Rows that are read in batches, as many as a query takes."""
+    """A frame that reads batches only as far as a query needs."""
 
     def read(
         columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
     ) -> Iterator[pl.DataFrame]:
-        for batch in chain([pl.DataFrame(schema=types)], batches()):  # polars wants one at least
+        for batch in chain([pl.DataFrame(schema=types)], batches()):  # polars needs at least one batch
             wanted = batch if predicate is None else batch.filter(predicate)
             wanted = wanted if columns is None else wanted.select(columns)
             if n_rows is not None:
@@ -158,7 +158,7 @@ def _json_types(job: Job) -> Types:
 
 
 def _json_type(arrow: pa.DataType, timestamps: Timestamps) -> pl.DataType:
-    """What the encoder makes of a column (`sinks.encode`)."""
+    """The type of the JSON that the encoder writes for a column (`sinks.encode`)."""
     if pa.types.is_boolean(arrow):
         return pl.Boolean()
     if pa.types.is_uint64(arrow):  # ids of sessions are too large for int64
@@ -169,7 +169,7 @@ def _json_type(arrow: pa.DataType, timestamps: Timestamps) -> pl.DataType:
 
 
 def _topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
-    """The committed records of a topic, up to where it ends now."""
+    """The committed records of a topic, up to its present end."""
     with closing(KafkaRecords(target, _GROUP)) as records:
         ranges = records.ranges
 
@@ -181,13 +181,15 @@ def _topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
                 yield _decoded(values, messages, types, other)
         if other:
             what = f"{counted(len(other), 'record', 'are')} left out that no row of this job can be"
-            notes.append(f"{what}; the first one is {target.topic}-{other[0]}")
+            note = f"{what}; the first one is {target.topic}-{other[0]}"
+            if note not in notes:  # a query may read the topic several times
+                notes.append(note)
 
     return _in_batches(batches, types)
 
 
 def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types, other: list[str]) -> pl.DataFrame:
-    """The rows of lines of JSON; where others are that are no rows is added to `other`, as PARTITION@OFFSET."""
+    """Decodes lines of JSON to rows. Adds the places of lines that are not rows to `other`, as PARTITION@OFFSET."""
     try:
         found = pl.read_ndjson(b"\n".join(values), schema=types)
         if found.height == len(values):
@@ -208,7 +210,7 @@ def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types,
 
 def _files(job: Job, output: FileOutput, held: str | None, *, typed: bool) -> pl.LazyFrame:
     folder = Path(output.path)
-    # Those of the other format are from before an edit of the job.
+    # Files in the other format are from before an edit of the job.
     lines, columns = sorted(folder.glob("*.jsonl")), sorted(folder.glob("*.parquet"))
     if not lines and not columns:
         facts = f"no file is in {folder}"
@@ -231,7 +233,7 @@ def _files(job: Job, output: FileOutput, held: str | None, *, typed: bool) -> pl
 
 
 def _alike(paths: Sequence[Path], what: Callable[[Path], Any]) -> dict[Any, list[Path]]:
-    """Files by what their rows are like, which one scan can read."""
+    """Groups files by the shape of their rows (`what`), so that one scan can read a group."""
     found: dict[Any, list[Path]] = {}
     for path in paths:
         if path.stat().st_size:
@@ -243,7 +245,7 @@ def _alike(paths: Sequence[Path], what: Callable[[Path], Any]) -> dict[Any, list
 
 
 def _names_of(path: Path) -> tuple[str, ...]:
-    """The columns of a file of JSON: each of its lines has all of them, but for those that came with an edit."""
+    """The columns of a JSON file, from its first line: all lines have the same, except columns that an edit added."""
     with path.open("rb") as file:
         row = json.loads(file.readline())
     if not isinstance(row, dict):
@@ -260,7 +262,8 @@ def _parquet_types(path: Path) -> tuple[tuple[str, pa.DataType], ...]:
 
 
 def _json(paths: list[Path], types: Types, *, typed: bool) -> pl.LazyFrame:
-    """Polars reads files whole to find a type, so that is done only where the job does not say it."""
+    """Scans JSON files. Polars reads whole files to infer types, so types are inferred only if the job does not name
+    them."""
     if not typed or not set(_names_of(paths[0])) <= types.keys():
         try:
             found = dict(pl.scan_ndjson(paths, infer_schema_length=None).collect_schema())

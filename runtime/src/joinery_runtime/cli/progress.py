@@ -1,4 +1,4 @@
-"""How a run shows itself: a live table on a terminal, one JSON line per event otherwise."""
+"""Shows the progress of a run: a live table on a terminal, otherwise one JSON line per event."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.report import EpochReport, Rates, Totals
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin, format_duration
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.sinks import lake_table
 
 RATE_WINDOW_S = 10.0
-HOTTEST = 3  # keys that are told with every epoch; /status has more
+HOTTEST = 3  # hot keys shown with every epoch; /status has more
 
 EndedBy = Literal["stopped", "once", "inputs"]
-"""What ended a run: a signal, the ends of now (`--once`), or the ends of all inputs."""
+"""What ended a run: a signal, the inputs' ends at its start (`--once`), or the final ends of all inputs."""
 
 
 class RunProgress(ABC):
-    """What a run tells its user; the epoch loop calls `listener`."""
+    """Tells the user about a run; the epoch loop calls `listener`."""
 
     @property
     def listener(self) -> JobListener:
@@ -131,7 +131,7 @@ class JsonProgress(RunProgress):
             rows_in=dict(report.rows_in),
             rows_out=report.rows_out,
             rows_held=report.held,
-            # None: there is none yet, or the input has ended.
+            # None: there is no watermark yet, or the input has ended.
             watermarks={name: None if at == END_OF_TIME else at for name, at in report.watermarks.items()},
             ended_inputs=[name for name, at in report.watermarks.items() if at == END_OF_TIME],
             backlog=dict(report.backlog),
@@ -164,7 +164,7 @@ class JsonProgress(RunProgress):
 
 
 class TableProgress(RunProgress):
-    """A table that is drawn again after each epoch; rates are over the last ten seconds."""
+    """A table that is redrawn after each epoch; rates are over the last ten seconds."""
 
     def __init__(self, job: Job, live: Live, clock: Callable[[], float] = time.monotonic) -> None:
         self._job, self._live, self._clock = job, live, clock
@@ -249,7 +249,7 @@ class TableProgress(RunProgress):
 
 
 def _sides(job: Job, report: EpochReport) -> Iterator[RenderableType]:
-    """What each side of each step keeps, and has kept since the state began."""
+    """A table of what each side of each step keeps now, and has kept since the state began."""
     if not report.totals.parts:
         return
     table = Table(expand=False)
@@ -270,11 +270,11 @@ def _side_name(job: Job, part: str) -> str:
         for side in SIDES:
             if part_name(number, side) == part:
                 return f"{part}: {', '.join(inputs[side])}"
-    return part  # of an earlier definition of the job, which is being settled
+    return part  # a part of an earlier definition of the job, which is being settled
 
 
 def _keys(report: EpochReport) -> Iterator[RenderableType]:
-    """How many rows come of one, and the keys that most rows in the state have."""
+    """The rows out per record in, and the keys with the most rows in the state."""
     out = [] if report.amplification is None else [f"{report.amplification:,.2f} rows out per record in"]
     keys = [f"{key.key} {counted(key.rows, 'row')} (step {key.step + 1})" for key in report.hottest[:HOTTEST]]
     hottest = [f"hottest keys: {', '.join(keys)}"] if keys else []
@@ -284,8 +284,8 @@ def _keys(report: EpochReport) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True, slots=True)
 class LateInput:
-    """`rows` of an input were dropped as late since the state began; the last of them came `behind_ms` behind the
-    watermark, and with a `watermark.delay` of `delay_ms` none would have been."""
+    """An input with `rows` that were dropped as late since the state began. The latest was `behind_ms` behind the
+    watermark; with a `watermark.delay` of `delay_ms` none would have been dropped."""
 
     input: str
     rows: int
@@ -294,16 +294,15 @@ class LateInput:
 
     @property
     def words(self) -> str:
-        were = "was" if self.rows == 1 else "were"
         return (
-            f"{counted(self.rows, 'row')} of {self.input} {were} dropped as late, up to "
+            f"{counted(self.rows, 'row')} of {self.input} {agreeing(self.rows, 'were')} dropped as late, up to "
             f"{format_duration(self.behind_ms)} behind its watermark; watermark.delay: "
             f"{format_duration(self.delay_ms)} of that input would have kept them all"
         )
 
 
 def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput]:
-    """What the end of a run says, loudly, of each input with late rows; `delays` are those of the job (ms)."""
+    """The inputs with late rows, about which the end of a run warns; `delays` are those of the job (ms)."""
     for name, delay in delays.items():
         rows, behind = totals.dropped.get(name, {}).get("late", 0), totals.behind.get(name)
         if rows and behind is not None:
@@ -347,11 +346,11 @@ def where_rows_are(job: Job) -> str:
     if output.iceberg is not None or output.delta is not None:
         return f"rows are in the {lake_table(job).name}: {_ASK}"
     if output.console is not None:
-        return "the console output keeps no rows"
+        return "the first rows of each epoch were printed here; none are kept"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
     if not output.postgres.apart and job.spec.state_store.kind == "embedded":
-        # It stops with the job.
+        # The embedded Postgres stops with the job.
         return f"rows are in the table {table} of the embedded Postgres: {_ASK}"
     database = "the database of output.postgres" if output.postgres.apart else "the state store's database"
     return f"rows are in the table {table} of {database}: SELECT * FROM {table} LIMIT 10"
@@ -362,17 +361,18 @@ def inputs_to_latest(job: Job) -> list[str]:
 
 
 def nothing_new(by: EndedBy, ended: Sequence[str], to_latest: Sequence[str]) -> str:
-    """`ended` are the inputs that had ended before this run, `to_latest` those with `stopAt: latest`."""
+    """Explains a run that had nothing to read. `ended` are the inputs that had ended before this run, `to_latest` those
+    with `stopAt: latest`."""
     if ended:
         return (
-            f"there was nothing new to read: an earlier run of this job has ended {', '.join(ended)} (a file's end, "
-            "or stopAt), and what came after that is not read. To read what is new with each run, start with new "
-            "state, with `joinery run --once`"
+            f"there was nothing new to read: {', '.join(ended)} ended in an earlier run (end of the files, or stopAt), "
+            "and an input that has ended stays so. To process all of it again, delete the state: joinery state delete "
+            "JOB.yaml --yes. To read with each run what is new, do that, and from then on use `joinery run --once`"
         )
     if by == "inputs" and to_latest:
         return (
-            f"there was nothing new to read: stopAt of {', '.join(to_latest)} is latest, which was looked up when the "
-            "job first started. `joinery run --once` reads on from there, to the ends of now"
+            f"there was nothing new to read: stopAt of {', '.join(to_latest)} is latest, which means the end at the "
+            "job's first start. `joinery run --once` continues from there, to the current end"
         )
     return "there was nothing new to read"
 

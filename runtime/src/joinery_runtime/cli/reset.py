@@ -1,5 +1,5 @@
-"""`joinery state reset`: sets the offsets of one Kafka input anew, brings watermarks down that an event time has driven
-too far ahead, or drops the plan of an epoch; and says what that does to the output."""
+"""`joinery state reset`: sets the offsets of one Kafka input, lowers watermarks that an event time has driven too far
+ahead, or drops the plan of an epoch. Says what that does to the output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reset_command(
     with open_store(job, say) as opened:
         state = _input_state(record_of(job, opened.store), name, drop_planned=drop_planned)
         broker = _on_broker(name, kafka, state, target)
-        # Read again: a driver may have committed while the broker was asked.
+        # Reads the record again: a driver may have committed while the broker was asked.
         record = record_of(job, opened.store)
         state = _input_state(record, name, drop_planned=drop_planned)
         reset = plan_reset(state, target, broker)
@@ -134,8 +134,8 @@ def _kafka_input(job: Job, name: str) -> KafkaInput:
 
 
 def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) -> BrokerOffsets:
-    """The offsets that the broker has of the input's topics; of a pattern, those of the topics that were read. Raises
-    SourceError when there is no topic or broker."""
+    """The broker's offsets of the input's topics; for a topic pattern, of the topics that were read. Raises SourceError
+    if there is no topic or no broker."""
     cluster = Cluster.of(name, kafka)
     admin = KafkaMetadata(cluster)
     read = {ref.topic for ref in state.positions if not of_files(ref)}
@@ -153,7 +153,7 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     at_time = admin.ask(partitions, OffsetSpec.for_timestamp(target.timestamp)) if isinstance(target, ToTime) else {}
     earliest, end, found = (admin.answers(answers) for answers in (*asked, at_time))
     offsets = {
-        # Kafka answers -1 where no record is as late as the time.
+        # Kafka answers -1 if there is no record at or after the time.
         ref: PartitionOffsets(earliest[ref], end[ref], found[ref] if found.get(ref, -1) >= 0 else None)
         for ref in partitions
     }
@@ -161,7 +161,7 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
 
 
 def _input_state(record: JobRecord, name: str, *, drop_planned: bool) -> InputState:
-    """The stored state of the input; before the first commit, where the plan that is to be dropped begins to read."""
+    """The input's stored state or, before the first commit, the start positions of the plan that is to be dropped."""
     if name in record.offsets:
         return InputState.from_bytes(name, record.offsets[name])
     if record.plan is not None and drop_planned:
@@ -191,7 +191,7 @@ def _planned_refusal(record: JobRecord) -> JoineryError:
 
 
 def offset_report(name: str, reset: Reset) -> Iterator[str]:
-    """A line per partition, and what the change means."""
+    """Yields a line per partition, and what the change means."""
     yield from _aligned([("partition", "stored", "new", "records", "broker has"), *map(_row, reset.changes)])
     for ref in reset.missing:
         yield f"{ref.topic}-{ref.partition} is not on the broker and keeps its offset."
@@ -237,7 +237,7 @@ def _consequences(name: str, reset: Reset) -> Iterator[str]:
 
 
 def _lowered_inputs(job: Job, target: str) -> dict[str, int]:
-    """By input, the watermark that it is brought down to."""
+    """The watermark to which each input is lowered."""
     name, named, text = target.rpartition("=")
     inputs = [_input(job, name)] if named else job.inputs
     return dict.fromkeys((side.name for side in inputs), parse_time("--watermark", text))

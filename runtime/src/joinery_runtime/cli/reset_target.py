@@ -1,4 +1,4 @@
-"""Where `joinery state reset` sends an input: what was asked for, and what that means for each partition. No I/O."""
+"""Where `joinery state reset` sets an input: what was asked for, and what that means for each partition. No I/O."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TIME: TypeAdapter[int] = TypeAdapter(EpochMs)
 
 @dataclass(frozen=True, slots=True)
 class ToTime:
-    """Per partition, the first record whose Kafka timestamp is at or after this: epoch milliseconds."""
+    """Sets each partition to the first record whose Kafka timestamp is at or after `timestamp` (epoch milliseconds)."""
 
     timestamp: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToOffsets:
-    """The next offset to read by (topic, partition); topic None: the input's only one."""
+    """Sets the next offset to read, by (topic, partition); topic None: the input's only topic."""
 
     offsets: Mapping[tuple[str | None, int], int]
 
@@ -39,8 +39,8 @@ Target = Literal["earliest", "latest"] | ToTime | ToOffsets
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """What the broker has of a partition: committed records with `earliest <= offset < end`. `found` is the first one
-    at or after the time that was asked for (None: there is none, or no time was asked for)."""
+    """What the broker has of a partition: committed records with `earliest <= offset < end`. `found` is the offset of
+    the first one at or after the requested time (None: there is none, or no time was requested)."""
 
     earliest: int
     end: int
@@ -49,7 +49,7 @@ class PartitionOffsets:
 
 @dataclass(frozen=True, slots=True)
 class BrokerOffsets:
-    """The partitions that the broker has, and which topics they are of: ids by name ("": it has none)."""
+    """The partitions that the broker has, and the ids of their topics by name ("": the topic has no id)."""
 
     partitions: Mapping[PartitionRef, PartitionOffsets]
     topic_ids: Mapping[str, str]
@@ -57,7 +57,7 @@ class BrokerOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One partition's next offset; `stored` None: it was never read."""
+    """The change of one partition's next offset. `stored` is None if the partition was never read."""
 
     partition: PartitionRef
     stored: int | None
@@ -66,15 +66,15 @@ class Change:
 
     @property
     def delta(self) -> int:
-        """Offsets that are skipped, or negative: read again. What the broker does not have counts as neither."""
+        """How many offsets are skipped; negative: read again. Offsets that the broker does not have do not count."""
         stored = self.new if self.stored is None else self.stored
         return self.new - min(max(stored, self.available.earliest), self.available.end)
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """`state` is what the input's becomes; `missing` are stored partitions that the broker does not have. Files of a
-    history keep their offsets."""
+    """What a reset does to an input: `state` is its new state; `missing` are stored partitions that the broker does not
+    have; `recreated` are topics. Files of a history keep their offsets."""
 
     changes: tuple[Change, ...]
     missing: tuple[PartitionRef, ...]
@@ -83,7 +83,7 @@ class Reset:
 
 
 def parse_target(to: Literal["earliest", "latest"] | None, to_time: str | None, to_offset: Sequence[str]) -> Target:
-    """Raises JoineryError unless exactly one of them is given and can be read."""
+    """Parses the target. Raises JoineryError unless exactly one option is given and valid."""
     if (to is not None) + (to_time is not None) + bool(to_offset) != 1:
         raise JoineryError(
             "It is not clear where the input is to be set to",
@@ -95,7 +95,7 @@ def parse_target(to: Literal["earliest", "latest"] | None, to_time: str | None, 
 
 
 def parse_time(option: str, text: str) -> int:
-    """Raises JoineryError that names the option."""
+    """Parses a time. Raises JoineryError, which names the option."""
     try:
         return _TIME.validate_python(int(text) if _DIGITS.fullmatch(text) else text)
     except ValidationError as error:
@@ -122,14 +122,14 @@ def _offsets(texts: Iterable[str]) -> dict[tuple[str | None, int], int]:
 
 
 def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Reset:
-    """Raises JoineryError for a partition or an offset that the broker does not have."""
+    """Works out a reset. Raises JoineryError for a partition or an offset that the broker does not have."""
     new = _new_offsets(target, broker)
     ids = ((topic, state.topic_ids.get(topic), now) for topic, now in sorted(broker.topic_ids.items()))
     recreated = tuple(topic for topic, before, now in ids if before and now and before != now)
     _refuse_partial(recreated, new, broker)
     stored = state.positions
     missing = [ref for ref in sorted(stored) if ref not in broker.partitions and not of_files(ref)]
-    dropped = {ref for ref in (*stored, *state.stops) if ref.topic in recreated}  # those of the topic that is no more
+    dropped = {ref for ref in (*stored, *state.stops) if ref.topic in recreated}  # of the deleted topic
     changes = tuple(Change(ref, stored.get(ref), offset, broker.partitions[ref]) for ref, offset in sorted(new.items()))
     return Reset(
         changes=changes,
@@ -198,7 +198,8 @@ def _find(topic: str | None, number: int, broker: BrokerOffsets) -> PartitionRef
 
 
 def _refuse_partial(recreated: Sequence[str], new: Mapping[PartitionRef, int], broker: BrokerOffsets) -> None:
-    """Offsets of a topic that is no more mean nothing in the one that has its name now: all are replaced, or none."""
+    """Refuses to replace only some offsets of a recreated topic: the other offsets are of the deleted topic, and mean
+    nothing in the one that has its name now."""
     unset = [ref for ref in sorted(broker.partitions) if ref.topic in recreated and ref not in new]
     if unset:
         raise JoineryError(

@@ -1,11 +1,11 @@
-"""The rows of an epoch as they are expected and as they are found, compared one by one: what is missing, what is extra,
-and which rows only differ in some columns."""
+"""Compares the expected rows of an epoch with the rows found, one by one: which are missing, which are extra, and which
+differ only in some columns."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -15,27 +15,26 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.hosts.replay import ReplayedEpoch
 from joinery_runtime.job import Job
-from joinery_runtime.job.model.outputs import Timestamps
-from joinery_runtime.sinks.encode import rows_to_json
+from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 
 SHOWN = 20
-"""Differences that are listed; all are counted."""
+"""How many differences are listed; all are counted."""
 
 What = Literal["missing", "extra", "different"]
 Rows = Counter[bytes]
-"""Lines of JSON, and how often each is there."""
+"""Lines of JSON, with how often each occurs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An expected row and what was found in its place. Rows are by column name; None: there is none."""
+    """An expected row and the row found in its place, each by column name. None: there is no such row."""
 
-    epoch: int | None  # None: the output does not say of which epoch a row is
+    epoch: int | None  # None: the output does not say which epoch a row belongs to
     output: str
     what: What
     expected: Mapping[str, Any] | None
     found: Mapping[str, Any] | None
-    place: str  # the records that make the expected row: the one that came last, then its partner
+    place: str  # the records that make the expected row: the one that arrived last, then its partner
     found_at: str = ""  # the record, or the data file, of the found row; "": it has no place
 
     def line(self) -> str:
@@ -43,14 +42,28 @@ class Difference:
             each for each in ("" if self.epoch is None else f"epoch {self.epoch}", self.output, self.place) if each
         )
         rows = [("expected", self.expected), (f"found{f' at {self.found_at}' if self.found_at else ''}", self.found)]
-        return f"{of}: {self.what}; " + ", ".join(f"{name} {json.dumps(row)}" for name, row in rows if row is not None)
+        shown = ", ".join(f"{name} {json.dumps(row)}" for name, row in rows if row is not None)
+        if not (columns := self._json_as_text):
+            return f"{of}: {self.what}; {shown}"
+        return (
+            f"{of}: {self.what}; {shown}; {', '.join(columns)} found as text has the expected JSON: earlier releases "
+            "wrote aggregates of json columns so"
+        )
+
+    @property
+    def _json_as_text(self) -> list[str]:
+        """The columns whose found value is the text of the expected object or array."""
+        if self.expected is None or self.found is None:
+            return []
+        pairs = [(name, value, self.found.get(name)) for name, value in self.expected.items()]
+        return [name for name, value, found in pairs if isinstance(value, dict | list) and _is_text_of(found, value)]
 
 
 @dataclass(slots=True)
 class RowComparison:
     epochs: int = 0
-    rows: int = 0  # that were expected
-    dead: int = 0  # dead letters that were expected
+    rows: int = 0  # expected rows
+    dead: int = 0  # expected dead letters
     counted: Counter[str] = field(default_factory=Counter)  # all differences, by `What`
     differences: list[Difference] = field(default_factory=list)  # the first SHOWN
 
@@ -60,19 +73,16 @@ class RowComparison:
         replayed: ReplayedEpoch,
         found: Rows,
         columns: Sequence[str] | None = None,
-        timestamps: Timestamps = "epochMillis",
-        nested: Collection[str] = (),
+        style: JsonStyle = PLAIN,
     ) -> None:
-        """Output rows: those of the epoch as it was `replayed`, against those that are `found`, which have timestamps
-        so, and JSON in these columns. `columns`: only these are compared."""
-        expected = output_rows(replayed, columns, timestamps, nested)
+        """Compares the output rows of the `replayed` epoch with those `found`, which are written in this `style`.
+        Compares only `columns`, if given."""
+        expected = output_rows(replayed, columns, style)
         self.rows += expected.total()
-        self._compare(
-            replayed.epoch, "output", expected, found, lambda: _places(job, replayed, columns, timestamps, nested)
-        )
+        self._compare(replayed.epoch, "output", expected, found, lambda: _places(job, replayed, columns, style))
 
     def dead_letters(self, replayed: ReplayedEpoch, found: Rows) -> None:
-        """The same of its dead letters."""
+        """Does the same for the epoch's dead letters."""
         expected = json_lines(replayed.dead)
         self.dead += expected.total()
         self._compare(replayed.epoch, "dead letters", expected, found, dict)
@@ -96,7 +106,7 @@ class RowComparison:
         missing, extra = expected - found, found - expected
         if not missing and not extra:
             return
-        # Another program may have written the same row with other blanks.
+        # Another program may have written the same row with different white space.
         lost, surplus = _parsed(missing), _parsed(extra)
         missing, extra = lost - surplus, surplus - lost
         at = places()
@@ -121,25 +131,25 @@ class RowComparison:
         self.show(Difference(epoch, output, what, expected, found, place))
 
     def show(self, difference: Difference) -> None:
-        """Lists it, if there is room; it is counted elsewhere."""
+        """Lists the difference if there is room; it is counted elsewhere."""
         if len(self.differences) < SHOWN:
             self.differences.append(difference)
 
 
-def output_rows(
-    replayed: ReplayedEpoch,
-    columns: Sequence[str] | None = None,
-    timestamps: Timestamps = "epochMillis",
-    nested: Collection[str] = (),
-) -> Rows:
-    """The rows that the epoch put out, as lines of JSON with these columns (None: all)."""
-    return json_lines([_visible(table, columns) for table in replayed.rows], timestamps, nested)
+def _is_text_of(found: object, value: object) -> bool:
+    try:
+        return isinstance(found, str) and json.loads(found) == value
+    except ValueError:
+        return False
 
 
-def json_lines(
-    tables: Sequence[pa.Table], timestamps: Timestamps = "epochMillis", nested: Collection[str] = ()
-) -> Rows:
-    return Counter(line for table in tables for line in rows_to_json(table, timestamps, nested))
+def output_rows(replayed: ReplayedEpoch, columns: Sequence[str] | None = None, style: JsonStyle = PLAIN) -> Rows:
+    """The epoch's output rows as lines of JSON with these columns (None: all)."""
+    return json_lines([_visible(table, columns) for table in replayed.rows], style)
+
+
+def json_lines(tables: Sequence[pa.Table], style: JsonStyle = PLAIN) -> Rows:
+    return Counter(line for table in tables for line in rows_to_json(table, style))
 
 
 def _visible(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
@@ -158,8 +168,8 @@ def _parsed(rows: Rows) -> Rows:
 
 
 def most_like(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> int | None:
-    """Which one has most columns in common with it, at least half of them; of the first ones, since all that is
-    decided by it is what a difference is called."""
+    """The index of the row that has the most columns in common with `row`, at least half of them. Looks only at the
+    first thousand rows, because the result only decides how a difference is reported."""
     best, most = None, (len(row) + 1) // 2
     for at, other in enumerate(others[:1000]):
         same = sum(other.get(name, _NOTHING) == value for name, value in row.items())
@@ -171,18 +181,12 @@ def most_like(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> in
 _NOTHING = object()
 
 
-def _places(
-    job: Job,
-    replayed: ReplayedEpoch,
-    columns: Sequence[str] | None,
-    timestamps: Timestamps,
-    nested: Collection[str],
-) -> dict[bytes, str]:
-    """By output row: the records that make it."""
+def _places(job: Job, replayed: ReplayedEpoch, columns: Sequence[str] | None, style: JsonStyle) -> dict[bytes, str]:
+    """The records that make each output row, by row."""
     sides = [side.time for side in compile_job(job).last.sides]
     found = {}
     for table in replayed.rows:
-        rows = rows_to_json(_visible(table, columns), timestamps, nested)
+        rows = rows_to_json(_visible(table, columns), style)
         for line, at in zip(rows, table.select(list(ORDER_COLUMNS)).to_pylist(), strict=True):
             last = (at["$order_partition"], at["$order_offset"])
             partner = (at["$partner_partition"], at["$partner_offset"])
@@ -191,8 +195,8 @@ def _places(
 
 
 def place_of(sides: Sequence[str], side: int, last: tuple[int, int], partner: tuple[int, int]) -> str:
-    """Where an output row comes from: the record that came last (partition, offset), and its partner, which sessions do
-    not have."""
+    """Where an output row comes from, in words: the record that arrived last (partition, offset), and its partner,
+    which sessions do not have."""
     place = f"{sides[side]} {last[0]}/{last[1]}"
     with_partner = len(sides) > 1 and partner[1] >= 0
     return f"{place} with {sides[1 - side]} {partner[0]}/{partner[1]}" if with_partner else place

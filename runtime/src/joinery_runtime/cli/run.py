@@ -26,8 +26,8 @@ from joinery_runtime.job.explain import explain
 def run_command(
     job: Job, master: str | None, status_port: int | None, status_host: str, stalled_after_ms: int, *, once: bool
 ) -> Outcome:
-    """`status_port` None: nothing is served."""
-    gc.freeze()  # an epoch that the driver runs need not wait until all that was imported has been gone over
+    """Runs the job. Without a `status_port`, serves no status."""
+    gc.freeze()  # so that epochs in the driver do not wait for garbage collection of everything imported
     signals = Signals(Event(), (signal.SIGTERM, signal.SIGINT), _end_at_once)
     with open_progress(job, sys.stdout) as progress, _served(job, status_port, status_host, stalled_after_ms) as board:
         listener = progress.listener
@@ -63,8 +63,9 @@ def _end_at_once(number: int) -> None:
 
 
 class Signals:
-    """The first of the signals `numbers` sets `stop`: it ends a start at once, where nothing is to be finished, and
-    later the job after the running epoch. The next one is for `again`, which ends it at once."""
+    """Handles the signals `numbers`. The first one sets `stop`: during the start it ends the command at once, because
+    nothing has to be finished; later it ends the job after the running epoch. The next one calls `again`, which ends
+    the job at once."""
 
     def __init__(self, stop: Event, numbers: Sequence[int], again: Callable[[int], None]) -> None:
         self.stop, self._numbers, self._again = stop, numbers, again
@@ -77,7 +78,7 @@ class Signals:
         try:
             yield
         except (Stopped, KeyboardInterrupt):
-            # Spark's own handler, which is there between its start and ours, raises a KeyboardInterrupt.
+            # Spark's own handler, which is active between Spark's start and ours, raises a KeyboardInterrupt.
             if not self._starting:
                 raise
             self.stop.set()
@@ -86,7 +87,8 @@ class Signals:
 
     def end_the_epoch(self) -> None:
         self._starting = False
-        # Again: the Spark context has put a SIGINT handler of its own in place, which would end the epoch.
+        # Installs the handlers again: the Spark context has replaced the one for SIGINT, and its own would end the
+        # epoch.
         self._catch()
 
     def _catch(self) -> None:

@@ -1,5 +1,5 @@
-"""`joinery sql`: a query over what a job has written and what it keeps, run by polars in this process, or by Postgres
-where it is over a table of it."""
+"""`joinery sql`: a query over what a job has written and what it keeps. Polars runs it in this process, or Postgres if
+the query is over an output table in Postgres alone."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
 
 EPOCHS = "epochs"
-_WHOLE_LOG = 1_000_000  # epochs: what is kept of it is bounded anyway
+_WHOLE_LOG = 1_000_000  # epochs; the stored log is bounded anyway
 
 
 def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
-    """The rows of a SELECT over `output`, `epochs` and the parts of the state (`state_left`, `state_right`,
-    `state_left_2`, ...; `state_sessions`), and what `output` does not show, in words. Of an output as much is read as
-    the query needs, of the other tables that it names all. Raises JoineryError."""
+    """Returns the rows of a SELECT over `output`, `epochs` and the parts of the state (`state_left`, `state_right`,
+    `state_left_2`, ...; `state_sessions`), and what `output` does not show, in words. Reads as much of the output as
+    the query needs, and all of the other tables that it names. Raises JoineryError."""
     job = durable(job)
     query = _parsed(text)
     names = _tables_of(query)
@@ -52,12 +52,13 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
         held = _held_words(job, store) if OUTPUT in names else None
         notes = [] if held is None else [held]
         tables = _tables(job, store)
+        table = job.spec.output.postgres
         if unknown := sorted(names - {OUTPUT} - tables.keys()):
             raise JoineryError(
                 f"There is no table {', '.join(unknown)} of job {job.name}",
                 facts=f"its tables are {', '.join(sorted((OUTPUT, *tables)))}",
+                todo=f"Write {OUTPUT} for the rows of {table.table}" if table is not None else "",
             )
-        table = job.spec.output.postgres
         if names == {OUTPUT} and table is not None:
             return ask_postgres(query, TargetTable(table.table), table.dsn or store.dsn), notes
         frames = {name: tables[name]().lazy() for name in sorted(names - {OUTPUT})}
@@ -67,18 +68,14 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
             return pl.SQLContext({**frames, **output}, eager=False).execute(text).collect(engine="streaming")
 
         try:
-            try:
-                return asked(typed=True), notes
-            except pl.exceptions.ComputeError:
-                if OUTPUT not in names or job.spec.output.file is None:
-                    raise
-                return asked(typed=False), notes  # rows of before an edit of the job may have other types
+            return _by_types(job, asked) if OUTPUT in names else asked(typed=True), notes
         except pl.exceptions.PolarsError as error:
-            raise JoineryError("The query cannot be run", facts=str(error)) from error
+            # Behind the first paragraph is polars' plan, which says nothing of the query.
+            raise JoineryError("The query cannot be run", facts=str(error).partition("\n\nResolved plan")[0]) from error
 
 
 def read_output(job: Job) -> pl.DataFrame:
-    """All rows of the job's output, of earlier runs too. Raises JoineryError where they cannot be read back."""
+    """All rows of the job's output, including earlier runs. Raises JoineryError if they cannot be read back."""
     output = job.spec.output
     with ExitStack() as stack:
         if output.postgres is None or output.postgres.apart:
@@ -86,14 +83,21 @@ def read_output(job: Job) -> pl.DataFrame:
         else:
             job = durable(job)
             dsn = stack.enter_context(open_also_moved(job)).dsn
-        try:
-            return output_rows(job, dsn, stack, []).collect(engine="streaming")
-        except pl.exceptions.ComputeError:
-            return output_rows(job, dsn, stack, [], typed=False).collect(engine="streaming")
+        return _by_types(job, lambda typed: output_rows(job, dsn, stack, [], typed=typed).collect(engine="streaming"))
+
+
+def _by_types(job: Job, read: Callable[..., pl.DataFrame]) -> pl.DataFrame:
+    """Reads with the job's types. If rows in files from before an edit have other types, reads with the types found."""
+    try:
+        return read(typed=True)
+    except pl.exceptions.ComputeError:
+        if job.spec.output.file is None:
+            raise
+        return read(typed=False)
 
 
 def _held_words(job: Job, store: PostgresStore) -> str | None:
-    """What `output` does not show yet of this life of the job, in words."""
+    """In words, which rows of this life of the job `output` does not show yet; None if there are none."""
     file, record = job.spec.output.file, store.record(job.name)
     parts = held_parts(Path(file.path), life_of(record.lineage)) if file is not None and record is not None else []
     if not parts:
@@ -119,7 +123,7 @@ def shown(found: pl.DataFrame, rows: int) -> str:
 
 
 def json_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON can say it: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
+    """A row with values that JSON can hold: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
     return {name: _json_value(value) for name, value in row.items()}
 
 
@@ -147,7 +151,7 @@ def _tables_of(query: exp.Query) -> set[str]:
 
 
 def _tables(job: Job, store: PostgresStore) -> dict[str, Callable[[], pl.DataFrame]]:
-    """All but the output."""
+    """The tables other than `output`, each with the function that reads it."""
     found: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _epochs(store, job)}
     record = record_of(job, store)
     for step in compile_job(job).steps:
@@ -195,8 +199,8 @@ def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> p
 
 
 def _shown(spec: SideSpec, kept: KeptRun) -> pa.RecordBatch:
-    """A user's columns, with where the row was read and whether it had a match; of sessions, groups and times. Where a
-    user has a column of such a name, it is the user's."""
+    """The user's columns, with the event time, where the row was read and whether it had a match; for sessions, groups
+    and times. If the user has a column of such a name, the user's is kept."""
     batch, times = kept.run.batch, pa.timestamp("ms", "UTC")
     if spec.state is not None:
         users = [name for name in spec.intake.keys if name in batch.schema.names]

@@ -1,4 +1,4 @@
-"""What the state store has of a job, and what the job's next epoch will make of it."""
+"""Reads what the state store has of a job, and works out what the job's next epoch will do to it."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def listing(job: Job) -> str:
 
 @contextmanager
 def open_durable(job: Job) -> Iterator[StateStore]:
-    """The job's store. Raises JoineryError if it does not outlive the job."""
+    """Opens the job's store. Raises JoineryError if the store does not outlive the job."""
     with open_store(durable(job), lambda _: None) as opened:
         yield opened.store
 
 
 @contextmanager
 def open_also_moved(job: Job) -> Iterator[PostgresStore]:
-    """The store of a `durable` job, also where the state was moved away and the job may not use it any more."""
+    """Opens the store of a `durable` job, even if the state was moved away and the job may no longer use the store."""
     with ExitStack() as stack:
         if job.spec.state_store.postgres is not None:
             address = store_address(job)
@@ -82,7 +82,7 @@ def record_of(job: Job, store: JobReader) -> JobRecord:
 
 
 def record_lines(record: JobRecord) -> Iterator[str]:
-    """How far each input has been read, how far each part of the state is closed, and the live segments."""
+    """Yields how far each input has been read, how far each part of the state is closed, and the live segments."""
     pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
     yield f"job {record.job}: epoch {record.epoch} committed{pending}, generation {record.generation}"
     for name, data in sorted(input_offsets(record).items()):
@@ -97,7 +97,7 @@ def record_lines(record: JobRecord) -> Iterator[str]:
 
 
 def durable(job: Job) -> Job:
-    """The job with its secrets' values. Raises JoineryError if its state does not outlive the job."""
+    """The job with its secrets filled in. Raises JoineryError if its state does not outlive the job."""
     if job.spec.state_store.memory is not None:
         raise JoineryError(f"job {job.name} keeps its state in memory", facts="nothing of it outlives the job")
     return with_secrets(job)
@@ -105,8 +105,8 @@ def durable(job: Job) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class NextEpoch:
-    """Times and horizons of the next epoch (T3): those of its plan, or else what the rows of all committed epochs
-    imply. Milliseconds of event time."""
+    """Times and horizons of the next epoch (T3), in milliseconds of event time: those of its plan or, without a plan,
+    those that the rows of all committed epochs imply."""
 
     pipeline: Pipeline
     times: Mapping[str, InputTime]

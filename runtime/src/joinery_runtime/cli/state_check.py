@@ -1,4 +1,4 @@
-"""`joinery state check`: whether a job, and this release, can go on with the state that is there."""
+"""`joinery state check`: tells whether a job, and this release, can go on with the stored state."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from joinery_runtime.state.store import JobRecord, StateReader
 from joinery_runtime.state.upgrade import Rehearsal, outdated, rehearse
 
 _LISTS = ("refused", "warnings")
-# Where all texts would be too long: how many of each list stay, and in how many characters of each. JSON writes a
-# character in six bytes at most.
+# If the texts together are too long: how many of each list stay, and how many characters of each. JSON takes at most
+# six bytes per character.
 _TEXTS = 8
 _SHORTER = (1000, 200, 40)
 
@@ -34,8 +34,8 @@ _CLOCK = Clock(time.monotonic, time.sleep)
 
 
 def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
-    """Writes nothing. With `upgrade.mode: shadow`, compares a job that fits with the one that runs, for as long as that
-    one needs for its epochs. Raises JoineryError where the state cannot be read."""
+    """Checks the job, and writes nothing. With `upgrade.mode: shadow`, also compares a job that fits with the one that
+    runs, for as long as that one takes for its epochs. Raises JoineryError if the state cannot be read."""
     target = migrations.CURRENT_STATE_VERSION
     if job.spec.state_store.memory is not None:
         return StateCheck(fits=True, warnings=("stateStore is memory: every start begins anew",), target_version=target)
@@ -67,7 +67,7 @@ def _beside_the_running_job(job: Job, store: StateReader, check: StateCheck, clo
 @contextmanager
 def _reading(job: Job) -> Iterator[StateReader]:
     postgres = job.spec.state_store.postgres
-    if postgres is None or postgres.dsn is None:  # embedded: nobody else uses it
+    if postgres is None or postgres.dsn is None:  # an embedded store, which nobody else uses
         with open_durable(job) as store:
             yield store
         return
@@ -76,7 +76,7 @@ def _reading(job: Job) -> Iterator[StateReader]:
 
 
 def _compared(job: Job, store: StateReader, record: JobRecord, target: int) -> StateCheck:
-    who = identity(job, compile_job(job), lambda _: None)  # the comparison has the warnings
+    who = identity(job, compile_job(job), lambda _: None)  # the comparison returns the warnings
     refused, warnings = [], []
     if record.signature is not None:
         comparison = compare(record.signature, who.signature)
@@ -91,7 +91,7 @@ def _compared(job: Job, store: StateReader, record: JobRecord, target: int) -> S
 
 
 def _unreadable(job: Job, who: JobIdentity, record: JobRecord) -> Iterator[str]:
-    """What else the state store keeps that this release or this job could not take over."""
+    """Yields what else is stored that this release or this job could not take over."""
     try:
         input_states((side.name for side in job.inputs), record)
         if record.plan is not None:
@@ -121,8 +121,8 @@ def _checked(
 
 
 def message(check: StateCheck) -> str:
-    """The check as JSON of at most MESSAGE_BYTES: leaves the last texts out and cuts the others short where it would be
-    longer."""
+    """The check as JSON of at most MESSAGE_BYTES. If it is longer, leaves out the last texts and shortens the
+    others."""
     text = check.model_dump_json(by_alias=True)
     for length in _SHORTER:
         if len(text.encode()) <= MESSAGE_BYTES:

@@ -13,19 +13,19 @@ from joinery_runtime.cli.common import AsJson, Count, Flag, JobFile, answer, in_
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 
-state = App(name="state", help="Look into a job's state, go back in it, migrate, move and delete it.")
+state = App(name="state", help="Inspect, reset, restore, migrate, move or delete a job's state.")
 
 
 @state.command
 def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
-    """Prints the epoch log, one JSON object per committed epoch: its plan (ranges, watermarks) and its result.
+    """Print the epoch log: one JSON object per committed epoch, with its plan (ranges, watermarks) and its result.
 
     Parameters
     ----------
     after
-        Only epochs later than this one.
+        Start after this epoch.
     limit
-        How many epochs at most, the oldest first.
+        Maximum number of epochs, oldest first.
     """
     from joinery_runtime.cli.state import epoch_lines  # noqa: PLC0415
 
@@ -45,27 +45,27 @@ def reset(
     dry_run: Flag = False,
     drop_planned: Flag = False,
 ) -> None:
-    """Sets where a Kafka input is read on from, and says per partition what is read again or skipped; or brings
-    watermarks down; or, with --drop-planned alone, only gives the planned epoch up.
+    """Reset the offsets of a Kafka input and print, per partition, what is read again or skipped. With --watermark,
+    lower watermarks instead; with --drop-planned alone, only drop the planned epoch.
 
-    A running driver is fenced. The state stays as it is.
+    Fences a running driver. Does not change the state.
 
     Parameters
     ----------
     name
-        The input.
+        The input to reset.
     to
-        All partitions: the first record that the broker has, or what comes next.
+        All partitions: the first record that the broker has, or the next one to come.
     to_time
-        All partitions: the first record whose Kafka timestamp is this or later; RFC 3339 or milliseconds since 1970.
+        All partitions: the first record with this Kafka timestamp or a later one; RFC 3339 or milliseconds since 1970.
     to_offset
-        PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET if the input has several topics; others stay where they are.
+        PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET if the input has several topics. Other partitions do not change.
     watermark
-        [INPUT=]TIME: the watermark of the input, or of all, comes down to this. What was evicted stays gone.
+        [INPUT=]TIME: lower the watermark of this input, or of all, to this time. Evicted rows do not come back.
     dry_run
-        Only say what would change.
+        Print what would change, and change nothing.
     drop_planned
-        Drop an epoch that is planned and not committed: rows of it may repeat in a Kafka output.
+        Drop the epoch that is planned and not committed. Its rows may repeat in a Kafka output.
     """
     from joinery_runtime.cli.reset import drop_plan_command, reset_command, reset_watermark_command  # noqa: PLC0415
     from joinery_runtime.cli.reset_target import parse_target  # noqa: PLC0415
@@ -88,7 +88,7 @@ def reset(
 
 @state.command
 def ls(job_file: JobFile) -> None:
-    """Prints where the job stands and its live segments."""
+    """Print the job's progress and its live segments."""
     from joinery_runtime.cli.state import listing  # noqa: PLC0415
 
     say(listing(load(job_file)))
@@ -102,14 +102,14 @@ def show(
     step: Count | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints the rows, or sessions, that are kept for a key, with their times and when each will go.
+    """Print the rows or sessions that the state has for a key, with their times and when each will be evicted.
 
     Parameters
     ----------
     key
-        COLUMN=VALUE, for each column of the key; of sessions COLUMN alone where it has no value.
+        COLUMN=VALUE for each column of the key. In sessions, COLUMN alone means null.
     step
-        Only this step of the job, 1 is the first; without it, all steps that have such a key.
+        Only this step of the job; 1 is the first. Default: all steps that have this key.
     """
     from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
     from joinery_runtime.cli.state_show import show as show_rows  # noqa: PLC0415
@@ -122,7 +122,7 @@ def show(
 
 @state.command
 def stats(job_file: JobFile, *, as_json: AsJson = False) -> None:
-    """Prints how much state the job keeps, what the next epoch drops, the plan, and the savepoints."""
+    """Print the size of the state, what the next epoch evicts, the plan, and the savepoints."""
     from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
     from joinery_runtime.cli.state_stats import stats as stats_of  # noqa: PLC0415
 
@@ -142,18 +142,18 @@ def savepoint(
     idempotent: Flag = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pins the state as it is under a name, beside a driver that runs; copies nothing.
+    """Create a savepoint: pin the current state under a name. Copies nothing, and does not disturb a running driver.
 
     Parameters
     ----------
     name
-        The savepoint.
+        Name of the savepoint.
     listing
-        Print all of them instead.
+        List all savepoints instead.
     delete
-        Delete it: what only it kept is removed.
+        Delete the savepoint, and the segments that nothing else needs.
     idempotent
-        Succeed where it is as asked already: a savepoint of this name is there, or with --delete none.
+        Succeed if the savepoint exists already or, with --delete, if there is none.
     """
     from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
     from joinery_runtime.cli.state import open_durable, record_of  # noqa: PLC0415
@@ -183,18 +183,18 @@ def restore(
     yes: Flag = False,
     as_json: AsJson = False,
 ) -> None:
-    """Goes back to a savepoint: state and offsets are as they were. A running driver is fenced.
+    """Restore state and offsets from a savepoint. Fences a running driver.
 
-    Says first which output will repeat, and goes back only with --yes.
+    First prints which output will repeat. Restores only with --yes.
 
     Parameters
     ----------
     savepoint
-        Where to go back to.
+        The savepoint to restore.
     before_first_commit
-        Only undo what a new release did to the state before it committed an epoch; refused if it did. Nothing repeats.
+        Only undo a migration by a new release; refused once that release has committed an epoch. No output repeats.
     yes
-        Do it.
+        Confirm.
     """
     from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
     from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
@@ -226,18 +226,18 @@ def migrate(
     anew: Flag = False,
     as_json: AsJson = False,
 ) -> None:
-    """Brings the state to this release's version; what lies before is pinned. A running driver is fenced.
+    """Migrate the state to this release's version, and pin the former state as a savepoint. Fences a running driver.
 
-    May be repeated when it was interrupted.
+    Run it again if it was interrupted.
 
     Parameters
     ----------
     dry_run
-        Only run the migration of every segment and say what it would do.
+        Migrate every segment in memory, print the result, and change nothing.
     savepoint
-        The name of the pin; without it, one that names version and epoch.
+        Name of the savepoint. Default: a name with version and epoch.
     anew
-        Drop the state after pinning it: the job starts anew. Drops nothing the second time.
+        Drop the state after pinning it, so that the job starts anew. A second call drops nothing.
     """
     from joinery_runtime.cli import state_migrate  # noqa: PLC0415
     from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
@@ -259,9 +259,9 @@ def migrate(
 
 @state.command
 def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
-    """Says whether the job, and this release, can go on with the state that is there. Exit code 1 when not.
+    """Check whether this job and this release can continue with the stored state. Exit code 1 if not.
 
-    Changes nothing, and works beside a driver that runs.
+    Changes nothing, and does not disturb a running driver.
     """
     from joinery_runtime.cli.ending import leave_answer  # noqa: PLC0415
     from joinery_runtime.cli.state_check import check_job, check_lines, message  # noqa: PLC0415
@@ -276,13 +276,13 @@ def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
 
 @state.command
 def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> None:
-    """Deletes all that the store has of the job: state, offsets, savepoints, epoch log, staged output. A running driver
-    is fenced. The output itself stays.
+    """Delete the job from the store: state, offsets, savepoints, epoch log, staged output. Fences a running driver.
+    Published output stays.
 
     Parameters
     ----------
     yes
-        Do it; without it, only what would be deleted is said.
+        Confirm. Without it, print what would be deleted.
     """
     from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415
     from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
@@ -321,20 +321,20 @@ def move(
     stay: Flag = False,
     as_json: AsJson = False,
 ) -> None:
-    """Moves the job's state to another Postgres, where the job goes on. A running driver is fenced.
+    """Move the job's state to another Postgres, where the job then continues. Fences a running driver.
 
-    May be repeated when it was interrupted. At the old place the job does not start any more.
+    Run it again if it was interrupted. The job no longer starts at the old place.
 
     Parameters
     ----------
     to
-        The DSN of the other database; better in JOINERY_MOVE_DSN, which no list of processes shows.
+        DSN of the other database. Better in JOINERY_MOVE_DSN, which no list of processes shows.
     to_schema
-        The schema there; without it, as here.
+        Schema in the other database. Default: the same.
     dry_run
-        Only say what would be moved.
+        Print what would be moved, and move nothing.
     stay
-        Give up a move that was interrupted: the job goes on where it was.
+        Cancel an interrupted move: the job continues where it was.
     """
     from joinery_runtime.cli import state_move  # noqa: PLC0415
     from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415

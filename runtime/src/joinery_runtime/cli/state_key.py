@@ -1,6 +1,7 @@
-"""The key that `joinery state show --key COLUMN=VALUE` asks for: of which steps it is one, and its values there.
+"""Finds the key that `joinery state show --key COLUMN=VALUE` asks for: the steps that have such a key, and its values
+there.
 
-Of a job of sessions it is a group.
+For a job of sessions the key is a group.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from joinery_runtime.sources import JsonDecoder
 
 @dataclass(frozen=True, slots=True)
 class StepKey:
-    """The key in one step (0 is the first): `values` holds per side (of sessions there is one) an array of one value
-    for each key column."""
+    """The key in one step (0 is the first). `values` holds, per side (sessions have one), an array of one value for
+    each key column."""
 
     step: int
     hash: int
@@ -38,8 +39,8 @@ class StepKey:
 def keys_of(
     job: Job, pipeline: Pipeline, texts: Sequence[str], number: int | None, co_partitions: int = 0
 ) -> list[StepKey]:
-    """The keys that these COLUMN=VALUE texts are; `number` (1 is the first) asks for one step; `co_partitions` is how
-    many partitions the job's inputs have in common in its state. Raises JoineryError that says what is wrong with the
+    """The keys that these COLUMN=VALUE texts name. `number` (1 is the first) asks for one step. `co_partitions` is how
+    many partitions the job's inputs have in common in its state. Raises JoineryError, which says what is wrong with the
     texts."""
     if isinstance(job, StreamJoin):
         keys = step_keys(job, texts, number)
@@ -54,8 +55,8 @@ def _co_partitioned(job: StreamJoin, key: StepKey, co_partitions: int) -> StepKe
 
 
 def step_keys(job: StreamJoin, texts: Sequence[str], number: int | None) -> list[StepKey]:
-    """The steps whose key these COLUMN=VALUE texts are, all of it; `number` (1 is the first) asks for one of them.
-    Raises JoineryError that says what is wrong with the texts."""
+    """The steps whose whole key these COLUMN=VALUE texts name; `number` (1 is the first) asks for one of them. Raises
+    JoineryError, which says what is wrong with the texts."""
     steps = [index for index, step in enumerate(job.joins) if step.keys and number in {None, index + 1}]
     if not steps:
         raise _no_key(job, number)
@@ -86,7 +87,7 @@ def _given(job: StreamJoin, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _named(pairs: Sequence[KeyPair], given: Mapping[str, str]) -> list[str] | None:
-    """The values in the key's order; None if the texts name other columns, or not all of these."""
+    """The values in the key's order; None if the texts name other columns, or not all columns of the key."""
     places = [_place(pairs, name) for name in given]
     if None in places or sorted(place for place in places if place is not None) != list(range(len(pairs))):
         return None
@@ -94,7 +95,7 @@ def _named(pairs: Sequence[KeyPair], given: Mapping[str, str]) -> list[str] | No
 
 
 def _place(pairs: Sequence[KeyPair], name: str) -> int | None:
-    """Which pair a name means: `input.column`, or `column`, of the left side first."""
+    """The index of the pair that a name means: `input.column`, or `column`, looked up on the left side first."""
     refs = [(pair.left, index) for index, pair in enumerate(pairs)]
     refs += [(pair.right, index) for index, pair in enumerate(pairs)]
     spelled = [index for ref, index in refs if str(ref) == name] + [index for ref, index in refs if ref.column == name]
@@ -113,8 +114,8 @@ def _short(pair: KeyPair, step: int) -> str:
 
 
 def _value(job: StreamJoin, pair: KeyPair, text: str) -> pa.Array:
-    """The value in the wider of the pair's types (V2): a record of one side may have a key that is out of the other
-    one's range."""
+    """The value in the wider of the pair's types (V2): a record of one side may have a key outside the range of the
+    other side's type."""
     declared = {
         ref.input: arrow_schema(column for column in job.input(ref.input).columns if column.name == ref.column)
         for ref in (pair.left, pair.right)
@@ -124,7 +125,7 @@ def _value(job: StreamJoin, pair: KeyPair, text: str) -> pa.Array:
 
 
 def _read(field: pa.Field, text: str, name: str) -> pa.Array:
-    """The value read as in a JSON record of that input (V3)."""
+    """The value, read as if from a JSON record of that input (V3)."""
     kind = field.type
     unquoted = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
     value = text if unquoted else json.dumps(text)
@@ -164,8 +165,8 @@ def _columns(job: StreamJoin, index: int) -> str:
 
 
 def group_key(job: Job, intake: Intake, texts: Sequence[str], number: int | None) -> StepKey:
-    """The group that these texts name, of the input's columns and the computed ones: COLUMN=VALUE, or COLUMN alone
-    where it has no value. `number` can only be 1. Raises JoineryError that says what is wrong with the texts."""
+    """The group that these texts name, by columns of the input and computed ones: COLUMN=VALUE, or COLUMN alone for no
+    value. `number` can only be 1. Raises JoineryError, which says what is wrong with the texts."""
     if number not in {None, 1}:
         raise JoineryError(f"Job {job.name} has no step {number}", facts="it has 1")
     groups = intake.keys

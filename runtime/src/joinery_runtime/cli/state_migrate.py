@@ -1,4 +1,5 @@
-"""`joinery state migrate`: brings the state to this release's version with a way back, or drops it to start anew."""
+"""`joinery state migrate`: brings the state to this release's version, or drops it to start anew; both with a way
+back."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from joinery_runtime.state.upgrade import (
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """`dropped`: the state was dropped to start anew, now or in an earlier call; with it the plan of `dropped_plan`."""
+    """What a migration did. `dropped`: the state was dropped to start anew, now or in an earlier call, together with
+    the plan of epoch `dropped_plan`."""
 
     job: str
     target: int
@@ -82,7 +84,7 @@ def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
 
 
 def counting(chain: Mapping[int, Migration], report: Callable[[int], None]) -> Mapping[int, Migration]:
-    """The chain, whose last step that rewrites segments reports how many it has rewritten."""
+    """The same chain, but the last step that rewrites segments reports how many it has rewritten."""
     rewriting = [version for version, step in chain.items() if step is not migrations.unchanged]
     if not rewriting:
         return chain
@@ -101,18 +103,18 @@ def counting(chain: Mapping[int, Migration], report: Callable[[int], None]) -> M
 def migrate_job(
     store: StateStore, job: str, savepoint: str | None, *, anew: bool, report: Callable[[int], None] = lambda _: None
 ) -> Migrated:
-    """Takes the generation, so that an older driver is fenced, pins, and migrates or drops. May be repeated after it
-    was interrupted, and after the new driver has committed: then nothing changes. Calls `report` with the number of
-    segments that are written so far. Raises JoineryError.
+    """Takes the next generation, which fences older drivers, pins the state, and migrates or drops it. May be repeated
+    after an interruption, and after the new driver has committed; then it changes nothing. Calls `report` with the
+    number of segments written so far. Raises JoineryError.
 
-    Each step is done under the generation that was taken first: who rolls this rollout back meanwhile fences it.
+    All steps use the generation taken first, so that rolling back this rollout meanwhile fences them.
     """
     chain, target = counting(migrations.MIGRATIONS, report), migrations.CURRENT_STATE_VERSION
     if savepoint is not None:
         check_name(savepoint)
     record = store.record(job)
     if record is not None and savepoint is not None:
-        # A rollout that is over, and a release that is too old, must not fence the driver that runs.
+        # A rollout that is over, or a release that is too old, must not fence the running driver.
         check_rollout(store, record, savepoint, done=_done(record, anew=anew))
     if anew:
         return _start_anew(store, job, savepoint, target)
@@ -132,7 +134,7 @@ def _migrate(
     check_rollout(store, record, name, done=done)
     given_up = unfinished_rollout(store, record, but=name)
     if given_up is not None:
-        # What is pinned now must be what the release before that rollout can go on with.
+        # The state pinned now must be one with which the release before that rollout can go on.
         record = store.roll_back(job, given_up.name, generation=record.generation)
         done = _done(record, anew=False)
     count = len(outdated(record, chain, target))
@@ -156,7 +158,7 @@ def _start_anew(store: StateStore, job: str, savepoint: str | None, target: int)
 
 
 def _done(record: JobRecord, *, anew: bool) -> Callable[[StoredSavepoint], bool]:
-    """Whether what a savepoint was made for has been done, as the record shows."""
+    """Returns a test whether what a savepoint was made for is done, as far as the record shows."""
     chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
 
     def done(pin: StoredSavepoint) -> bool:

@@ -1,4 +1,4 @@
-"""`joinery state move`: takes a job's state to another Postgres."""
+"""`joinery state move`: moves a job's state to another Postgres."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joinery_runtime.state.moving import MovableStore, Moving
 from joinery_runtime.state.postgres import PostgresStore
 
 DSN_VARIABLE = "JOINERY_MOVE_DSN"
-"""Says where to, so that a password is in no list of processes."""
+"""The variable for the target's DSN: on the command line, a list of processes would show its password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class StateMove:
 
 
 def move(job: Job, here: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> StateMove:
-    """Raises JoineryError; a move that has begun can be repeated then."""
+    """Moves the state. After a JoineryError, a move that has begun can be repeated."""
     dsn = to or os.environ.get(DSN_VARIABLE)
     if not dsn:
         raise JoineryError("It is not said where to", todo=f"Give --to DSN, or set {DSN_VARIABLE}")
@@ -65,7 +65,8 @@ def stay(job: Job, here: PostgresStore) -> None:
 
 
 def _refuse_table(job: Job) -> None:
-    """A table is written in the commit's transaction, so it has to be where the state is; and it would stay behind."""
+    """Raises JoineryError if the job writes to a table in the commit's transaction. Such a table has to be in the
+    state's database, and would stay behind."""
     table = job.spec.output.postgres
     if table is not None and not table.apart:
         raise JoineryError(

@@ -1,4 +1,4 @@
-"""`joinery state savepoint`, `restore` and `delete`: pin a job's state, go back to a pin, remove it all."""
+"""`joinery state savepoint`, `restore` and `delete`: pin a job's state, go back to a pin, delete all of the state."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Json, StateStore, StoredSavepoint
 from joinery_runtime.state.upgrade import is_automatic, is_rollout, is_superseded, prune_pins
 
-LONGEST_NAME = 253  # characters: what a resource's status holds
-_PAGE = 1000  # epochs of the log that are read at a time
+LONGEST_NAME = 253  # characters that a resource's status can hold
+_PAGE = 1000  # epochs of the log read at a time
 
 
 def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> StoredSavepoint:
-    """`idempotent`: the one of that name, if there is one, and a pod's termination message tells of it."""
+    """Creates a savepoint. `idempotent`: returns an existing one of that name, and writes the savepoint to the pod's
+    termination message."""
     check_name(name)
     record_of(job, store)
     if not _by_hand(name):
@@ -46,7 +47,7 @@ def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) 
 
 
 def delete(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> None:
-    """Unpins it. Raises StateError if there is no such job or savepoint, unless `idempotent`."""
+    """Deletes a savepoint. Raises StateError if there is no such job or savepoint, unless `idempotent`."""
     if not idempotent:
         record_of(job, store)
     elif store.record(job.name) is None or name not in {pin.name for pin in store.savepoints(job.name)}:
@@ -81,7 +82,7 @@ def savepoint_line(savepoint: StoredSavepoint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """What a return to a savepoint does to the output. `rows_out` by epoch, for those that wrote any."""
+    """What a return to a savepoint does to the output. `rows_out` counts rows by epoch, for epochs that wrote any."""
 
     job: str
     savepoint: StoredSavepoint
@@ -108,7 +109,7 @@ class Repeat:
 
 
 def repeats(store: StateStore, job: Job, name: str) -> Repeat:
-    """Raises StateError if there is no such savepoint."""
+    """What a return to the savepoint would repeat. Raises StateError if there is no such savepoint."""
     record = record_of(job, store)
     pins = {pin.name: pin for pin in store.savepoints(job.name)}
     if name not in pins:
@@ -126,8 +127,8 @@ def _since(store: JobReader, job: Job, epoch: int) -> Iterator[EpochRecord]:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """`planned` is the epoch that is replayed, `dropped` one that was planned after the job was started anew;
-    `restored` False: there was nothing to undo, `note` says why."""
+    """What a rollback did. `planned` is the epoch that will be replayed, `dropped` one that was planned after the job
+    was started anew. `restored` False: there was nothing to undo, and `note` says why."""
 
     job: str
     savepoint: str
@@ -149,9 +150,10 @@ class RolledBack:
 
 
 def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
-    """May be repeated, also after the earlier release has gone on. Raises StateError.
+    """Rolls the state back to the savepoint. May be repeated, even after the earlier release has gone on. Raises
+    StateError.
 
-    A rollout that never began is ended too: its first container may come late, from a node that was cut off.
+    Also ends a rollout that never began: its first container may come late, from a node that was cut off.
     """
     before, pins = store.record(job), {pin.name: pin for pin in store.savepoints(job)}
     pin = pins.get(name)
@@ -167,8 +169,9 @@ def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
 
 
 def _never_begins(store: StateStore, job: str, name: str) -> RolledBack:
-    """For a rollout that failed before it pinned anything, with an image that cannot be pulled: it changed nothing."""
-    record = store.acquire(job)  # nobody commits between the pin and the return to it
+    """Ends a rollout that failed before it pinned anything (its image could not be pulled, say), and so changed
+    nothing."""
+    record = store.acquire(job)  # so that nobody commits between the pin and the return to it
     store.create_savepoint(job, name)
     record = store.roll_back(job, name, generation=record.generation)
     prune_pins(store, job, name)
@@ -181,8 +184,8 @@ def _planned(record: JobRecord) -> int | None:
 
 
 def output_text(job: Job, record: JobRecord) -> str:
-    """Where rows went, by the job as it was when the newest epoch was committed. A key that it does not name is the one
-    that follows from the job: its groups cannot have changed."""
+    """Where rows went, according to the job's definition at the newest epoch. An upsert key that this definition does
+    not name follows from the job as it is now, whose groups cannot have changed."""
     output: Json = (record.definition or definition(job))["output"]
     if "kafka" in output:
         return f"the topic {output['kafka']['topic']}"
@@ -194,7 +197,7 @@ def output_text(job: Job, record: JobRecord) -> str:
 
 
 def restore(store: StateStore, job: Job, name: str) -> Repeat:
-    """Goes back. The running driver is fenced first, so that what is said to repeat is all that does."""
+    """Goes back to the savepoint. Fences the running driver first, so that nothing else repeats than is reported."""
     repeats(store, job, name)
     store.acquire(job.name)
     repeat = repeats(store, job, name)
@@ -203,7 +206,7 @@ def restore(store: StateStore, job: Job, name: str) -> Repeat:
 
 
 def stored_text(store: PostgresStore, job: str) -> str | None:
-    """What there is of it; None: nothing."""
+    """What the store has of the job, in words; None if it has nothing."""
     place = store.moved_to(job)
     if place is not None:
         return f"it was moved to {place}, or a move there has begun"

@@ -1,9 +1,9 @@
-"""`upgrade.mode: shadow`: the edited job, computed beside the one that runs, over the same epochs, and compared.
+"""`upgrade.mode: shadow`: computes the edited job beside the running one, over the same epochs, and compares the two.
 
-The state as it is now is read into this process. As the running driver commits further epochs, each is computed twice
-from there, by the ranges and watermarks of the epoch log: once under the definition that runs, once under the edited
-one. Nothing is put out, and nothing of the job is touched. Flink and Kafka Streams compare two jobs only by running
-both into two outputs, whose batches differ.
+The present state is read into this process. As the running driver commits further epochs, each is computed twice from
+that state, with the ranges and watermarks of the epoch log: once under the running definition, once under the edited
+one. Nothing is written, and nothing of the job is touched. In Flink and Kafka Streams, two jobs can be compared only by
+running both into two outputs, whose batches differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ClosableInputs(InputAccess, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """`now` counts seconds, `sleep` waits for some."""
+    """A clock: `now` returns seconds, `sleep` waits for a number of seconds."""
 
     now: Callable[[], float]
     sleep: Callable[[float], None]
@@ -43,9 +43,9 @@ class Clock:
 
 @dataclass(slots=True)
 class Shadow:
-    """The epochs from `first` on, under the job that runs (expected) and under the edited one (found). `apart`: output
-    columns that only one of them has, which are not compared. `release`: sentences on what this release computes
-    otherwise than the one that runs, of the same job."""
+    """Compares the epochs from `first` on under the running job (expected) and under the edited one (found). `apart`
+    are output columns that only one of them has, which are not compared. `release` has sentences on what this release
+    computes differently from the running one, for the same job."""
 
     first: int
     apart: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Shadow:
         return self.compared.epochs > 0 and not self.compared.counted and not self.release
 
     def text(self, within: str) -> str:
-        """In one sentence, with the first differences."""
+        """The result in one sentence, with the first differences."""
         compared = self.compared
         if not compared.epochs:
             return (
@@ -77,8 +77,8 @@ class Shadow:
 
 
 def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInputs], clock: Clock) -> Shadow:
-    """`job` is the edited one, which fits the state; `inputs_of` opens its inputs, or those of the one that runs.
-    Raises JoineryError, which another try may mend, when the job was taken back meanwhile."""
+    """Runs the comparison. `job` is the edited job, which fits the state; `inputs_of` opens the inputs of either job.
+    Raises JoineryError if the job was taken back meanwhile; then another try may succeed."""
     stored = _stored(store, job.name)
     running = job if stored.record.definition is None else under_definition(job, stored.record.definition)
     before, after = (compile_job(each).output_schema().names for each in (running, job))
@@ -97,7 +97,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
                     f"Job {job.name} was taken back before epoch {entry.epoch}, by a restore or a reset",
                     todo="The comparison begins anew with the next try",
                 )
-            # How far an epoch closes the state follows from the watermarks, under each job by itself.
+            # Each job derives for itself, from the watermarks, how far an epoch closes the state.
             expected, edited = replays[0].run(plan), replays[1].run(replace(plan, horizons={}))
             check_records(entry, expected.result["rows_in"])
             found.release += wrong_counts(entry, expected)
@@ -108,7 +108,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
 
 
 def _stored(store: StateReader, job: str) -> StoredState:
-    """The state on its newest epoch, with segments that this release can read."""
+    """The state at its newest epoch, with segments that this release can read."""
     for attempt in range(_TRIES):
         record = store.record(job)
         assert record is not None, "only a state that is there is checked"
@@ -117,7 +117,7 @@ def _stored(store: StateReader, job: str) -> StoredState:
         except StoreUnavailable:
             raise
         except StateError:
-            # The driver has committed, and dropped some of them.
+            # The driver has committed meanwhile, and dropped some of the segments.
             if attempt == _TRIES - 1:
                 raise
             continue
@@ -126,7 +126,7 @@ def _stored(store: StateReader, job: str) -> StoredState:
 
 
 def _following(job: Job, store: StateReader, record: JobRecord, clock: Clock) -> Iterator[EpochRecord]:
-    """As many epochs as `upgrade.shadow.epochs` says, as the driver commits them; fewer after `within`."""
+    """Yields epochs as the driver commits them: `upgrade.shadow.epochs` of them, or fewer once `within` has passed."""
     asked = job.spec.upgrade.shadow
     over, last, left = clock.now() + asked.within / 1000, record.epoch, asked.epochs
     while True:

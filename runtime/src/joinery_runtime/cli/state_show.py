@@ -1,4 +1,4 @@
-"""`joinery state show`: what is kept for one key, and when each of it will go."""
+"""`joinery state show`: shows what is kept for one key, and when each row of it will go."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.stored_rows import marked_rows, read_runs
 from joinery_runtime.job import Job, time_value
+from joinery_runtime.job.model.wording import agreeing
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import JobRecord, StateReader
 
 
 @dataclass(frozen=True, slots=True)
 class ShownStep:
-    """What is kept of the key in one step (1 is the first)."""
+    """What one step (1 is the first) keeps of the key."""
 
     step: int
     key: Mapping[str, Any]
@@ -69,8 +70,7 @@ class ShownKey:
         for step in self.steps:
             key = ", ".join(f"{name} {json.dumps(value)}" for name, value in step.key.items())
             what = f"job {self.job}, step {step.step}, key {key}"
-            are = "is" if len(step.rows) == 1 else "are"
-            yield f"{what}: {step.counted} {are} kept after epoch {self.epoch}"
+            yield f"{what}: {step.counted} {agreeing(len(step.rows), 'are')} kept after epoch {self.epoch}"
             for row in step.rows:
                 yield row.line()
 
@@ -78,8 +78,9 @@ class ShownKey:
 def show(
     job: Job, store: StateReader, texts: Sequence[str], step: int | None = None, pipeline: Pipeline | None = None
 ) -> ShownKey:
-    """`texts` are COLUMN=VALUE, one for each column of the key; `step` (1 is the first) narrows it to one; `pipeline`
-    is the job, compiled, where that was done before. Raises JoineryError naming what is wrong with them."""
+    """Finds what is kept for a key. `texts` are COLUMN=VALUE, one for each column of the key. `step` (1 is the first)
+    restricts the search to one step. `pipeline` is the compiled job, if the caller has it. Raises JoineryError, which
+    says what is wrong with the texts."""
     pipeline, record = pipeline or compile_job(job), record_of(job, store)
     keys = keys_of(job, pipeline, texts, step, stored_co_partitions(record))
     wanted = [(pipeline.steps[key.step], key) for key in keys]
@@ -106,7 +107,7 @@ def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: S
 def kept_of(
     step: StepSpec, key: StepKey, segments: Sequence[tuple[SegmentMeta, Run]], outlook: Outlook
 ) -> Sequence[Shown]:
-    """What live segments, each of which may have it, keep of the key."""
+    """Returns the rows or sessions of the key in these live segments."""
     marks = [run.batch for meta, run in segments if meta.part.endswith(MARKS)]
     stored = []
     for side, spec in enumerate(step.sides):
@@ -119,7 +120,7 @@ def kept_of(
 
 
 def _numbers(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:
-    """The numbers of those of the `rows` that have the key: another key may have the same hash."""
+    """The numbers of the `rows` that have the key, since another key may have the same hash."""
     numbers = np.arange(rows.start, rows.stop)
     for name, value in zip(spec.intake.keys, values, strict=True):
         numbers = numbers[same_value(gather(spec, Selection(batch, numbers), name), value[0])]
@@ -127,7 +128,8 @@ def _numbers(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.
 
 
 def same_value(column: pa.Array, value: pa.Scalar) -> np.ndarray:
-    """bool[n]: in groups NULL is a value like others, and so is NaN; keys of joins have neither."""
+    """Returns bool[n]: which rows have the value. In groups NULL is a value like any other, and so is NaN; keys of
+    joins have neither."""
     if not value.is_valid:
         equal = column.is_null()
     elif pa.types.is_floating(value.type) and math.isnan(value.as_py()):

@@ -1,4 +1,4 @@
-"""`joinery state stats`: how much state a job keeps on each side of each step, or of sessions, and what goes next."""
+"""`joinery state stats`: how much state a job keeps on each side of each step, or for sessions, and what goes next."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class SideStats:
     segments: int
     event_time: tuple[int, int] | None
     state_versions: tuple[int, ...]
-    keep_from: int | None  # the lowest event time that the next epoch keeps for certain; None: it keeps everything
+    keep_from: int | None  # the lowest event time that the next epoch certainly keeps; None: it keeps everything
     expired: int  # rows of segments that the next epoch drops whole
-    expiring: int  # rows that it may drop of other segments, at most
+    expiring: int  # rows of other segments that it may drop, at most
     goes: str  # what the next epoch closes, in words
     totals: PartTotals
-    over: tuple[str, ...] = ()  # the limits that the side is over
+    over: tuple[str, ...] = ()  # the limits that the side exceeds
 
     @property
     def name(self) -> str:
@@ -175,8 +175,8 @@ def stats(job: Job, store: StateStore) -> Stats:
 def _unmarked_rows(
     store: StateReader, record: JobRecord, side: SideSpec, names: Sequence[str]
 ) -> tuple[JobRecord, pa.Table | None]:
-    """These columns of the side's rows that are not marked, and the record that they are of: a driver may replace
-    segments meanwhile. No columns: nothing is read."""
+    """Returns these columns of the side's unmarked rows, and the record to which the rows belong: a driver may replace
+    segments meanwhile. Without columns, reads nothing."""
     if not names:
         return record, None
 

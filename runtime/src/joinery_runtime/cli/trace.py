@@ -24,7 +24,7 @@ from joinery_runtime.state.store import StateStore
 def trace_command(
     job: Job, steps: Path, store: str, shards: int | None, *, verbose: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """One result per step. Raises JoineryError naming the line of the step that failed."""
+    """Yields one result per step. Raises JoineryError naming the line of the step that failed."""
     listed = list(read_steps(steps))
     # A trace never touches the state of the job itself.
     name = f"trace-{uuid.uuid4().hex}"
@@ -43,8 +43,8 @@ def trace_command(
 
 
 def read_steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The steps of a JSON lines file with their line numbers. Raises JoineryError naming the line that is not a JSON
-    object."""
+    """Yields the steps of a JSON lines file with their line numbers. Raises JoineryError naming a line that is not a
+    JSON object."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

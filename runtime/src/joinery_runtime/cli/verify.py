@@ -1,9 +1,9 @@
-"""`joinery verify`: committed epochs computed again, and compared with what is in the output, row by row.
+"""`joinery verify`: computes committed epochs again, and compares them with the output, row by row.
 
-What is expected comes from the epoch log and the inputs alone (`hosts.replay`): no segment, no sink, no Spark and no
-retry of the run that is judged has a part in it; but where the log does not go back to an empty state, the segments of
-a savepoint. The joins and sessions are the job's own core (docs/decisions/0038). Files say which epoch a row is of, and
-are compared epoch by epoch; topics and tables are compared as a whole (docs/decisions/0052).
+The expected rows come from the epoch log and the inputs alone (`hosts.replay`). No segment, sink, Spark or retry of the
+run that is judged takes part; only if the log does not go back to an empty state do the segments of a savepoint. The
+joins and sessions are the job's own core (docs/decisions/0038). Files say which epoch a row belongs to, and are
+compared epoch by epoch; topics and tables are compared as a whole (docs/decisions/0052).
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks import StoreDatabase, dead_letter_content, output_content
 from joinery_runtime.sinks.base import Receipt, life_of
 from joinery_runtime.sinks.content import Content
+from joinery_runtime.sinks.encode import JsonStyle
 from joinery_runtime.sinks.files import published
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateReader
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What was compared of epochs `first` to `last`."""
+    """The result of comparing epochs `first` to `last`."""
 
     job: str
     first: int
     last: int
     compared: RowComparison = field(default_factory=RowComparison)
-    log: list[str] = field(default_factory=list)  # epochs whose log counts something else than was computed
+    log: list[str] = field(default_factory=list)  # counts in the log that differ from the computed ones
     notes: list[str] = field(default_factory=list)  # what could not be judged
     by_key: bool = False  # a table holds the newest row of each key only
     cut_off: list[str] = field(default_factory=list)  # why an output could not be judged at all
@@ -86,14 +87,14 @@ def verify(
     database: StoreDatabase | None = None,
 ) -> Verdict:
     """Verifies epochs `first` (None: the first that can be computed again) to `last` (None: the newest one). `database`
-    is the state's, None where the state is not in Postgres. Raises JoineryError where an epoch cannot be computed
-    again, and what reading the output raises."""
+    is the state's; None if the state is not in Postgres. Raises JoineryError if an epoch cannot be computed again, and
+    whatever reading the output raises."""
     if job.spec.output.console is not None:
         raise JoineryError(f"The output of job {job.name} cannot be verified", facts="the console keeps no rows")
 
     @lru_cache(maxsize=2)
     def receipts(kind: str, epoch: int) -> list[Receipt]:
-        """The receipts of an epoch, also of one that is committed meanwhile: its file may hold earlier epochs."""
+        """The receipts of an epoch, even of one committed meanwhile: its file may hold rows of earlier epochs."""
         return [each for entry in store.epochs(job.name, epoch - 1, 1) for each in entry.result.get(kind, ())]
 
     record = store.record(job.name)
@@ -105,7 +106,7 @@ def verify(
             stack.enter_context(closing(_whole(job, name, content, folder / name.replace(" ", "-"))))
             for name, content in contents
         ]
-        # Read after the outputs: all that is in them is of epochs of the log, or of the plan that is pending.
+        # Read after the outputs, so that every row in them belongs to an epoch of the log or to the pending plan.
         record = store.record(job.name)
         assert record is not None, "it was there before"
         course = replayable(job, store, *((None, None) if wholes else (first, last)))
@@ -126,11 +127,11 @@ def verify(
 def _contents(
     job: Job, store: JobReader, record: JobRecord, database: StoreDatabase | None
 ) -> list[tuple[str, Content]]:
-    """The contents of outputs that do not say of which epoch a row is, each with the output's name in differences."""
+    """The contents of outputs that do not say which epoch a row belongs to, each with the output's name in
+    differences."""
     newest = store.newest_epoch(job.name)
     committed = 0 if newest is None else newest.epoch
-    # What an epoch has for a table with commits of its own is published right after the state's commit, before the
-    # next epoch's.
+    # Rows for a table with commits of its own are published right after the state's commit, before the next epoch's.
     certain = committed - 1 if newest is not None and newest.result.get("rows_out", 0) else committed
 
     def now() -> int:
@@ -149,7 +150,7 @@ def _whole(job: Job, name: str, content: Content, folder: Path) -> WholeOutput:
 
 
 def _asked(job: Job, course: Replayable, first: int | None, last: int | None, wholes: Sequence[WholeOutput]) -> Verdict:
-    """Which epochs are judged."""
+    """Decides which epochs are judged, as an empty verdict."""
     entries = course.entries
     newest = min([entries[-1].epoch, *(whole.content.complete_to for whole in wholes)])
     since, until = entries[0].epoch if first is None else first, newest if last is None else min(last, newest)
@@ -175,7 +176,8 @@ def _beginning(course: Replayable) -> str:
 
 
 def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> EpochPlan | None:
-    """The plan of which some rows may be visible already; None too where the job was edited since it was made."""
+    """The pending plan, some of whose rows may already be visible; None also if the job was edited since the plan was
+    made."""
     if record.plan is None:
         return None
     plan, today = EpochPlan.from_json(record.plan), fingerprint_of(job, compile_job(job))
@@ -195,13 +197,13 @@ def _judge(
     verdict: Verdict,
     life: str,
 ) -> None:
-    """By what the epoch log and the files of the epoch say."""
+    """Judges an epoch by what the epoch log and the epoch's files say."""
     verdict.log += wrong_counts(entry, replayed)
     verdict.compared.epochs += 1
     output, dead = job.spec.output.file, job.spec.dead_letter
     if output is not None:
         found = Counter(published(output.path, entry.epoch, partial(receipts, "output"), life))
-        verdict.compared.output(job, replayed, found, timestamps=job.spec.output.timestamps, nested=job.nested_columns)
+        verdict.compared.output(job, replayed, found, style=JsonStyle.of(job))
     if dead is not None and dead.file is not None:
         letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), life))
         verdict.compared.dead_letters(replayed, letters)
@@ -223,7 +225,7 @@ def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, course: 
             verdict.compared.rows += rows
         else:
             verdict.compared.dead += rows
-        # Dead letters may all be older than their topic keeps them: with the output judged, a note is enough.
+        # All dead letters may be past their topic's retention: if the output is judged, a note is enough.
         if whole.cut_off and (whole.name == "output" or not verdict.compared.rows):
             verdict.cut_off.append(whole.cut_off)
         verdict.notes += whole.notes

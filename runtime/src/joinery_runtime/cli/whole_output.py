@@ -1,5 +1,5 @@
-"""A topic or a table against all that the epochs have put out: both as counts per row, in DuckDB, which goes to disk
-where they do not fit into memory. Only rows whose counts differ are looked at one by one."""
+"""Compares a topic or a table with everything that the epochs have put out. Both become counts per row in DuckDB, which
+spills to disk if they do not fit in memory. Only rows whose counts differ are looked at one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from joinery_runtime.sinks.content import SEPARATOR, Content
 from joinery_runtime.sinks.encode import rows_to_json
 
 _MEMORY = "512MB"
-_PAIRED = 1000  # rows of each side that are looked at to find those that differ only in some columns
+_PAIRED = 1000  # rows of each side that are searched for pairs that differ only in some columns
 _PIECE = 10_000  # rows
 _PLACE = ("$order_side", "$order_partition", "$order_offset", "$partner_partition", "$partner_offset")
 _EPOCH = 1 << 32  # numbers count rows within an epoch
@@ -29,7 +29,8 @@ CREATE TABLE expected (text BLOB, key BLOB, epoch BIGINT, number BIGINT, require
     side BIGINT, part BIGINT, "offset" BIGINT, partner_part BIGINT, partner_offset BIGINT);
 CREATE TABLE present (text BLOB, place VARCHAR, number BIGINT, ours BOOLEAN);
 """
-# Of each key the row of its newest epoch, of several one that is there: which of them came last, sorting decided.
+# For each key, the row of its newest epoch. If that epoch has several, one that is present: only sorting decided which
+# of them came last.
 _NEWEST = """
 CREATE TABLE newest AS SELECT expected.* FROM expected
 JOIN (SELECT key, max(number) AS number FROM expected GROUP BY key) AS last
@@ -40,8 +41,8 @@ QUALIFY row_number() OVER (PARTITION BY expected.key
 DROP TABLE expected;
 ALTER TABLE newest RENAME TO expected;
 """
-# `required` and `optional` are how often the epochs have put a row out, `present` how often it is there, `ours` how
-# often in what nobody else writes; `twin` is the first epoch that has put it out.
+# `required` and `optional` count how often the epochs have put a row out, `present` how often it is there, and `ours`
+# how often in places that nobody else writes to; `twin` is the first epoch that has put it out.
 _COUNTS = """
 CREATE OR REPLACE TABLE differing AS SELECT * FROM (
     SELECT hash, sum(required) AS required, sum(optional) AS optional, sum(present) AS present, sum(ours) AS ours,
@@ -61,7 +62,7 @@ CREATE TABLE missing AS SELECT * EXCLUDE (nth, hash, present) FROM (
     FROM expected JOIN differing ON hash(text) = differing.hash WHERE expected.required
 ) WHERE nth > present
 """
-# A row that the epochs have put out is there too often, whoever wrote it again.
+# Rows that are there more often than the epochs have put them out, whoever wrote them again.
 _EXTRA = """
 CREATE TABLE extra AS SELECT text, place, number, twin FROM (
     SELECT here.*, differing.required + differing.optional AS wanted,
@@ -75,9 +76,9 @@ CREATE TABLE extra AS SELECT text, place, number, twin FROM (
 
 @dataclass(slots=True)
 class WholeOutput:
-    """`name` is that of the output in differences. `folder` is an empty directory, for as much as the output is long;
-    `sides` are names of inputs, for the places of rows; `in_order`: of several rows of an epoch with one key the last
-    one counts (of sessions, whose rows go out in a defined order)."""
+    """The comparison of one output. `name` is the output's name in differences. `folder` is an empty directory that has
+    room for as many bytes as the output. `sides` are names of inputs, for the places of rows. `in_order`: of several
+    rows of an epoch with one key the last one counts (for sessions, whose rows go out in a defined order)."""
 
     name: str
     content: Content
@@ -86,7 +87,7 @@ class WholeOutput:
     in_order: bool = False
     notes: list[str] = field(default_factory=list)
     cut_off: str = field(init=False, default="")
-    """Why none of the rows that `compare` was asked for has to be there still, if that is so."""
+    """If none of the rows that `compare` was asked for need still be there, the reason why."""
     _db: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +96,7 @@ class WholeOutput:
         self._db.execute(_TABLES)
 
     def expect(self, epoch: int, tables: Sequence[pa.Table]) -> None:
-        """Rows that an epoch puts out."""
+        """Adds rows that an epoch puts out."""
         if self.content.exact and epoch > self.content.complete_to:
             return
         for table in tables:
@@ -136,9 +137,9 @@ class WholeOutput:
         may_repeat: bool = False,
         since: int | None = None,
     ) -> int:
-        """Reads the output, and adds how it differs in epochs `first` to `last`; returns how many rows are expected of
-        these. Not `alone`: rows of an earlier life of the job may be there too, and with `since`, of epochs before that
-        one. `may_repeat`: rows may be there more often than they should."""
+        """Reads the output, and adds its differences in epochs `first` to `last`; returns how many rows these epochs
+        should have. Without `alone`, rows of an earlier life of the job may be there too; with `since`, also rows of
+        epochs before that one. `may_repeat`: rows may be there more often than they should."""
         for piece in self.content.pieces():
             ours = pa.repeat(pa.scalar(piece.ours and alone), len(piece.texts))
             texts = pa.array(piece.texts, pa.binary())
@@ -148,7 +149,7 @@ class WholeOutput:
             self._db.execute(_NEWEST)
         self._db.execute(_COUNTS)
         if self._one("SELECT count(*) FROM differing WHERE required > present"):
-            # Another program may have written the same row with other blanks.
+            # Another program may have written the same row with different white space.
             self._write_plainly()
             self._db.execute(_COUNTS)
         if since is not None and self._has_equal_rows():
@@ -168,8 +169,8 @@ class WholeOutput:
         return int(self._db.execute(query, values).fetchone()[0] or 0)
 
     def _forget_what_is_cut_off(self) -> None:
-        """Rows of a partition are in the order of their epochs: where retention has deleted its beginning, it has all
-        rows of the epochs after the first one of which there is a row."""
+        """Stops expecting rows that retention has deleted. Rows of a partition are in the order of their epochs, so a
+        partition without its beginning has all rows of the epochs after the first one that it has a row of."""
         known, untold = 0, []
         for partition, head in sorted(self.content.heads.items()):
             epochs = (
@@ -189,7 +190,7 @@ class WholeOutput:
             )
 
     def _write_plainly(self) -> None:
-        """Rows whose counts differ are all written in one way, in both tables."""
+        """Rewrites rows whose counts differ to one spelling of JSON, in both tables."""
         self._db.execute("CREATE TABLE plain (hash UBIGINT, text BLOB)")
         rows = "SELECT hash(text) AS hash, text FROM {} WHERE hash(text) IN (SELECT hash FROM differing)"
         query = f"{rows.format('expected')} UNION {rows.format('present')}"
@@ -202,12 +203,13 @@ class WholeOutput:
             self._db.execute(f"UPDATE {name} SET text = plain.text FROM plain WHERE hash({name}.text) = plain.hash")
 
     def _has_equal_rows(self) -> bool:
-        """Whether epochs put out rows that are equal in all columns: those that are computed, or those before them."""
+        """Whether epochs, computed ones or earlier ones, put out rows that are equal in all columns."""
         equal = "SELECT count(*) FROM (SELECT 1 FROM expected GROUP BY hash(text) HAVING count(*) > 1 LIMIT 1)"
         return bool(self._one(equal) or self._one("SELECT count(*) FROM differing WHERE twin IS NULL AND present > 1"))
 
     def _forgive_equal_rows(self, since: int) -> None:
-        """Where equal rows are usual, one that is there too often may be of an epoch that was not computed."""
+        """Takes rows that are there too often out of the comparison: where equal rows are usual, such a row may belong
+        to an epoch that was not computed."""
         often = "twin IS NOT NULL AND present > required + optional"
         more = self._one(f"SELECT sum(present - required - optional) FROM differing WHERE {often}")
         self._db.execute(f"DELETE FROM differing WHERE {often}")
@@ -218,8 +220,8 @@ class WholeOutput:
             )
 
     def _note_others(self, *, may_repeat: bool) -> None:
-        """Counts what is there too often and may be somebody else's, and leaves out of the comparison what does no
-        harm."""
+        """Counts rows that are there too often and may be somebody else's, and takes the harmless ones out of the
+        comparison."""
         if may_repeat:
             repeated = "present > required + optional AND required + optional > 0"
             again = self._one(f"SELECT sum(present - required - optional) FROM differing WHERE {repeated}")
@@ -244,7 +246,8 @@ class WholeOutput:
             )
 
     def _report(self, into: RowComparison, first: int, last: int) -> None:
-        """A row that is there once too often is no changed one, so only rows that nothing has put out are paired."""
+        """Reports the differences. A row that is there once too often is not a changed row, so missing rows are paired
+        only with rows that no epoch has put out."""
         asked = f"BETWEEN {first} AND {last}"
         strange = [(_shown(row["text"]), row) for row in self._first("extra WHERE twin IS NULL")]
         pairs = different = 0
@@ -286,7 +289,7 @@ class WholeOutput:
 
 
 def _plain(text: bytes) -> bytes:
-    """The row written in one way; what is no JSON stays as it is."""
+    """The row in one spelling of JSON; text that is not JSON stays as it is."""
     value, *others = text.split(SEPARATOR)
     try:
         return SEPARATOR.join([json.dumps(json.loads(value), sort_keys=True).encode(), *others])
@@ -295,7 +298,7 @@ def _plain(text: bytes) -> bytes:
 
 
 def _shown(text: bytes) -> dict[str, Any]:
-    """A row by its columns; `record` has its key and its headers, where the job sets those."""
+    """A row by its columns; `record` has the record's key and headers, if the job sets those."""
     value, *others = text.split(SEPARATOR)
     try:
         row = json.loads(value)

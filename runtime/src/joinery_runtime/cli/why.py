@@ -1,8 +1,8 @@
-"""`joinery why`: what became of the records of a key, and by which rule.
+"""`joinery why`: explains what became of the records of a key, and by which rule.
 
-The epochs of the log are run once more with the records of the key alone, and again without each of them: what goes out
-with a record and not without it is what the record did. So every kind of step answers by its own rules, padded rows,
-sessions and chains included (docs/decisions/0038).
+It runs the epochs of the log again with the records of the key alone, and then once without each of them. What goes out
+with a record and not without it is the record's effect. So every kind of step answers by its own rules, including
+padded rows, sessions and chains (docs/decisions/0038).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.cli.state_show import ShownKey, kept_of, may_have, show
-from joinery_runtime.cli.why_fates import (
+from joinery_runtime.cli.why_outcomes import (
     LATER_RULES,
     RULES,
-    Fate,
-    Fates,
+    JoinedRows,
     KeptBefore,
+    RecordOutcome,
+    RecordOutcomes,
     WaitingRows,
     horizons_of,
     rule_of,
+    still_there,
 )
 from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
 from joinery_runtime.core.compile import compile_job
@@ -47,21 +47,21 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
 from joinery_runtime.hosts.trace_environment import in_order
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import StateReader
 
 MAX_EXPLAINED = 100
-"""Records of one question: for each, the epochs that it may touch are run again."""
+"""The most records explained per question: for each one, the epochs that it may touch are run again."""
 
 MAX_JUDGED = 100
-"""Likewise, of records that were not asked for and may have been dropped."""
+"""The same limit for records that were not asked for and may have been dropped."""
 
 Rows = Mapping[int, Counter[str]]
-"""JSON of output rows by epoch."""
+"""Output rows as JSON, by epoch."""
 
 Padded = Mapping[int, Mapping[str, str]]
-"""Of those that went out with NULLs for want of a partner, by which rule."""
+"""The rule for each row that went out with NULLs because it had no partner, by epoch and row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class Explained:
     made: Rows  # rows that went out because of it
     prevented: Rows  # rows that would have gone out without it
     padded: Padded = field(default_factory=dict)
-    fate: Fate | None = None  # None: it was dropped, or never to stay
-    waiting: Sequence[WaitingRows] = ()  # what later steps keep of it
+    outcome: RecordOutcome | None = None  # None: it was dropped, or is of a kind that is never kept
+    waiting: Sequence[WaitingRows] = ()  # its joined rows that later steps keep
 
     @property
     def unmatched(self) -> bool:
-        """Nothing went out because of it but padded rows."""
+        """Whether nothing but padded rows went out because of the record."""
         made = {(epoch, row) for epoch, rows in self.made.items() for row in rows}
         return all(row in self.padded.get(epoch, {}) for epoch, row in made) and not self.prevented
 
@@ -93,7 +93,7 @@ class Explained:
 
     def document(self) -> dict[str, Any]:
         place, record = self.record.place, self.record
-        nearest = self.fate.nearest if self.fate is not None and self.unmatched else None
+        nearest = self.outcome.nearest if self.outcome is not None and self.unmatched else None
         return {
             "input": place.partition.input,
             "topic": place.partition.topic,
@@ -108,7 +108,7 @@ class Explained:
             "detail": self.detail,
             "made": [self._made(epoch, row) for epoch, row in _listed(self.made)],
             "prevented": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.prevented)],
-            "state": None if self.fate is None else self.fate.stay.document(),
+            "state": None if self.outcome is None else self.outcome.retention.document(),
             "waiting": [each.document() for each in self.waiting],
             "nearest": None if nearest is None else nearest.document(),
         }
@@ -133,21 +133,22 @@ class Explained:
         for epoch, row in _listed(self.prevented):
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
         if self.reason is None and not self.made and not self.prevented:
-            kept = bool(self.waiting) or (self.fate is not None and self.fate.stay.left is None)
+            kept = bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
             yield f"  taken; nothing went out because of it{' so far' if kept else ''}"
-        if self.fate is not None:
-            yield from (f"  {line}" for line in self.fate.lines(record.epoch, unmatched=self.unmatched))
+        if self.outcome is not None:
+            yield from (f"  {line}" for line in self.outcome.lines(record.epoch, unmatched=self.unmatched))
         yield from (f"  {each.line()}" for each in self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     job: str
-    epochs: tuple[int, int]  # the first and the last one that were run again
+    epochs: tuple[int, int]  # the first and the last epoch that were run again
     records: Sequence[Explained]
     kept: ShownKey | None  # what the state still has of the key; None: the record has no key
     left_out: int = 0  # records of the key that are not explained
-    savepoint: str = ""  # what the first of the epochs began with; empty: with an empty state
+    savepoint: str = ""  # with whose state the first epoch began; "": it began with an empty state
+    unjudged: int = 0  # other records of the key that count as taken, though they may have been dropped
 
     def document(self) -> dict[str, Any]:
         return {
@@ -156,6 +157,7 @@ class Answer:
             "savepoint": self.savepoint or None,
             "records": [each.document() for each in self.records],
             "left_out": self.left_out,
+            "unjudged": self.unjudged,
             "kept": None if self.kept is None else self.kept.document(),
         }
 
@@ -167,6 +169,9 @@ class Answer:
             yield from each.lines()
         if self.left_out:
             yield f"{self.left_out} newer records of the key are not explained: ask for one with --record"
+        if self.unjudged:
+            others = f"{counted(self.unjudged, 'other record')} {agreeing(self.unjudged, 'are')}"
+            yield f"{others} counted as taken above, dropped or not: there are too many to judge each"
         if self.kept is not None:
             yield from self.kept.lines()
 
@@ -179,8 +184,9 @@ def why(
     at: tuple[str, int, int] | None,
     last: int | None = None,
 ) -> Answer:
-    """`key` are COLUMN=VALUE texts, or else `at` is the place of one record (topic, partition, offset); epochs after
-    `last` do not count. Raises JoineryError where the epochs cannot be run again, or no record is found."""
+    """Explains the records of a key, or one record. `key` are COLUMN=VALUE texts, or else `at` is the place of the
+    record (topic, partition, offset). Ignores epochs after `last`. Raises JoineryError if the epochs cannot be run
+    again, or if no record is found."""
     pipeline = compile_job(job)
     course = replayable(job, store, last=last, pipeline=pipeline)
     entries = course.entries
@@ -190,7 +196,7 @@ def why(
         at = (whole_topic(at[0], plans), *at[1:])
         record = _record_at(Gathering(job, pipeline, inputs, {}, at, alone=True), plans, at)
         texts = _texts(job, record)
-        # Where the record's input joins on time only, all others may meet it.
+        # If the record's input joins on time only, all other records may meet it.
         alone = not texts and (record.columns is None or bool(record.key))
     steps = keys_of(job, pipeline, texts, None, stored_co_partitions(course.record)) if texts else []
     names = [side.name for side in job.inputs]
@@ -208,24 +214,29 @@ def why(
     comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
     explained = [comparison.of(each) for each in records]
     outlook = _after(job, pipeline, store, plans[-1] if last is not None else None)
-    before = KeptBefore(pipeline, stored)
-    fates = Fates(pipeline, inputs, gathered.batches, plans, outlook, comparison.reason, before, comparison.spans)
+    before, spans, handed_on = KeptBefore(pipeline, stored), comparison.spans, comparison.handed_on
+    outcomes = RecordOutcomes(
+        pipeline, inputs, gathered.batches, plans, outlook, comparison.reason, before, spans, handed_on
+    )
     explained = [
         each
         if each.reason
-        else replace(each, fate=fates.of(each.record), waiting=fates.waiting(comparison.joined[each.record.place]))
+        else replace(
+            each, outcome=outcomes.of(each.record), waiting=outcomes.waiting(comparison.joined[each.record.place])
+        )
         for each in explained
     ]
     kept = show(job, store, texts, pipeline=pipeline) if steps and last is None else None
     epochs = (plans[0].epoch, plans[-1].epoch)
-    return Answer(job.name, epochs, explained, kept, len(wanted) - len(records), course.savepoint)
+    left_out = len(wanted) - len(records)
+    return Answer(job.name, epochs, explained, kept, left_out, course.savepoint, comparison.unjudged)
 
 
 def _begins_with(
     course: Replayable, store: StateReader, pipeline: Pipeline, keys: Sequence[StepKey]
 ) -> StoredState | None:
-    """Of the state that the epochs begin with, what rows of the key may meet. In a step whose key was not asked for,
-    and where nothing has one, that is everything."""
+    """The part of the first epoch's state that rows of the key may meet. In a step whose key was not asked for, and if
+    there is no key at all, that is everything."""
     asked = {key.step for key in keys}
 
     def wanted(meta: SegmentMeta) -> bool:
@@ -236,14 +247,14 @@ def _begins_with(
 
 
 def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> Outlook:
-    """What the next epoch will close, or what the `last` one did that counts."""
+    """What the next epoch will close, or what epoch `last`, where the answer ends, has closed."""
     if last is None:
         return NextEpoch.of(pipeline, record_of(job, store)).outlook
     return Outlook(last.watermarks, horizons_of(pipeline, last))
 
 
 def whole_topic(topic: str, plans: Sequence[EpochPlan]) -> str:
-    """A topic as plans name it: of a file, that is its whole path."""
+    """A topic's name in plans: for a file, its full path."""
     known = {planned.partition.topic for plan in plans for planned in plan.ranges}
     ends = [name for name in known if name.endswith(f"/{topic}")]
     return ends[0] if topic not in known and len(ends) == 1 else topic
@@ -275,7 +286,7 @@ def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, 
 
 
 def _texts(job: Job, record: FoundRecord) -> list[str]:
-    """The COLUMN=VALUE texts of a record's key; none where the record has no key, or cannot be decoded."""
+    """The COLUMN=VALUE texts of a record's key; none if the record has no key or cannot be decoded."""
     name, key = record.place.partition.input, record.key
     if not isinstance(job, StreamJoin):
         return [each if value is None else f"{each}={value}" for each, value in key.items()]
@@ -286,15 +297,17 @@ def _texts(job: Job, record: FoundRecord) -> list[str]:
 
 
 _JoinedRows = Counter[tuple[str, int, int, int, int]]
-"""By part of the state, event time, hash, and the place of the record that came last."""
+"""Joined rows by part of the state, event time, hash, and the place of the record that arrived last."""
 
 
 class _Comparison:
-    """Compares what the epochs give with all of the records, and without one of them. `future` are those that are too
-    far ahead, and why; `keys` is the key, by steps.
+    """Compares what the epochs yield with all of the records and without one of them. `future` are records that are too
+    far ahead, with the reason; `keys` is the key, by step.
 
-    `spans` are by epoch what the rows of the key had become after it, of a kind that merges them; `joined`, by record
-    that was asked for, the event times of its rows that later steps keep in the end, by part of the state."""
+    `spans`, for kinds of steps that merge rows, is what the rows of the key had become after each epoch. `handed_on`
+    has the joined rows of the key. `joined` has, for each record that was asked for, the event times of its rows that
+    later steps keep at the end, by part of the state. `unjudged` is how many records count as taken, though they may
+    have been dropped."""
 
     def __init__(
         self,
@@ -308,14 +321,15 @@ class _Comparison:
     ) -> None:
         self.spans: dict[int, Sequence[Span]] = {}
         self.joined: dict[Place, Mapping[str, Sequence[int]]] = {}
+        self.handed_on = JoinedRows(pipeline, {key.step: key.hash for key in keys})
         self._keys = keys
         self._job, self._pipeline, self._stored, self._future = job, pipeline, stored, future
-        # What is too far ahead was found among all records of the ranges.
+        # Records that are too far ahead were already found, among all records of the ranges.
         self._plans = {plan.epoch: replace(plan, max_future={}) for plan in plans}
         self._chosen = replace(chosen, without=frozenset(future))
         self._reasons: dict[Place, str | None] = {}
-        self._judged = 0
-        self._with, self._kept = self._run(self._chosen, self._note_spans)
+        self.unjudged = self._judged = 0
+        self._with, self._kept = self._run(self._chosen, self._note)
 
     def of(self, record: FoundRecord) -> Explained:
         place, watermarks = record.place, self._plans[record.epoch].watermarks
@@ -330,14 +344,16 @@ class _Comparison:
         return Explained(record, watermarks, reason, detail, made, prevented, self._padded(made))
 
     def reason(self, place: Place, epoch: int) -> str | None:
-        """Why a record of an epoch was dropped, where other records or the state decided that. Of very many, the rest
-        counts as taken."""
+        """Why a record of an epoch was dropped, if other records or the state decided that. Beyond MAX_JUDGED records,
+        the rest count as taken."""
         if place in self._future:
             return "future"
         if place not in self._reasons:
             name, judged = place.partition.input, None
             dropped = epoch in self._with and _counts(self._with[epoch]).keys() & {(name, each) for each in LATER_RULES}
-            if dropped and self._judged < MAX_JUDGED:
+            if dropped and self._judged >= MAX_JUDGED:
+                self.unjudged += 1
+            elif dropped:
                 self._judged += 1
                 judged, _ = self._dropped(place, epoch, self._without(place)[0])
             self._reasons[place] = judged
@@ -355,7 +371,7 @@ class _Comparison:
     def _run(
         self, chosen: ChosenRecords, note: Callable[[EpochPlan, Replay], None] | None = None
     ) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
-        """What the epochs give, and what later steps keep of it in the end."""
+        """Runs the epochs. Returns what they yield, and the joined rows that later steps keep at the end."""
         found: dict[int, ReplayedEpoch] = {}
         with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
             replay = Replay(self._job, chosen, Path(cache), self._stored, self._pipeline)
@@ -366,7 +382,8 @@ class _Comparison:
                         note(plan, replay)
             return found, _joined_rows(self._pipeline, replay)
 
-    def _note_spans(self, plan: EpochPlan, replay: Replay) -> None:
+    def _note(self, plan: EpochPlan, replay: Replay) -> None:
+        self.handed_on.note(replay.kept)
         for key in self._keys:
             step = self._pipeline.steps[key.step]
             if step.kind.merges_rows:
@@ -379,29 +396,27 @@ class _Comparison:
                 self.spans[plan.epoch] = step.kind.spans(shown)
 
     def _dropped(self, place: Place, epoch: int, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
-        """Which counter of rule T10 the record has moved, and what its dead letter says."""
+        """Which counter of rule T10 the record has increased, and what its dead letter says."""
         letters = [row for table in self._with[epoch].dead for row in table.to_pylist()]
         detail = [row["reason"] for row in letters if _is_at(row, place)]
         moved = _counts(self._with[epoch]) - (_counts(without[epoch]) if epoch in without else Counter())
         name = place.partition.input
         reasons = sorted(reason for of, reason in moved if of == name)
         if not reasons and _failed(self._with, name) > _failed(without, name):
-            reasons = ["failed"]  # with a partner that came later
+            reasons = ["failed"]  # its expression failed with a partner that arrived later
         if reasons:
             return reasons[0], "".join(detail[:1])
         return ("dead letter", detail[0]) if detail else (None, "")
 
 
 def _joined_rows(pipeline: Pipeline, replay: Replay) -> _JoinedRows:
-    """Rows of the step before that a step keeps."""
+    """The rows of earlier steps that later steps keep."""
     chained = {
         side.part: (step, at) for step in pipeline.steps for at, side in enumerate(step.sides) if side.intake.chained
     }
     found: _JoinedRows = Counter()
     for meta, run in replay.kept(lambda meta: meta.part in chained):
-        (step, side), floor = chained[meta.part], replay.floors.get(meta.part)
-        since = None if floor is None else step.kind.keep_from(side, floor)
-        rows = run.batch if since is None else run.batch.filter(pa.array(run.ts >= since))
+        rows = still_there(*chained[meta.part], run.batch, replay.floors.get(meta.part))
         columns = (rows.column(name).to_pylist() for name in (TS, HASH, PARTITION, OFFSET))
         found.update((meta.part, *row) for row in zip(*columns, strict=True))
     return found
@@ -434,7 +449,7 @@ def _rows(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
 
 
 def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, str]:
-    """Rows of the epoch that were padded, with the rule of their phase."""
+    """The padded rows of the epoch, each with the rule of its phase."""
     closing, arriving = rules
     found = dict[str, str]()
     for table in epoch.rows:

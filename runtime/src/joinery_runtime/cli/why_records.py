@@ -1,4 +1,4 @@
-"""The records that `joinery why` is about, and those that may have met them, taken out of all that the epochs read."""
+"""Finds the records that `joinery why` is about, and those that may have met them, among all that the epochs read."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from joinery_runtime.job import Job
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sources import Decoded, Decoder
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
+from joinery_runtime.sources.history import HistoryDecoder
 
-MAX_RECORDS = 1_000_000  # that are kept in memory for one question
+MAX_RECORDS = 1_000_000  # kept in memory for one question
 
 Key = Mapping[str, pa.Array]
-"""By column of an input, an array of the one value that its rows have."""
+"""For each key column of an input, an array with the one value of that key."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,8 +45,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """A record of the key. `columns` is None where it cannot be decoded; `ts` in ms, None where it has none. `key` are
-    the columns of its input's key, computed ones too, as COLUMN=VALUE gives them (None: NULL)."""
+    """A record of the key. `columns` is None if the record cannot be decoded; `ts` is in ms, None if it has none. `key`
+    has the columns of its input's key, including computed ones, with values as in COLUMN=VALUE (None: NULL)."""
 
     place: Place
     epoch: int
@@ -56,7 +57,7 @@ class FoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRecords:
-    """An `InputAccess` of the records that were chosen: ranges of a plan give those alone, but for those `without`."""
+    """An `InputAccess` in which ranges of a plan yield only the chosen records, except those in `without`."""
 
     decoders: InputAccess
     batches: Mapping[PartitionRef, Sequence[tuple[int, RawBatch]]]
@@ -83,14 +84,14 @@ class ChosenRecords:
         return next(self.read(*plan.ranges), None) is not None
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Reads what epochs read, and keeps the records of the key. An input that has no column of it keeps all of its
-    records: they may meet rows of the key in another step. `at` are places (topic, partition, offset) that are asked
-    for whatever their key."""
+    """Reads what epochs read, and keeps the records of the key. Keeps all records of an input without a column of the
+    key: they may meet rows of the key in another step. `at` is a place (topic, partition, offset) whose record is asked
+    for, whatever its key."""
 
     job: Job
     pipeline: Pipeline
@@ -101,13 +102,13 @@ class Gathering:
     batches: dict[PartitionRef, list[tuple[int, RawBatch]]] = field(default_factory=dict)  # with their epochs
     found: list[FoundRecord] = field(default_factory=list)
     future: dict[Place, str] = field(default_factory=dict)
-    """Those of the records that are too far ahead (T11), and why. Other records of their ranges decide that, which are
-    not kept."""
+    """The records that are too far ahead (T11), with the reason. That depends on other records of their ranges, which
+    are not kept."""
     _kept: int = 0
 
     def take(self, plan: EpochPlan) -> dict[str, int]:
-        """All that an epoch read; returns how many records each partition gave, named as in the epoch log. Raises
-        JoineryError when too many records are to be kept, or cannot be read."""
+        """Takes all that an epoch read. Returns how many records each partition yielded, named as in the epoch log.
+        Raises JoineryError if there are too many records to keep, or if they cannot be read."""
         read: Counter[str] = Counter()
         for planned in plan.ranges:
             name = planned.partition.input
@@ -120,8 +121,13 @@ class Gathering:
         return read
 
     def _take(self, epoch: int, name: str, raw: RawBatch, future: FutureRows | None) -> None:
-        decoded = self.inputs.decoder(name, 0).decode_batch(raw)
-        ahead = {} if future is None else self._ahead(name, raw, decoded, future)
+        decoder = self.inputs.decoder(name, 0)
+        if isinstance(decoder, HistoryDecoder):  # a row that the other part has is of the key too
+            decoded = decoder.with_skipped(raw)
+            taken = decoder.without_skipped(raw, decoded)
+        else:
+            taken = decoded = decoder.decode_batch(raw)
+        ahead = {} if future is None else self._ahead(name, raw, taken, future)
         named = self._named(raw)
         of_key = np.zeros(len(raw.offsets), dtype=bool)
         for key in self.keys.get(name, ()):
@@ -144,7 +150,7 @@ class Gathering:
         self.found += self._records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
 
     def _ahead(self, name: str, raw: RawBatch, decoded: Decoded, future: FutureRows) -> dict[int, str]:
-        """By position in the batch."""
+        """The rows that are too far ahead, by position in the batch, with the reason."""
         of_all, batches = raw.timestamps, decoded.rows.combine_chunks().to_batches()
         if not batches:
             return {}
@@ -153,13 +159,13 @@ class Gathering:
         return {int(decoded.index[row]): reason for row, reason in found.items()}
 
     def _named(self, raw: RawBatch) -> np.ndarray:
-        """bool[n]: the record that was asked for by its place."""
+        """Returns bool[n]: which record was asked for by its place."""
         if self.at is None or self.at[:2] != (raw.partition.topic, raw.partition.partition):
             return np.zeros(len(raw.offsets), dtype=bool)
         return np.asarray(raw.offsets == self.at[2])
 
     def _has(self, name: str, decoded: Decoded, key: Key) -> np.ndarray:
-        """bool[rows]: which decoded rows have the key."""
+        """Returns bool[rows]: which decoded rows have the key."""
         intake, rows = self.pipeline.intake(name), decoded.rows.combine_chunks()
         has = np.ones(rows.num_rows, dtype=bool)
         for column, value in key.items():
@@ -199,7 +205,7 @@ def _key_text(value: pa.Array) -> str | None:
 
 
 def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collection[str]) -> dict[str, list[Key]]:
-    """What rows of each input have in their key columns; inputs without one are left out."""
+    """The values of the keys in each input's key columns. Leaves out inputs without such a column."""
     found: dict[str, list[Key]] = {}
     for key in keys:
         for side, values in zip(pipeline.steps[key.step].sides, key.values, strict=True):

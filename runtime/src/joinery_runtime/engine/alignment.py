@@ -1,9 +1,9 @@
-"""How many records each partition gives to an epoch: event-time alignment of all partitions of all inputs.
+"""Event-time alignment: decides how many records an epoch reads of each partition, over all inputs.
 
-Without it one topic's backlog fills the state while the rows that it waits for are still unread. The planner aims all
-partitions at one common event time: the highest one that the epoch's budget can pay for, given how many records each
-partition holds per millisecond of event time (measured on the epochs before). A partition that is ahead of the target
-waits. Only the plan depends on this; rows and results never do (rule T9).
+Without alignment, one topic's backlog fills the state while the rows that it waits for are still unread. The planner
+aims all partitions at one common event time: the highest one that the epoch's budget can pay for, given how many
+records each partition holds per millisecond of event time (measured on the epochs before). A partition that is ahead of
+the target waits. Only the plan depends on this; rows and results never do (rule T9).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-# While the density of some partition is not known yet, epochs stay small so that one guess cannot fill the state.
+# While the density of some partition is unknown, epochs stay small so that a wrong guess cannot fill the state.
 PROBE_RECORDS = 20_000
 
 P = TypeVar("P")
@@ -22,7 +22,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What an epoch may read: `records`, and `bytes` of undecoded records, of all inputs together."""
+    """What an epoch may read from all inputs together: `records`, and `bytes` of undecoded records."""
 
     records: int
     bytes: int
@@ -31,7 +31,7 @@ class Budget:
 @dataclass(frozen=True, slots=True)
 class Backlog(Generic[P]):
     """Unread records of one partition. `highest` is the highest event time read from it (ms), `density` its records
-    per millisecond of event time; None: not known yet. `record_bytes` is what a record is thought to have."""
+    per millisecond of event time; None: not known yet. `record_bytes` is the estimated size of a record."""
 
     partition: P
     records: int
@@ -41,11 +41,11 @@ class Backlog(Generic[P]):
 
 
 def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
-    """Records to take per partition: all of them if the budget allows, else aligned in event time. At least one
-    partition with a backlog gets some.
+    """Returns the records to take per partition: all of them if the budget allows, else aligned in event time. At least
+    one partition with a backlog gets some.
 
-    Partitions of unknown density share a probe, at most a quarter of the budget when others are known: one whose
-    records cannot be read stays unknown for ever and must not hold the others up.
+    Partitions of unknown density share a probe, which is at most a quarter of the budget when others are known: a
+    partition whose records cannot be read stays unknown for ever and must not hold up the others.
     """
     waiting = [b for b in backlogs if b.records > 0]
     total = sum(b.records for b in waiting)
@@ -62,7 +62,7 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
 
 
 def _aligned(known: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
-    """Records to read per partition, of partitions whose density is known."""
+    """Records to read per partition, for partitions whose density is known."""
     records = np.array([b.records for b in known])
     highest, density, size = np.array([(b.highest, b.density, b.record_bytes) for b in known], dtype=float).T
 
@@ -80,7 +80,7 @@ def _aligned(known: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     for _ in range(64):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(until(middle)) else (low, middle)
-    # Many partitions may take their next record at the same time: of these as many as the budget has room for.
+    # Many partitions may have their next record at the same event time: take as many of these as the budget allows.
     taken, next_taken = until(low), until(high)
     for number in np.flatnonzero(next_taken > taken):
         before, taken[number] = taken[number], next_taken[number]
@@ -104,7 +104,8 @@ class Densities(Generic[P]):
         return self._known.get(partition)
 
     def observe(self, partition: P, rows: int, before: int | None, lowest: int | None, highest: int | None) -> None:
-        """After an epoch that read `rows` records with these event times; `before` is the highest one known then."""
+        """Takes an epoch that read `rows` records with these event times; `before` is the highest one known until
+        then."""
         start = before if before is not None else lowest
         if start is None or highest is None or not rows:
             return

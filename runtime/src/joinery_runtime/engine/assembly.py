@@ -1,4 +1,4 @@
-"""From a job to the engine's parts that every host shares."""
+"""Builds the parts of the engine that every host shares from a job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def state_limits(job: Job) -> StateLimits:
 
 
 def fingerprint(signature: Mapping[str, Any]) -> str:
-    """A short name for a signature, for plans: equal for equal signatures."""
+    """A short name for a signature, stored in plans: equal signatures have equal names."""
     return hashlib.sha256(json.dumps(signature, sort_keys=True).encode()).hexdigest()[:16]
 
 

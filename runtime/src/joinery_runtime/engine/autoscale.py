@@ -4,10 +4,11 @@ The load is how many executors would be busy all of the time: the records of a s
 record costs. A second's records are those that arrive, and as many of those that wait as bring the backlog down within
 `targetLag`. Flink's autoscaler has the same two terms (target utilisation, catch-up duration), per vertex.
 
-An epoch takes time beside its records, which says nothing of the load: with few records it is nearly all of it. So an
-epoch that reads all that waits gives two bounds for the cost of a record: its time beyond that of the shortest epoch,
-and all of its time. The cost stays as it is while it is between them. Epochs that leave records behind are as large
-as they may be, and cost what they cost.
+An epoch takes time beside its records, which says nothing of the load, is not the same twice, and is no shorter with
+more executors: with few records it is nearly all of it. So an epoch that reads all that waits gives two bounds for the
+cost of a record: how much longer it takes than the slowest of epochs with half of its records at most, and all of its
+time. The cost stays as it is while it is between them; the first bound is not known where all epochs are alike. Epochs
+that leave records behind are as large as they may be, and cost what they cost.
 
 As with Kubernetes' HorizontalPodAutoscaler, a job becomes wider when all of a window asked for it, and narrower to the
 most that any moment of a longer window asked for.
@@ -18,14 +19,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_high
 
 from joinery_runtime.job.model.pods import Autoscale
 
 _RATE_SECONDS = 30.0  # over which arrivals are counted
 _EPOCHS = 5  # of whose lower bounds the median counts, so that one slow epoch changes nothing
 _LEFT = 0.1  # of its records, so many were left behind by an epoch that could have read more
-_FORGETS = 1.001  # by so much the shortest epoch becomes longer with each one
+_SMALLER = 10  # epochs with fewer records, of which the slowest tells what an epoch may take beside them
+_DOUBT = 3.0  # where one smaller epoch is known, another may take longer by so many times what it took beside records
 _TOLERANCE = 0.1  # of the load, above what executors can do: as wide from below as from above
 
 
@@ -64,7 +66,8 @@ class Autoscaler:
         self._read = 0
         self._cost: float | None = None
         self._least: deque[float] = deque(maxlen=_EPOCHS)
-        self._shortest = math.inf  # epoch, in seconds
+        # The newest epochs by size, in powers of two: records of one executor, seconds.
+        self._sizes: dict[int, deque[tuple[float, float]]] = {}
         self._arrived: deque[tuple[float, int]] = deque()  # time, records that had arrived by then
         self._wanted: deque[_Second] = deque()
         self._waiting = 0
@@ -75,11 +78,32 @@ class Autoscaler:
         self._read += records
         if not records or not executors:
             return
-        self._shortest = min(seconds, self._shortest * _FORGETS)
-        each = executors / records
-        beside = 0.0 if self._waiting > _LEFT * records else self._shortest
-        self._least.append((seconds - beside) * each)
-        self._cost = min(max(self._cost or 0.0, median(self._least)), seconds * each)
+        each = records / min(executors, records)  # a record is one executor's
+        left = self._waiting > _LEFT * records
+        least = seconds / each if left else self._beyond_smaller(each, seconds)
+        cost = self._cost or 0.0
+        if least is not None:
+            self._least.append(least)
+            cost = max(cost, median_high(self._least))
+        self._cost = min(cost, seconds / each)
+        self._sizes.setdefault(math.frexp(each)[1], deque(maxlen=_SMALLER)).append((each, seconds))
+
+    def _beyond_smaller(self, records: float, seconds: float) -> float | None:
+        """The cost of a record by how much longer an epoch took than the slowest of those that come next to half of its
+        size; None if no such epoch is known. The fewer are known, the slower yet another one may be."""
+        found: list[tuple[float, float]] = []
+        for size in sorted(self._sizes, reverse=True):
+            found += (known for known in self._sizes[size] if known[0] <= records / 2)
+            if len(found) >= _SMALLER:
+                break
+        if not found:
+            return None
+        found.sort(key=lambda known: known[1])
+        enough = len(found) >= _SMALLER
+        each, took = found[-2 if enough else -1]  # one that was slow hides nothing
+        beside = min(max(took - each * (self._cost or 0.0), 0.0) for each, took in found)
+        doubt = 0.0 if enough else beside * _DOUBT / len(found)
+        return (seconds - took - doubt) / (records - each)
 
     def waits(self, records: int) -> None:
         """So many are there and not read, of inputs that may be read."""
@@ -113,7 +137,9 @@ class Autoscaler:
         if least > self.executors and now - since >= up:
             self._become(least, load, by_load=True)
         elif most < self.executors and now - since >= down:
-            self._become(most, load, by_load=True)
+            # Epochs that are all alike show no cost, of a heavy load neither: those of half as many executors may.
+            fewest = 1 if self._least or not load.arriving else self.executors // 2
+            self._become(max(most, fewest), load, by_load=True)
 
     def load(self, executors: int) -> Load:
         """Now, with so many executors that run."""

@@ -1,7 +1,7 @@
-"""Segments close to the tasks: decoded once into uncompressed Arrow files, then memory-mapped by every process.
+"""Caches segments next to the tasks: decoded once into uncompressed Arrow files, then memory-mapped by every process.
 
-A segment is immutable and its key is unique for ever, so a cached copy is never stale. What is missing is loaded from
-the state store; losing a file, or the directory, costs time only.
+A segment is immutable and its key is unique for ever, so a cached copy is never stale. Missing segments are loaded from
+the state store; losing a file, or the directory, costs only time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from joinery_runtime.state.store import SegmentReader
 DEFAULT_MAX_BYTES = 10 << 30
 
 READ_BYTES = 16 << 20
-"""Of blobs that a thread reads at a time: they are in memory twice meanwhile, once in libpq."""
+"""Bytes of blobs that a thread reads at a time: while it does, they are in memory twice, once in libpq."""
 
 _SUFFIX = ".arrow"
-_ABANDONED_SECONDS = 600  # a file that nobody has written to for so long is of a process that died
+_ABANDONED_SECONDS = 600  # a partial file without a write for this long belongs to a process that died
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class _Cached:
 class SegmentCache:
     """One process's view of a cache directory, which other processes on the machine may share.
 
-    The files take `max_bytes` at most, as of the last `retain` of any of the processes: the least recently used go
-    first. A file that was deleted takes its space until no process maps it; each lets go at its own `retain`.
+    After a `retain` of any process the files take `max_bytes` at most: the least recently used are deleted first. A
+    deleted file takes up space until no process maps it; each process unmaps files in its own `retain`.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class SegmentCache:
                 path.unlink(missing_ok=True)
 
     def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
-        """The runs of these segments, in order. What is missing is read in few calls of the store. Raises StateError
-        when the store lacks one."""
-        # Kept here too: an attempt of another epoch, which nobody waits for any more, may let go of them meanwhile.
+        """Returns the runs of these segments, in order. Reads the missing ones in few calls of the store. Raises
+        StateError when the store lacks one."""
+        # Holds the runs itself: a stale attempt of another epoch may meanwhile drop them from the cache.
         found = {s.key: run for s in segments if (run := self._here(s)) is not None}
         missing = {s.key: s for s in segments if s.key not in found}
         for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
@@ -77,16 +77,16 @@ class SegmentCache:
                 found[key] = self.put(key, missing[key].epoch, rows)
         for segment in segments:
             if segment.key not in missing:
-                with suppress(FileNotFoundError):  # another process has evicted it: the mapping stays good
+                with suppress(FileNotFoundError):  # another process has evicted the file: the mapping stays valid
                     os.utime(self._path(segment.key))
         return [found[s.key] for s in segments]
 
     def has(self, key: str) -> bool:
-        """Whether the segment can be had without the store."""
+        """Whether the segment is available without a read from the store."""
         return key in self._open or self._path(key).exists()
 
     def _check(self, meta: SegmentMeta, rows: pa.RecordBatch) -> None:
-        """Raises StateError if the hashes, which were made anew, are not those that the segment was written with."""
+        """Raises StateError if the hashes, which decoding computes again, are not those noted when it was written."""
         hashes = rows.column(HASH)
         if (hashes[0].as_py(), hashes[-1].as_py()) != (meta.hash_min, meta.hash_max):
             raise StateError(
@@ -96,7 +96,7 @@ class SegmentCache:
             )
 
     def put(self, key: str, epoch: int, batch: pa.RecordBatch) -> Run:
-        """Keeps a sorted batch, made in `epoch`, under its segment key, and returns it as a mapping of its file."""
+        """Stores a sorted batch, made in `epoch`, under its segment key, and returns it memory-mapped."""
         path = self._path(key)
         partial = path.with_suffix(f".{uuid.uuid4().hex}")
         try:
@@ -111,9 +111,9 @@ class SegmentCache:
         return cached.run
 
     def retain(self, live: Collection[str], epoch: int) -> None:
-        """Lets go of segments of epochs before `epoch` that are not live: expired, merged, or of an attempt that was
-        never named. What this epoch stages is not live yet and stays. The first call of an epoch, of which each shard
-        makes one, also evicts what is too much: that looks at every file of the directory."""
+        """Drops segments of epochs before `epoch` that are not live: expired, merged, or staged by an attempt that no
+        commit named. Segments staged in this epoch are not live yet, and stay. Only the first call in an epoch evicts
+        files over the limit, because that looks at every file of the directory."""
         for key in [key for key, cached in self._open.items() if cached.epoch < epoch and key not in live]:
             del self._open[key]
             self._path(key).unlink(missing_ok=True)
@@ -135,7 +135,7 @@ class SegmentCache:
             del self._open[key]
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
-        """Those that are still there when they are looked at."""
+        """Lists the files, without those that disappear meanwhile."""
         found = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -144,7 +144,7 @@ class SegmentCache:
         return found
 
     def _here(self, segment: SegmentMeta) -> Run | None:
-        """The run, if it can be had without the store."""
+        """Returns the run if it is available without the store."""
         cached = self._open.get(segment.key)
         if cached is None:
             try:
@@ -159,5 +159,5 @@ class SegmentCache:
 
 
 def _view(epoch: int, source: pa.MemoryMappedFile) -> _Cached:
-    # A buffer of the mapping, in which every read is one of memory: nothing is copied either way.
+    # Reads from one buffer over the mapping, so that every read is a memory access: nothing is copied either way.
     return _Cached(epoch, Run.view(decode(source.read_buffer())))

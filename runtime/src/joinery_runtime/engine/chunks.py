@@ -1,4 +1,4 @@
-"""Rows in chunks of bounded size, made while they are read: no table of all rows of a shard is ever in memory."""
+"""Passes rows on in chunks of bounded size, made on demand: a table of all rows of a shard is never in memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from joinery_runtime.core.table.segment import concat
 
-# A chunk holds at most so many rows and bytes, unless a single batch has more: what is dear once per chunk is cheap per
-# row, and a task's memory is a few chunks.
+# A chunk holds at most this many rows and bytes, unless a single batch has more: enough that a cost per chunk is small
+# per row, and few enough that a task, which holds a few chunks, needs little memory.
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 16 << 20
 
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 def in_chunks(batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
-    """The same rows in fewer batches, and the same result: a step makes a small one for each run that it has probed."""
+    """Combines the batches into fewer, and returns the generator's result. A step makes a small batch per probed
+    run."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     while True:
@@ -38,7 +39,7 @@ def in_chunks(batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.Recor
 
 
 def sliced(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
-    """The same rows in batches of about CHUNK_BYTES and at most CHUNK_ROWS, by the mean size of each batch's rows."""
+    """Cuts the batches to about CHUNK_BYTES and at most CHUNK_ROWS, by the mean row size of each batch."""
     for batch in batches:
         size = max(1, batch.nbytes // max(1, batch.num_rows))
         at_once = max(1, min(CHUNK_ROWS, CHUNK_BYTES // size))
@@ -47,8 +48,8 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None,
 
 
 class MadeRows(Generic[T]):
-    """Rows for a sink (`sinks.base.Rows`) that are made while they are read, and made again if they are read again.
-    `make` gives the batches and then a result, which is what `result` returns."""
+    """Rows for a sink (`sinks.base.Rows`), made on demand and made again for each new read. `make` yields the batches
+    and then returns a result, which `result` hands out."""
 
     def __init__(self, make: Callable[[], Generator[pa.RecordBatch, None, T]]) -> None:
         self._make = make
@@ -57,7 +58,7 @@ class MadeRows(Generic[T]):
         self.count = 0
 
     def any(self) -> bool:
-        """Whether there is a row. What was made to find out is what `to_batches` begins with."""
+        """Whether there is any row. The batch made to find out becomes the first one of `to_batches`."""
         batches = self._batches()
         first = next(batches, None)
         self._begun = None if first is None else chain([first], batches)
@@ -68,7 +69,8 @@ class MadeRows(Generic[T]):
         return self._batches() if begun is None else begun
 
     def result(self) -> T:
-        """Makes the rest of the rows if nobody has read them to the end; `count` says how many there are."""
+        """Returns the result, after making the rest of the rows if no reader has. `count` is then the number of
+        rows."""
         if not self._results:
             for _ in self.to_batches():
                 """Only the result is wanted: a replayed epoch's rows may be in the output already."""

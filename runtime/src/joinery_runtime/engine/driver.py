@@ -1,7 +1,7 @@
 """The epoch loop of one job: acquire, recover, then plan, run and commit one epoch after the other.
 
-Each method is one step of the commit protocol (`engine.protocol`), so a test can stop between any two of them. What an
-epoch makes of the job is worked out by `JobState.after`; here is what asks the store, the host and the sinks.
+Each method is one step of the commit protocol (`engine.protocol`), so a test can stop between any two of them.
+`JobState.after` computes the state after an epoch; this module calls the store, the host and the sinks.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from joinery_runtime.errors import (
     SourceError,
     StateError,
     StoreUnavailable,
+    Unavailable,
 )
 from joinery_runtime.job import PeriodicSavepoints
 from joinery_runtime.sinks.base import Receipt, Sink, Takeover
@@ -63,8 +64,8 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
-    """What a driver works with; `dead_letters` None means that a bad record fails the job (T8), `savepoints` None that
-    it makes none by itself."""
+    """What a driver works with. Without `dead_letters` a bad record fails the job (T8); without `savepoints` the driver
+    makes none by itself."""
 
     store: DriverStore
     planner: Planner
@@ -92,64 +93,69 @@ class Driver:
         )
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
-        # Of the pending plan: whether it may be old, its partitions whose topic is another one by now, and whether a
-        # smaller one may take its place, since nothing of it is visible.
+        # About the pending plan: whether it may be old, its partitions whose topic was replaced by another one, and
+        # whether a smaller plan may take its place, since nothing of it is visible.
         self._recheck = False
         self._gone: frozenset[PartitionRef] = frozenset()
         self._may_shrink = True
-        # At the next plan: whether another job of this name writes to the output.
+        # Whether the next plan has to look for another job of this name that writes to the output.
         self._check_for_duplicate_name = False
 
     @property
     def epoch(self) -> int:
-        """The newest committed epoch, 0 before the first."""
+        """The newest committed epoch; 0 before the first."""
         return self.state.epoch
 
     @property
     def pending(self) -> bool:
-        """Whether an epoch is planned and not committed; after a recovery it is replayed."""
+        """Whether an epoch is planned but not committed; a recovery replays it."""
         return self.state.pending is not None
 
     @property
     def waiting(self) -> tuple[PartitionRef, ...]:
-        """Partitions that are to be read and may be another member's: of the pending plan, which needs all of them, or
-        else those that the newest call of `plan` found not to be ours."""
+        """Partitions to read that another group member may own: those of the pending plan, which needs all of them;
+        without a pending plan, those that the newest call of `plan` found held by others."""
         pending = self.state.pending
         return self._parts.planner.status.not_held if pending is None else pending.partitions
 
     @property
     def paused(self) -> Mapping[str, str]:
-        """Inputs that the newest call of `plan` found not to be read because of a limit, and why."""
+        """Inputs that a limit kept from being read, and why, as of the newest call of `plan`."""
         return self._parts.planner.status.paused
 
     @property
     def backlog(self) -> Mapping[str, int]:
-        """Records per input that the newest call of `plan` found unread."""
+        """Unread records per input, as of the newest call of `plan`."""
         return self._parts.planner.status.backlog
 
     @property
     def held(self) -> int:
-        """Rows of committed epochs that the outputs do not show yet."""
+        """Rows of committed epochs that are not visible in the outputs yet."""
         return sum(sink.held for _, sink in self._sinks())
+
+    def away(self) -> Unavailable | None:
+        """Which input or output does not answer now. Any thread may ask while another method waits for it."""
+        questions = (*(sink.away for _, sink in self._sinks()), self._parts.planner.away)
+        return next((found for ask in questions if (found := ask()) is not None), None)
 
     # --- recover ----------------------------------------------------------------------------------------------------
 
     def recover(self, previous: int | None = None) -> None:
-        """Takes the next generation and everything that is committed. Raises IncompatibleState, StateError.
+        """Takes the next generation, and loads everything that is committed. Raises IncompatibleState, StateError.
 
-        `previous` is the generation of the driver before it in this process: if that one has been fenced meanwhile,
-        another process runs the job, or it was deleted, and it is Fenced here too instead of taking the job back.
+        `previous` is the generation of this process's driver before this one. If that generation is no longer the
+        newest, another process runs the job, or the job was deleted: raises Fenced instead of taking the job back.
         """
         store, name = self._parts.store, self._identity.name
         self.generation = previous or 0
         known = store.record(name)
         if known is not None:
-            # A job or a release that does not fit must not fence the one that runs.
+            # An incompatible job or release must not fence the running one.
             compare_with_state(self._identity, known)
             check_versions(known, MIGRATIONS, STATE_VERSION)
         if previous is not None and (known is None or known.generation != previous):
             raise self._taken_over()
-        self.generation = 0  # until there is an answer, it may be the new one or the old one
+        self.generation = 0  # until the store answers, the generation may be the new one or the old one
         record = store.acquire(name)
         for warning in compare_with_state(self._identity, record):
             self._identity.warn(warning)
@@ -170,27 +176,27 @@ class Driver:
         self._shrink(record)
 
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
-        """Whether rows of the pending epoch are visible."""
+        """Recovers the sinks. Returns whether rows of the pending epoch are visible."""
         visible = False
         store = self._parts.store
         takeover = takeover_of(record, newest, store.claims(record.job), store.identity(), self._identity.warn)
         for sink, receipts in self._receipts(newest.result if newest else {}):
-            # What an earlier definition of the job wrote has been published under that one (`hosts.run`). Without a
-            # signature the job was started anew: what it wrote before is not its own any more.
+            # Output of an earlier definition of the job has been published under that definition (`hosts.run`). Without
+            # a signature the job was started anew, and what it wrote before is no longer its own.
             if newest is not None and record.signature is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
             try:
                 visible |= sink.recover(takeover)
             except SinkError:
-                self._require_ownership()  # to a driver that slept, what a newer one wrote must look wrong
+                self._require_ownership()  # a driver that slept may take a newer driver's output for an error
                 raise
         if takeover.claims:
             store.release_claims(record.job, record.generation)
         return visible
 
     def _shrink(self, record: JobRecord) -> None:
-        """A pending plan that is larger than today's limits becomes a smaller one, of the same epoch: what has run out
-        of memory would do so for ever. All older attempts are fenced by now, and what they staged is swept."""
+        """Replaces a pending plan that is over the present limits by a smaller one for the same epoch: a plan that ran
+        out of memory would do so for ever. All older attempts are fenced by now, and what they staged is swept."""
         pending = self.state.pending
         smaller = self._parts.planner.smaller(pending) if pending is not None and self._may_shrink else None
         if smaller is not None:
@@ -204,7 +210,7 @@ class Driver:
         return [(sink, list(result.get(kind, []))) for kind, sink in self._sinks()]
 
     def _sinks(self) -> Iterator[tuple[str, Sink]]:
-        """By what an epoch's result calls their receipts."""
+        """Yields the sinks, each with the key of its receipts in an epoch's result."""
         yield "output", self._parts.output
         if self._parts.dead_letters is not None:
             yield "dead_letters", self._parts.dead_letters
@@ -212,9 +218,9 @@ class Driver:
     # --- plan -------------------------------------------------------------------------------------------------------
 
     def plan(self, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
-        """The pending plan, or a new one written to the store before anything runs; None: nothing to do, or other
-        members of a consumer group have what is to be read (`waiting`). Without `reads` a new one reads nothing, and
-        there is one only while rows are held. Raises PartitionsLost when it has to join its groups anew,
+        """Returns the pending plan, or a new one, written to the store before anything runs. None: there is nothing to
+        do, or other members of a consumer group hold what is to be read (`waiting`). Without `reads` a new plan reads
+        nothing, and is made only while rows are held. Raises PartitionsLost when the driver has to rejoin its groups,
         DuplicateJobName when a job of the same name with another store writes to the same output."""
         if self._check_for_duplicate_name:
             self._refuse_duplicate_name()
@@ -245,7 +251,8 @@ class Driver:
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:
-        """Fenced in a consumer group: who joins last under a driver's name has it, also an older driver that slept."""
+        """Rejoins the consumer groups if this driver was fenced in one: the last to join under a driver's name owns it,
+        even if that is an older driver that slept."""
         try:
             yield
         except Fenced as error:
@@ -263,7 +270,8 @@ class Driver:
             ) from error
 
     def _refuse_duplicate_name(self) -> None:
-        """Each has markers and transactions of its own, so nothing is lost; a reader of the output gets both."""
+        """Raises DuplicateJobName if another job of this name writes to the output. Each job has its own markers and
+        transactions, so nothing is lost, but a reader of the output gets the rows of both."""
         self._check_for_duplicate_name = False
         other = self._parts.output.other_store()
         if other is not None:
@@ -271,7 +279,8 @@ class Driver:
             raise self._duplicate_name(other, "began to write to this one's output topic after it")
 
     def _duplicate_name(self, other: StoreIdentity | None, did: str) -> DuplicateJobName:
-        """An older driver of this job ends when it asks this store; who comes again and again asks another one."""
+        """The error about a second job of this name. An older driver of this job ends when it asks this store, so one
+        that keeps coming back uses another store."""
         seen = f"the other one's is {other}" if other is not None else "the other one has not told its own"
         return DuplicateJobName(
             f"Two jobs have the name {self._identity.name} on one Kafka, with different state stores",
@@ -292,8 +301,8 @@ class Driver:
     # --- run --------------------------------------------------------------------------------------------------------
 
     def run(self, plan: EpochPlan) -> EpochOutcome:
-        """All tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, PlanTooLarge
-        when the next recovery has to make the plan smaller."""
+        """Runs all tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, and
+        PlanTooLarge when the next recovery has to make the plan smaller."""
         try:
             outcome = self._parts.host.run(self._work(plan))
         except PlanTooLarge as error:
@@ -321,9 +330,9 @@ class Driver:
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def commit(self, plan: EpochPlan, outcome: EpochOutcome, *, last: bool = False) -> EpochReport:
-        """Makes the epoch durable and its output visible, with the plan of the next one if there is work already and
-        this is not the last one. Raises PartitionsLost when a rebalance has taken what it read, LimitReached when the
-        state would grow over a limit that stops the job: the plan stays, to be replayed."""
+        """Makes the epoch durable and its output visible, together with the plan of the next epoch if there is work
+        already and this is not the `last`. Raises PartitionsLost when a rebalance has taken partitions that it read,
+        LimitReached when the state would exceed a limit that stops the job; then the plan stays, to be replayed."""
         self._check_partitions(plan)
         planner, before = self._parts.planner, self.state
         after = before.after(plan, outcome, planner.clocks)
@@ -346,8 +355,8 @@ class Driver:
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
         )
         if plan.checkpoint:
-            # Commits only retire segments: unswept, they would fill the store of a job that runs for weeks.
-            with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint does it
+            # Commits only retire segments: without a sweep they would fill the store of a job that runs for weeks.
+            with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps instead
                 self._parts.store.sweep(self._identity.name, self.generation)
                 self._save_if_due()
         warnings = self._input_warnings.learn(outcome.read.partitions)
@@ -368,7 +377,7 @@ class Driver:
             for kind, sink in self._sinks():
                 result[kind] = [*result[kind], *sink.seal(self.generation, epoch, result[kind], last=last)]
         except SinkError:
-            self._require_ownership()  # what a driver that slept held, a newer one has published
+            self._require_ownership()  # a newer driver may have published what this one held while it slept
             raise
 
     def _publish(self, epoch: int, result: Mapping[str, Any]) -> None:
@@ -419,7 +428,8 @@ class Driver:
             return None  # this epoch's work is done and commits; the next `plan` call meets the error again
 
     def _check_partitions(self, plan: EpochPlan) -> None:
-        """What was read is committed only while its partitions are ours, and still those that were planned."""
+        """Raises PartitionsLost unless this driver still holds the plan's partitions, and they are still the planned
+        ones: only then may the input be committed."""
         planner = self._parts.planner
         with self._in_its_groups():
             if self._gone_now(plan) == self._gone and planner.still_held():
@@ -438,7 +448,7 @@ class Driver:
         except DataLoss:
             raise
         except SourceError:
-            return self._gone  # the broker does not answer any more; this epoch's work is done
+            return self._gone  # the broker no longer answers, but this epoch's work is done
 
 
 def takeover_of(
@@ -448,7 +458,7 @@ def takeover_of(
     store: StoreIdentity,
     warn: Callable[[str], None],
 ) -> Takeover:
-    """What the sinks of a driver that begins with this record are told; `newest` is its newest committed epoch."""
+    """What a driver that begins with this record tells its sinks; `newest` is its newest committed epoch."""
     pending = record.plan if next_action(record) is Action.REPLAY else None
     return Takeover(
         generation=record.generation,

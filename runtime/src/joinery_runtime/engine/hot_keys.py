@@ -1,9 +1,9 @@
-"""The join keys with the most rows in the state: counted where the segments are, after the first epoch of a process
-that has all of a shard's at hand and at checkpoints, and bounded.
+"""Finds the join keys with the most rows in the state, at a bounded cost, in the processes that hold the segments: at
+checkpoints, and once before, after the first epoch in which a process has all segments of a shard in its cache.
 
-A segment is sorted by key hash, so a key's rows in it are one run of equal hashes. Each segment's longest runs are
-found once in a process (it is immutable); the keys among them are then counted in all segments of the shard. A key that
-is among the longest of no single segment is missed, however many segments it is in.
+A segment is sorted by key hash, so a key's rows in it are one run of equal hashes. A process finds each segment's
+longest runs once, since segments are immutable, and then counts their keys in all segments of the shard. A key whose
+run is among the longest in no single segment is missed, however many segments it is in.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from joinery_runtime.core.pipeline.step import KeptRun
 from joinery_runtime.job.model.wording import counted
 
 TOP = 10
-LONGEST_RUNS = 64  # per segment, and per shard after they are put together
+LONGEST_RUNS = 64  # per segment, and per shard once those of its segments are combined
 LONGEST_VALUE = 100  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """A join key of a step (0 is the first) as text (`column=value, ...`, the left side's names) and its rows in the
-    state, of both sides."""
+    """A join key of a step (0 is the first) as text (`column=value, ...`, with the left side's names), and the number
+    of its rows in the state, both sides together."""
 
     key: str
     rows: int
     step: int = 0
 
 
-Part = tuple[int, KeptRun]  # a side, and rows of it
+Part = tuple[int, KeptRun]  # a side and rows of that side
 
 
 class KeyCounter:
-    """Counts the keys of one step in one process; remembers what it found in each segment."""
+    """Counts the keys of one step in one process. Remembers the longest runs of each segment."""
 
     def __init__(self, step: StepSpec) -> None:
         self._step = step
-        # By segment and first hash: of a segment that spans shards, each has a part.
+        # By segment and first hash: each shard holds a part of a segment that spans shards.
         self._longest: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def count(self, kept: Sequence[Part]) -> tuple[KeyRows, ...]:
-        """The TOP keys of these runs, most rows first; of a join on time only there is none."""
+        """Returns the TOP keys of these runs, most rows first; none for a join on time only, which has no keys."""
         filled = [part for part in kept if len(part[1].run)]
         if not filled or self._step.broadcast:
             return ()
@@ -95,7 +95,7 @@ def longest_runs(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     starts = np.concatenate(([0], np.flatnonzero(hashes[1:] != hashes[:-1]) + 1))
     lengths = np.diff(starts, append=len(hashes))
     if len(lengths) > LONGEST_RUNS:
-        # By counting: a partition of so many equal lengths takes twenty times as long.
+        # A counting sort: `np.partition` on so many equal lengths takes twenty times as long.
         at_least = np.cumsum(np.bincount(lengths)[::-1])[::-1]
         shortest = int(np.flatnonzero(at_least >= LONGEST_RUNS)[-1])
         longer, as_long = np.flatnonzero(lengths > shortest), np.flatnonzero(lengths == shortest)
@@ -112,8 +112,8 @@ def _shown(value: pa.Scalar) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HotKeys:
-    """The hot keys after an epoch: `hottest` have the most rows, `too_hot` more rows than the job warns about;
-    `warnings` name keys that have become too hot."""
+    """The hot keys after an epoch: `hottest` have the most rows, `too_hot` have more rows than the job's warning level,
+    `warnings` name keys that have just become too hot."""
 
     hottest: tuple[KeyRows, ...] = ()
     too_hot: tuple[KeyRows, ...] = ()
@@ -121,8 +121,8 @@ class HotKeys:
 
 
 class HotKeyTracker:
-    """The job's hottest keys, from what its shards counted last, by step and shard: no key is in two shards of a step.
-    `warn_above` is by step."""
+    """Keeps the job's hottest keys, from the newest count of each step and shard: no key is in two shards of a step.
+    `warn_above` is a number of rows, by step."""
 
     def __init__(self, warn_above: Mapping[int, int]) -> None:
         self._warn_above = warn_above
@@ -131,8 +131,8 @@ class HotKeyTracker:
         self._warned: set[tuple[int, str]] = set()
 
     def learn(self, shards: int, counted: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> HotKeys:
-        """After an epoch with that many shards, of which these were counted (None: not this time). A key is warned
-        about once until it has fallen below."""
+        """Takes the counts of an epoch with `shards` shards, by step and shard (None: not counted this time). Warns
+        about a key once, and again only after it fell below the level."""
         if shards != self._shards:
             self._shards, self._by_shard = shards, {}
         self._by_shard.update({shard: keys for shard, keys in counted.items() if keys is not None})
@@ -140,7 +140,7 @@ class HotKeyTracker:
         every.sort(key=lambda key: (-key.rows, key.step, key.key))
         too_hot = [key for key in every if key.rows > self._warn_above.get(key.step, key.rows)]
         new = [key for key in too_hot if (key.step, key.key) not in self._warned]
-        if self._by_shard.keys() == counted.keys():  # else some shard has not counted since they were cut anew
+        if self._by_shard.keys() == counted.keys():  # else some shard has yet to count after a rescale
             self._warned.clear()
         self._warned |= {(key.step, key.key) for key in too_hot}
         return HotKeys(tuple(every[:TOP]), tuple(too_hot[:TOP]), tuple(self._warning(key) for key in new))

@@ -1,6 +1,8 @@
-"""When a partition is idle (rule T4): read to its end, and at its end for `idleTimeout` of the job's running time.
+"""Decides when a partition is idle (rule T4): when it has been read to its end, and has stayed there for `idleTimeout`
+of the job's running time.
 
-The end is the high watermark: while a transaction is open, its records are unread, however long it takes."""
+The end is the high watermark: records of an open transaction count as unread, however long the transaction takes.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,16 @@ from typing import Protocol
 from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.sources.base import Bounds, PartitionRef
 
-# An observation that comes later than this after the one before says nothing about the time between: the driver was
-# stopped, or the broker could not be reached.
+# At most this much of the time between two observations counts. In a longer gap the driver was stopped, or the broker
+# could not be reached, so what the partitions held meanwhile is unknown.
 LONGEST_STEP_MS = 5_000
-# Watermarks that go on by the clock (T6) may close rows at every step: one per observation would keep an idle job busy.
+# Watermarks that advance by the clock (T6) may close rows at every step: a step per observation would keep an idle job
+# busy.
 PACE_MS = 1_000
 
 
 class Idleness(Protocol):
-    """Says which partitions are idle; `IdleClock` for running jobs, told by the steps in a trace."""
+    """Says which partitions are idle: `IdleClock` does so for running jobs, and the steps of a trace for that trace."""
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None: ...
 
@@ -28,8 +31,8 @@ class Idleness(Protocol):
 
 
 class IdleClock:
-    """Adds up for how long each partition has been seen at its end. Times are milliseconds of a clock that runs only
-    while the job does, passed in by the caller; a timeout of 0 switches idleness off for the input."""
+    """Adds up how long each partition has been seen at its end. The caller passes times in, in milliseconds of a clock
+    that runs only while the job does. A timeout of 0 switches idleness off for the input."""
 
     def __init__(self, timeouts_ms: Mapping[str, int]) -> None:
         self._timeouts = timeouts_ms
@@ -39,9 +42,9 @@ class IdleClock:
         self._all_idle_at_ms: int | None = None
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
-        """Takes what can be read now. A partition with unread records is not at its end, also where they are of a
-        transaction that is open, nor is one that is not held; one that is not named, because it was deleted, is
-        forgotten."""
+        """Takes what can be read now. A partition with unread records is not at its end, even if they belong to an open
+        transaction, and neither is a partition that is not held. A partition missing from `bounds`, because it was
+        deleted, is forgotten."""
         step = _step(self._observed_ms, now_ms)
         at_end = [bound.partition for bound in bounds if bound.held and bound.at_end]
         known = self._at_end_for
@@ -58,8 +61,8 @@ class IdleClock:
         return {name: tuple(parts) for name, parts in found.items()}
 
     def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
-        """For how long all inputs have been idle (T6), given whether they are now, in steps of PACE_MS. `committed_ms`
-        is what was counted before, by this process or an earlier one, and is committed."""
+        """How long all inputs have been idle (T6), rounded down to PACE_MS. `all_idle` says whether they are idle now;
+        `committed_ms` is the time counted so far, by this process or an earlier one, that is committed."""
         if not all_idle:
             self._all_idle_at_ms = None
             return 0

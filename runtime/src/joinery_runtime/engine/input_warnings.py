@@ -1,10 +1,10 @@
-"""What looks wrong with an input's records, though each of them may be fine: a column that records have no value for,
-records of which none can be used, event times that most likely count another unit. Most often a name, a path or a
-format in the job is not what the topic has, or has no longer.
+"""Warns about inputs whose records look wrong as a whole, though each may be fine: a column without any value, records
+of which none can be used, event times that most likely count another unit. Most often a name, a path or a format in the
+job does not match the topic, or does not match it any more.
 
-It is judged by runs of epochs: how many records in a row lack a value, or are of no use, since the driver started or
-since the last epoch that shows otherwise. After such an epoch a run has to be long, and far longer than any before it:
-a column that few records have is no cause.
+The warnings go by runs of records: how many in a row lack a value, or cannot be used, since the driver started or since
+the last epoch that shows otherwise. After such an epoch, a run has to be long, and far longer than any run before it,
+so that a column which few records have causes no warning.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from joinery_runtime.job.model.wording import counted, listed
 from joinery_runtime.sources.convert import SECONDS_2000, SECONDS_2100
 
 MOST_NAMED = 5  # columns in one message
-LONG_RUN = 1_000  # rows without a value, after some that had one
-LONG_USELESS_RUN = 100  # records of no use, after some that were
-FAR_LONGER = 10  # times the longest run before
+LONG_RUN = 1_000  # rows without a value, after rows that had one
+LONG_USELESS_RUN = 100  # unusable records, after usable ones
+FAR_LONGER = 10  # times the longest earlier run
 _ONE_UNUSABLE, _ONE_DECODED = "the one record read so far cannot", "the one record decoded so far"
 
 
 @dataclass(slots=True)
 class _Run:
-    """Records in a row, up to the newest, of which the same is wrong. `earlier` is the longest run that has ended; None
-    where all records since the driver's start were so."""
+    """The newest records in a row that have the same fault. `earlier` is the length of the longest run that has ended;
+    None if all records since the driver's start have the fault."""
 
     length: int = 0
     earlier: int | None = None
@@ -44,10 +44,10 @@ class _Run:
 
 @dataclass(slots=True)
 class _Input:
-    """What has been read of an input. `empty` has a run for each column that was ever null in all rows of an epoch;
-    `useless` counts records that went to the dead letters or have a null key, in epochs that had no others, by reason
-    in `unusable`, and `first` is one of them; `deletions` of a stream are no rows, and say nothing about the others.
-    `times` are the lowest and the highest event time of the newest epoch that had some."""
+    """What has been read of an input. `empty` has a run for each column that was ever null in all rows of an epoch.
+    `useless` counts records that went to the dead letters or have a null key, in epochs that had no others; `unusable`
+    counts them by reason, and `first` is one of them. `deletions` of a stream give no rows, and prove nothing about the
+    other records. `times` are the lowest and the highest event time of the newest epoch that had any."""
 
     rows_seen: bool = False
     empty: dict[str, _Run] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _Input:
     times: tuple[int, int] | None = None
 
     def add(self, reads: list[PartitionRead]) -> None:
-        """What one epoch has read."""
+        """Adds what one epoch has read."""
         self._add_rows([read for read in reads if read.empty is not None])
         self._add_records(reads)
         lowest = [read.lowest for read in reads if read.lowest is not None]
@@ -105,7 +105,7 @@ class _Input:
         return self.times is not None and self.times[0] >= SECONDS_2000 and self.times[1] < SECONDS_2100
 
     def warning(self, name: str, event_time: str) -> str | None:
-        """In a few sentences."""
+        """The warning about this input in a few sentences; None if nothing looks wrong."""
         said = []
         if self.is_useless:
             what = self.unusable | ({"deleted record": self.deletions} if self.deletions else {})
@@ -137,7 +137,7 @@ class _Input:
 
 
 def _newest(run: _Run, done: str, others: int = 0) -> str:
-    """The records of a run, several, and others between them."""
+    """Names the records of a run (more than one) in words, with `others` between them counted in."""
     count = run.length + others
     return f"{count:,} records {done} so far" if run.earlier is None else f"newest {count:,} records {done}"
 
@@ -147,16 +147,16 @@ def _day(milliseconds: int) -> str:
 
 
 class InputWarnings:
-    """Per input. Each is warned about when it first looks wrong, and again when something else is wrong with it.
-    `event_times` are the inputs' columns with the event time."""
+    """The warnings of all inputs. Warns when an input first looks wrong, and again when something else does.
+    `event_times` names each input's column with the event time."""
 
     def __init__(self, event_times: Mapping[str, str]) -> None:
         self._inputs: dict[str, _Input] = {}
         self._event_times = event_times
-        self._said: set[tuple[str, str]] = set()  # inputs and what is wrong with them
+        self._said: set[tuple[str, str]] = set()  # pairs of an input and what is wrong with it
 
     def learn(self, reads: Iterable[PartitionRead]) -> tuple[str, ...]:
-        """After an epoch has committed: what is new to be said."""
+        """Takes what a committed epoch has read, and returns the new warnings."""
         by_input: dict[str, list[PartitionRead]] = {}
         for read in reads:
             by_input.setdefault(read.partition.input, []).append(read)
@@ -169,13 +169,14 @@ class InputWarnings:
             wrong |= {(name, "event times")} if found.counts_seconds else set()
             if wrong - self._said:
                 new.append(self._warning(name) or "")
-            # What is over is said anew when it comes back: by then its run is far longer. Event times have no runs.
+            # A fault that ended is reported again if it returns: by then its run is far longer. Event times have no
+            # runs.
             self._said = {each for each in self._said if each[0] != name or each[1] == "event times"} | wrong
         return tuple(new)
 
     @property
     def standing(self) -> Mapping[str, str]:
-        """By input what looks wrong now; it is gone once a record shows otherwise."""
+        """By input, the warning that holds now; it goes away once a record shows otherwise."""
         warnings = {name: self._warning(name) for name in self._inputs}
         return {name: warning for name, warning in warnings.items() if warning is not None}
 

@@ -1,8 +1,7 @@
-"""Who a job is to the state store, and what is committed of it, as one frozen value; how that is stored.
+"""A job's identity in the state store and its committed state, as one frozen value, and how both are stored.
 
-`JobState.of` builds it from the store's record, `JobState.after` from the state before an epoch and what the epoch's
-tasks have done; `offsets` and the keys that `staged` and `dropped` name are what the store is asked to write. Nothing
-here does I/O.
+`JobState.of` builds it from the store's record, `JobState.after` from the state before an epoch and the outcome of the
+epoch's tasks. `offsets`, `staged` and `dropped` give what the store is asked to write. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ from joinery_runtime.state.store import EpochRecord, JobRecord
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Who the job is to the state store: its name, the signature that its state must fit (rule M2), and its definition:
-    what decides the rows of an epoch and where they go, so that a plan is replayed under the job that made it."""
+    """Who the job is to the state store: its name, the signature that its state must fit (rule M2), and its definition.
+    The definition is everything that decides the rows of an epoch and where they go; a plan is replayed under the
+    definition that made it."""
 
     name: str
     signature: Mapping[str, Any]
@@ -63,13 +63,13 @@ def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, .
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job's state on its newest committed epoch, and the plan of the next epoch if there is one already.
+    """A job's state after its newest committed epoch, and the plan of the next epoch if there already is one.
 
-    `lineage` names the job's life in the store. `segments` are the live ones, by key. `floors` say, by part of the
-    state, up to where committed epochs have closed it. `removed` counts, by `first_key`, rows of live segments that
-    are no longer part of the state. `co_partitions` is how many partitions the inputs have in common, where they are
-    co-partitioned and something was read. `committed_at_ms` is when the epoch was committed, by the store's clock, as
-    far as a recovery has asked for it.
+    `lineage` names the job's life in the store. `segments` are the live ones, by key. `floors` say up to where
+    committed epochs have closed each part of the state. `removed` counts, by `first_key`, rows of live segments that
+    are no longer part of the state. `co_partitions` is how many partitions co-partitioned inputs have in common, once
+    something was read (else 0). `committed_at_ms` is when the epoch was committed, by the store's clock; only a
+    recovery sets it.
     """
 
     pipeline: Pipeline
@@ -86,7 +86,7 @@ class JobState:
 
     @classmethod
     def of(cls, pipeline: Pipeline, record: JobRecord, newest: EpochRecord | None) -> JobState:
-        """What the store knows of the job; `newest` is the log's entry of the epoch that its state stands on."""
+        """Builds the state from the store's record; `newest` is the log entry of the epoch that the state stands on."""
         floors = stored_floors(record)
         return cls(
             pipeline=pipeline,
@@ -106,7 +106,7 @@ class JobState:
 
     @property
     def remaining(self) -> list[SegmentMeta]:
-        """The live segments; their `rows` are those that are still part of the state."""
+        """The live segments; their `rows` count only rows that are still part of the state."""
         return without_removed(self.segments.values(), self.removed)
 
     @property
@@ -123,7 +123,7 @@ class JobState:
         return self.pipeline.parts()
 
     def needed_by(self, plan: EpochPlan) -> tuple[SegmentMeta, ...]:
-        """Live segments that the plan's tasks look rows up in."""
+        """The live segments in which the plan's tasks look up rows."""
         return tuple(s for s in self.segments.values() if times.needed(self.pipeline, s, plan.horizons))
 
     def horizons(self, now: Times) -> dict[str, Horizon]:
@@ -131,8 +131,7 @@ class JobState:
         return times.horizons(self.pipeline, now, self.floors)
 
     def closes(self, now: Times) -> bool:
-        """Whether an epoch with these times, or one that follows it at once, would emit something without any arrival
-        (T3)."""
+        """Whether an epoch with these times, or one right after it, would emit something without any arrival (T3)."""
         reached = times.settled(self.pipeline, now, self.floors)
         return any(times.closes(self.pipeline, meta, reached) for meta in self.remaining)
 
@@ -142,12 +141,12 @@ class JobState:
         return replace(self, pending=plan)
 
     def raised(self, name: str, watermark: Watermark) -> JobState:
-        """With the input's watermark at least there."""
+        """The same state with the input's watermark raised to at least `watermark`."""
         found = self.inputs[name]
         return replace(self, inputs={**self.inputs, name: replace(found, progress=found.progress.raised(watermark))})
 
     def after(self, plan: EpochPlan, outcome: EpochOutcome, clocks: Mapping[str, InputClock]) -> JobState:
-        """The state once the epoch of this plan is committed; nothing is planned yet."""
+        """The state after the epoch of this plan is committed, with no next epoch planned yet."""
         dropped = self.dropped(plan, outcome)
         segments = {key: s for key, s in {**self.segments, **staged(outcome)}.items() if key not in dropped}
         highest: dict[str, dict[str, int | None]] = {name: {} for name in self.inputs}
@@ -169,8 +168,8 @@ class JobState:
         return replace(after, totals=self.totals.after(plan, outcome, rows))
 
     def dropped(self, plan: EpochPlan, outcome: EpochOutcome) -> set[str]:
-        """Segments that the epoch takes out of the live ones: expired, merged into others, or of no use any more to
-        every shard that has rows of them."""
+        """Segments that the epoch takes out of the live set: expired, merged into others, or no longer needed by any
+        shard that has rows of them."""
         expired = {s.key for s in self.segments.values() if times.expired(self.pipeline, s, plan.horizons)}
         replaced = {key for summary in outcome.shards.values() for key in summary.replaced}
         finished = Counter(key for summary in outcome.shards.values() for key in summary.finished)
@@ -192,7 +191,7 @@ class JobState:
     # --- how it is stored ---------------------------------------------------------------------------------------------
 
     def offsets(self) -> dict[str, bytes]:
-        """By source id, as `of` finds them again."""
+        """The offsets to store, by source id, from which `of` restores this state."""
         removed = {"left": dict(self.removed)} if self.removed else {}
         partitions = {"co_partitions": self.co_partitions} if self.co_partitions else {}
         closed = {"format": FORMAT, "horizons": dict(self.floors)} | removed | partitions
@@ -200,13 +199,13 @@ class JobState:
 
 
 def staged(outcome: EpochOutcome) -> dict[str, SegmentMeta]:
-    """The segments that the epoch makes live, by key."""
+    """The segments that the epoch adds to the live ones, by key."""
     return {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
 
 
 def _pending(pipeline: Pipeline, record: JobRecord, floors: Floors) -> EpochPlan | None:
-    """The plan that is to be replayed. One of a release that stored no horizons is of an inner join, where watermarks
-    imply them."""
+    """The plan to replay, if there is one. Releases that stored no horizons knew inner joins only, where watermarks
+    imply the horizons."""
     if record.plan is None or next_action(record) is not Action.REPLAY:
         return None
     plan = EpochPlan.from_json(record.plan)
@@ -215,37 +214,38 @@ def _pending(pipeline: Pipeline, record: JobRecord, floors: Floors) -> EpochPlan
 
 # --- a record of the store --------------------------------------------------------------------------------------------
 
-HORIZONS = "$horizons"  # beside the inputs' offsets: no input's name starts so
+HORIZONS = "$horizons"  # beside the inputs' offsets: no input's name starts with $
 
 
 def input_offsets(record: JobRecord) -> dict[str, bytes]:
-    """What is stored of the inputs, by name."""
+    """The stored progress of the inputs, by name."""
     return {name: data for name, data in record.offsets.items() if name != HORIZONS}
 
 
 def live_segments(record: JobRecord) -> list[SegmentMeta]:
-    """The state's segments, whose `rows` are those that are still part of it."""
+    """The state's segments, whose `rows` count only rows that are still part of it."""
     return without_removed(record.segments, stored_removed(record))
 
 
 def stored_floors(record: JobRecord | None) -> dict[str, int]:
-    """By part, how far the last committed epoch has closed the state."""
+    """How far the last committed epoch has closed each part of the state."""
     return dict(_closed(record).get("horizons", {}))
 
 
 def stored_removed(record: JobRecord | None) -> dict[str, int]:
-    """By segment (`first_key`), the rows that are no longer part of the state."""
+    """By segment (`first_key`), how many rows are no longer part of the state."""
     return dict(_closed(record).get("left", {}))
 
 
 def stored_co_partitions(record: JobRecord | None) -> int:
-    """How many partitions co-partitioned inputs have in common, for where their rows are; 0: they are not, or nothing
-    was read."""
+    """How many partitions co-partitioned inputs have in common, which decides where their rows are; 0: the inputs are
+    not co-partitioned, or nothing was read."""
     return int(_closed(record).get("co_partitions", 0))
 
 
 def without_removed(segments: Iterable[SegmentMeta], removed: Mapping[str, int]) -> list[SegmentMeta]:
-    """`removed` is by `first_key`: a migration gives segments other keys."""
+    """The segments with `removed` rows taken off their counts, by `first_key`: a migration gives segments other
+    keys."""
     if not removed:
         return list(segments)
     return [replace(meta, rows=meta.rows - removed.get(first_key(meta.key), 0)) for meta in segments]

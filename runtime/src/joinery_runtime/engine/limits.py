@@ -1,9 +1,9 @@
 """Caps on the state of each side of a step (`spec.joins[].limits`): pure decisions over sizes, no I/O, no clock.
 
-`onLimit: fail` stops the job before the commit of an epoch after which a side would have grown over its cap: the plan
-stays, and a start with a higher cap replays it. With `onLimit: pause` the epoch is committed, and no records of that
-side's inputs are read while it is over its cap. Then what lets its rows go has to be read on; where that is paused
-too, nothing would ever change, and the job stops as with `fail`.
+`onLimit: fail` stops the job before it commits an epoch that would take a side over its cap. The plan stays, and a
+start with a higher cap replays it. With `onLimit: pause` the epoch is committed, and no records of that side's inputs
+are read while the side is over its cap. The inputs whose progress releases the side's rows must then go on; if they are
+paused too, nothing would ever change, so the job stops as with `fail`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Cap:
     pauses: bool = False
 
     def over(self, size: StateSize) -> Iterator[tuple[str, int, int]]:
-        """The limits that the size is over: the limit's name, what there is, and the cap."""
+        """Yields each limit that the size exceeds: the limit's name, the size, and the cap."""
         for name, held, cap in (
             ("maxRecords", size.rows, self.max_rows),
             ("maxStateBytes", size.bytes, self.max_bytes),
@@ -41,20 +41,20 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
-    """A job's limits: caps by part of the state, and by step the rows of a key that are worth a warning."""
+    """A job's limits: caps by part of the state, and per step the number of rows of one key that causes a warning."""
 
     caps: Mapping[str, Cap] = field(default_factory=dict)
     hot_keys: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def capped(self) -> bool:
-        """Whether any part may hold so much and no more."""
+        """Whether any part has a cap."""
         return any(cap.max_rows is not None or cap.max_bytes is not None for cap in self.caps.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ExceededCap:
-    """A part that is over its cap: `held` rows or bytes, as `limit` says."""
+    """A part that is over its cap. `limit` says whether `held` and `cap` are rows or bytes."""
 
     part: str
     limit: str
@@ -73,8 +73,8 @@ class ExceededCap:
 def refuse_growth(
     limits: StateLimits, pipeline: Pipeline, before: Mapping[str, StateSize], after: Mapping[str, StateSize], epoch: int
 ) -> None:
-    """Raises LimitReached for a part that this epoch makes larger than its cap, where that is to stop the job. One that
-    was over it already, after an edit, may shrink."""
+    """Raises LimitReached if this epoch takes a part with `onLimit: fail` over its cap. A part that was over it before,
+    because the job was edited, may shrink."""
     for part, cap in limits.caps.items():
         if cap.pauses:
             continue
@@ -105,8 +105,8 @@ def _limit_reached(pipeline: Pipeline, over: ExceededCap, why: str) -> LimitReac
 
 @dataclass(frozen=True, slots=True)
 class InputActivity:
-    """The inputs when a plan is made: those with unread records, idle ones (T4), those that have ended, and all
-    watermarks."""
+    """The inputs at the time of planning: those with unread records, idle ones (T4), those that have ended, and the
+    watermarks of all."""
 
     unread: Collection[str]
     idle: Collection[str]
@@ -115,7 +115,7 @@ class InputActivity:
 
 
 class Pauses:
-    """What caps that pause mean to the next plan, given the live segments."""
+    """What caps with `onLimit: pause` mean for the next plan, given the live segments."""
 
     def __init__(self, limits: StateLimits, pipeline: Pipeline, segments: Collection[SegmentMeta]) -> None:
         pausing = {part: cap for part, cap in limits.caps.items() if cap.pauses}
@@ -124,17 +124,18 @@ class Pauses:
         self.over = tuple(ExceededCap(part, *found) for part, cap in pausing.items() for found in cap.over(sizes[part]))
 
     def inputs(self) -> dict[str, str]:
-        """The inputs that are not read, and why."""
+        """The paused inputs, each with the reason."""
         return {name: over.words(self._pipeline) for over in reversed(self.over) for name in self._paused_by(over)}
 
     def shrinks(self, horizons: Horizons) -> bool:
-        """Whether an epoch with these horizons drops segments of a part that is over its cap, whatever is read."""
+        """Whether an epoch with these horizons drops segments of a part that is over its cap, whatever it reads."""
         parts = {over.part for over in self.over}
         mine = (meta for meta in self._segments if meta.part.removesuffix(MARKS) in parts)
         return any(times.expired(self._pipeline, meta, horizons) for meta in mine)
 
     def stuck(self, activity: InputActivity) -> LimitReached | None:
-        """Why records can never be read any more: what would let rows of the part go is paused too, or idle."""
+        """Why unread records can never be read: the inputs that would release rows of the part are paused too, or idle.
+        None if there are no such records."""
         progressing = self._progressing(activity)
         for over in self.over:
             waiting = [name for name in self._paused_by(over) if name in activity.unread and name not in progressing]
@@ -145,7 +146,7 @@ class Pauses:
         return None
 
     def _progressing(self, activity: InputActivity) -> set[str]:
-        """Inputs that are read on, now or after others have been."""
+        """Inputs that will still be read, now or after others have been."""
         everything = {found.name for found in self._pipeline.inputs}
         progressing = (everything - self.inputs().keys() - set(activity.idle)) | set(activity.ended)
         paused = everything - set(activity.idle)
@@ -163,6 +164,6 @@ class Pauses:
         return step.sides[side].inputs
 
     def _releasing(self, part: str, activity: InputActivity) -> set[str]:
-        """The inputs that have to go on so that rows of the part go (docs/architecture.md, "Horizons")."""
+        """The inputs whose progress releases rows of the part (docs/architecture.md, "Horizons")."""
         step, side = self._pipeline.side(part)
         return step.kind.released_by(step, side, activity.watermarks)

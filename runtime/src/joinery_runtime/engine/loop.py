@@ -1,11 +1,12 @@
-"""Runs a driver until it is told to stop or all inputs have ended; waits for outside systems that are away."""
+"""Runs a driver until a stop is requested or all inputs have ended; waits while outside systems are unreachable."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event
+from threading import Event, Thread
 from typing import Literal, TypeVar
 
 from joinery_runtime.engine.driver import Driver
@@ -25,13 +26,14 @@ from joinery_runtime.job.model.wording import counted
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
 # A try is one connection: cheap enough for a job to go on within seconds when a system is back.
 RECOVER_FIRST_S, RECOVER_LAST_S = 0.5, 4.0
+ASK_AFTER_S = 2.0  # a step that takes longer may wait for a system that is away
 WAITING_NOTICE = 40  # polls at POLL_LAST_S until a plan that waits for its partitions is worth a word
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
-    """A committed epoch and how long it took, from plan to commit, in seconds: `ran` of them for its tasks,
-    `committing` for the commit and the plan of the next epoch."""
+    """A committed epoch and the `seconds` that it took from plan to commit: `ran` for its tasks, `committing` for the
+    commit and the plan of the next epoch."""
 
     report: EpochReport
     seconds: float
@@ -41,7 +43,7 @@ class CommittedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An outside system is away, since then (seconds since 1970). The next try is after `pause` seconds."""
+    """An outside system, unreachable since `since` (seconds since 1970). The next try is after `pause` seconds."""
 
     error: Unavailable
     since: float
@@ -64,7 +66,8 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class JobListener:
-    """What the loop calls, from its thread."""
+    """What the loop calls, from its own thread. `waiting` and `recovered` may also come from another thread while the
+    loop's thread waits."""
 
     started: Callable[[Driver], None]  # after recovery
     committed: Callable[[CommittedEpoch], None]
@@ -89,20 +92,49 @@ class Outages:
         self._outage: Outage | None = None
 
     def wait(self, error: Unavailable) -> None:
-        """One pause, which ends early when the job is stopped."""
+        """Pauses once; a stop of the job ends the pause early."""
+        self._stop.wait(self._told(error).pause)
+
+    def _told(self, error: Unavailable) -> Outage:
         same = self._outage is not None and self._outage.error.system == error.system
         since = self._outage.since if same and self._outage is not None else self._wall()
         self._outage = Outage(error, since, self._pauses.next())
         self._listener.waiting(self._outage)
-        self._stop.wait(self._outage.pause)
+        return self._outage
+
+    @contextmanager
+    def watching(self, ask: Callable[[], Unavailable | None]) -> Iterator[None]:
+        """Reports outages during a step that itself waits for outside systems, for minutes: within seconds of their
+        start, and when they are over. Another thread calls `ask`, which returns what does not answer."""
+        over = Event()
+        thread = Thread(target=self._watch, args=(ask, over), name="joinery-outages", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _watch(self, ask: Callable[[], Unavailable | None], over: Event) -> None:
+        pause, told = ASK_AFTER_S, False
+        while not over.wait(pause):
+            error = ask()
+            if over.is_set():
+                return  # the outcome of the step says more
+            if error is not None:
+                pause, told = self._told(error).pause, True
+            elif told:
+                self._pauses.reset()
+                self._back()
+                pause, told = ASK_AFTER_S, False
 
     def over(self) -> None:
-        """All systems have answered."""
+        """Ends the outage: all systems have answered."""
         self._pauses.reset()
         self._back()
 
     def recovered(self) -> None:
-        """The store has answered; of the others nothing is known yet."""
+        """The store has answered; the state of the other systems is unknown."""
         if self._outage is not None and isinstance(self._outage.error, StoreUnavailable):
             self._back()
 
@@ -112,7 +144,7 @@ class Outages:
             self._outage = None
 
     def until_there(self, action: Callable[[], Result]) -> Result | None:
-        """What the action returns once the systems are there that it needs; None if the stop came first."""
+        """Repeats the action until the systems it needs answer, and returns its result; None if the stop came first."""
         while not self._stop.is_set():
             try:
                 return action()
@@ -133,15 +165,17 @@ def run_until_stopped(
     settle: bool = False,
 ) -> None:
     """Returns after the epoch during which `stop` was set, or when every input has ended; with `settle`, as soon as no
-    plan is pending. An Unavailable makes a new driver that recovers as after a crash, for as long as it takes, unless
-    another process has taken the job over meanwhile. It is raised only after the stop: nothing is waited for then."""
+    plan is pending. After an Unavailable, a new driver recovers as after a crash, however long that takes, unless
+    another process has taken the job over meanwhile. Once `stop` is set, nothing is waited for, and an Unavailable is
+    raised."""
     previous: int | None = None
     while True:
         driver = make_driver()
         try:
-            driver.recover(previous)
+            with outages.watching(driver.away):
+                driver.recover(previous)
             outages.recovered()
-            return _DriverLoop(driver, planner, stop, listener).go(outages, settle=settle)
+            return _DriverLoop(driver, planner, stop, listener, outages).go(settle=settle)
         except PlanTooLarge as error:
             previous = driver.generation
             listener.warned(str(error))
@@ -153,19 +187,20 @@ def run_until_stopped(
 
 
 class _DriverLoop:
-    """One driver, from its recovery on."""
+    """Runs one driver, starting with its recovery."""
 
-    def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: JobListener) -> None:
+    def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: JobListener, outages: Outages) -> None:
         self._driver, self._planner, self._stop, self._listener = driver, planner, stop, listener
+        self._outages = outages
         self._polls = Backoff(POLL_FIRST_S, POLL_LAST_S)
         self._paused: frozenset[str] = frozenset()
 
-    def go(self, outages: Outages, *, settle: bool) -> None:
+    def go(self, *, settle: bool) -> None:
         self._listener.started(self._driver)
         while not self._stop.is_set() and not (settle and not self._driver.pending):
             committed = self._epoch(settle=settle)
-            if committed or not self._driver.pending:  # a plan that was there already asks no input
-                outages.over()
+            if committed or not self._driver.pending:  # a plan that was already pending asks no input
+                self._outages.over()
             if committed:
                 self._polls.reset()
             elif self._planner.status.finished and not self._driver.pending:
@@ -173,12 +208,12 @@ class _DriverLoop:
             else:
                 self._wait()
         if self._stop.is_set() and self._driver.pending:
-            self._epoch(settle=True)  # the stop came while it was being planned; nothing planned is left behind
+            self._epoch(settle=True)  # the stop came during planning; no plan is left behind
         self._show_held()
 
     def _show_held(self) -> None:
-        """An epoch without rows publishes what the outputs hold: nobody knows when the next run will be. After a stop
-        it has to succeed at once."""
+        """Publishes the rows that the outputs hold, by an epoch that reads nothing: nobody knows when the next run will
+        be. After a stop that epoch has to succeed at once."""
         while self._driver.held and not self._driver.pending:
             rows, stopped = self._driver.held, self._stop.is_set()
             try:
@@ -194,18 +229,20 @@ class _DriverLoop:
             self._wait()
 
     def _epoch(self, *, settle: bool, reads: bool = True) -> bool:
-        """Whether one was committed."""
+        """Plans and runs an epoch if there is work; returns whether one was committed."""
         started = time.monotonic()
         try:
-            plan = self._driver.plan(reads=reads)
+            with self._outages.watching(self._driver.away):
+                plan = self._driver.plan(reads=reads)
             self._polled()
             if plan is None:
                 return False
             planned = time.monotonic()
-            outcome = self._driver.run(plan)
-            ran = time.monotonic()
-            report = self._driver.commit(plan, outcome, last=settle or self._stop.is_set())
-            ended = time.monotonic()
+            with self._outages.watching(self._driver.away):
+                outcome = self._driver.run(plan)
+                ran = time.monotonic()
+                report = self._driver.commit(plan, outcome, last=settle or self._stop.is_set())
+                ended = time.monotonic()
         except PartitionsLost as error:
             self._listener.retrying(error, POLL_LAST_S)
             return False

@@ -1,10 +1,10 @@
-"""Brings watermarks of a stopped job down, so that nothing that has gone out goes out once more.
+"""Lowers the watermarks of a stopped job without emitting anything twice.
 
-A watermark that was too high has closed what it should not have closed: rows went out padded, windows and sessions went
-out. A horizon says which, and nothing else does: under a lower one, rows that are still stored (a segment is dropped
-whole) would count as not closed. So a segment that holds such rows is written anew without them, and the horizons may
-fall as far as the lower watermarks say (docs/decisions/0027). What has gone is gone: a row that comes from now on
-matches what is still there.
+A watermark that was too high has closed too much: rows went out padded, and windows and sessions went out. Only the
+horizon records which. Segments are dropped whole, so closed rows may still be stored, and a lower horizon would count
+them as open. So segments that hold such rows are rewritten without them, and then the horizons may fall as far as the
+lower watermarks say (docs/decisions/0027). What has gone out is gone: a row that arrives from now on matches only what
+is still stored.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from joinery_runtime.state.store import JobRecord, StateReader
 
 @dataclass(frozen=True, slots=True)
 class LoweredState:
-    """What the store gets: `inputs` with their new progress, how far each part of the state counts as closed, keys of
-    segments that are `replaced`, and those that take their places."""
+    """What to write to the store: `inputs` with their new progress, `floors` up to which each part of the state counts
+    as closed, the keys of `replaced` segments, and the segments `written` in their place."""
 
     inputs: Mapping[str, InputState]
     floors: Mapping[str, int]
@@ -54,9 +54,9 @@ class LoweredState:
 def lower_watermarks(
     job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, wanted: Mapping[str, int]
 ) -> LoweredState:
-    """`wanted` are the watermarks by input, in ms. Reads the segments that have to be written anew, one at a time.
-    Raises JoineryError where an input has ended, or a row is in windows that have gone out and in others that have
-    not."""
+    """Computes the state under the `wanted` watermarks (by input, in ms). Reads the segments that need a rewrite, one
+    at a time. Raises JoineryError if an input has ended, or if a row is both in windows that have gone out and in
+    windows that have not."""
     states = input_states((side.name for side in job.inputs), record)
     delays = {side.name: side.watermark.delay for side in job.inputs}
     inputs = {name: _lowered(name, states[name], at, delays[name]) for name, at in wanted.items()}
@@ -65,7 +65,9 @@ def lower_watermarks(
     implied = times.horizons(pipeline, now, {})
     lowered = {part: min(floor, at) for part, floor in floors.items() if (at := implied[part].current) is not None}
     rewriting = _Rewriting(job, pipeline, record, store, floors)
-    affected = [meta for meta in live_segments(record) if _would_close(pipeline, meta, floors, lowered)]
+    # What has gone out may go out again when the horizons rise once more to where they are.
+    risen = {part: Horizon(lowered.get(part), floor) for part, floor in floors.items()}
+    affected = [meta for meta in live_segments(record) if times.closes(pipeline, meta, risen)]
     written = [segment for number, meta in enumerate(affected) for segment in rewriting.of(meta, number)]
     return LoweredState(inputs, lowered, tuple(meta.key for meta in affected), tuple(written))
 
@@ -81,19 +83,8 @@ def _lowered(name: str, state: InputState, at: int, delay: int) -> InputState:
     return replace(state, progress=replace(progress, highest=highest, watermark=watermark, idle_from=None, idle_ms=0))
 
 
-def _would_close(pipeline: Pipeline, meta: SegmentMeta, floors: Mapping[str, int], lowered: Mapping[str, int]) -> bool:
-    """Whether rows of the segment that have gone out may go out again when the horizons rise once more."""
-    step, side = pipeline.side(meta.part)
-    spec = step.sides[side]
-    part = spec.complete if spec.complete in floors else spec.part
-    moved = Horizon(lowered.get(part), floors.get(part))
-    if moved.current is None or moved.current == moved.previous or meta.part == spec.marks_part:
-        return False
-    return step.kind.closes(step, side, meta, moved)
-
-
 class _Rewriting:
-    """Reads what has to be written anew."""
+    """Rewrites segments without the rows that have gone out."""
 
     def __init__(
         self, job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, floors: Mapping[str, int]
@@ -102,7 +93,7 @@ class _Rewriting:
         self._marks: dict[str, list[pa.RecordBatch]] = {}
 
     def of(self, meta: SegmentMeta, number: int) -> Iterable[tuple[SegmentMeta, bytes]]:
-        """The segment without rows that have gone out; nothing if there is no other row."""
+        """Yields the segment without the rows that have gone out; nothing if no row is left."""
         step, side = self._pipeline.side(meta.part)
         spec = step.sides[side]
         kept = self._read(meta, spec.marks_part if spec.marks else None)

@@ -1,4 +1,4 @@
-"""Marks of rows: one bit per row of a segment, in its column and in segments of marks that came later."""
+"""Marks of stored rows: one bit per row of a segment, kept in a column of the segment and in later mark segments."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from joinery_runtime.engine.cache import SegmentCache
 
 @dataclass(slots=True)
 class _Marked:
-    """bool[rows of the segment], and the segments of marks that are in it."""
+    """`rows` is bool[rows of the segment]; `applied` names the mark segments that it includes."""
 
     rows: np.ndarray
     applied: set[str] = field(default_factory=set)
 
 
 class MarkCache:
-    """The committed marks of segments that this process has read; never what an attempt has only staged."""
+    """The committed marks of segments that this process has read, never those that an attempt has only staged."""
 
     def __init__(self, cache: SegmentCache) -> None:
         self._cache = cache
@@ -32,7 +32,7 @@ class MarkCache:
         self._by_segment: dict[str, Mapping[str, np.ndarray]] = {}
 
     def marked(self, segment: SegmentMeta, run: Run, marks: Iterable[SegmentMeta]) -> np.ndarray:
-        """bool[n] for the whole run of a segment; `marks` are the live segments of marks of its part."""
+        """Returns bool[n] for the whole run of a segment; `marks` are the live mark segments of its part."""
         column = run.batch.column(MARK).to_numpy(zero_copy_only=False)
         known = self._marked.setdefault(segment.key, _Marked(np.array(column)))
         new = [meta for meta in marks if meta.key not in known.applied]
@@ -42,7 +42,7 @@ class MarkCache:
         return known.rows
 
     def useless(self, marks: Sequence[SegmentMeta], live: Collection[str]) -> set[str]:
-        """Keys of those segments of marks in which no row of the `live` segments is marked."""
+        """Keys of the mark segments that mark no row of the `live` segments."""
         names = {first_key(key) for key in live}
         found = zip(marks, self._rows_of(marks), strict=True)
         return {meta.key for meta, rows in found if rows.keys().isdisjoint(names)}
@@ -53,7 +53,7 @@ class MarkCache:
                 del known[key]
 
     def _rows_of(self, marks: Sequence[SegmentMeta]) -> list[Mapping[str, np.ndarray]]:
-        # As in `SegmentCache.get`, another thread may let go of them meanwhile.
+        # Holds the rows itself, as `SegmentCache.get` does: another thread may drop them from the cache meanwhile.
         found = {meta.key: rows for meta in marks if (rows := self._by_segment.get(meta.key)) is not None}
         new = [meta for meta in marks if meta.key not in found]
         for meta, run in zip(new, self._cache.get(new), strict=True):
@@ -62,7 +62,7 @@ class MarkCache:
 
 
 def _grouped(marks: pa.RecordBatch) -> dict[str, np.ndarray]:
-    """Row numbers by the first key of their segment."""
+    """Groups row numbers by the first key of their segment."""
     names = marks.column(SEGMENT).dictionary_encode()
     keys, group_of = np.unique([first_key(name) for name in names.dictionary.to_pylist()], return_inverse=True)
     groups = group_of[names.indices.to_numpy()]
@@ -72,7 +72,7 @@ def _grouped(marks: pa.RecordBatch) -> dict[str, np.ndarray]:
 
 
 def marks_run(kept: Iterable[KeptRun], found: Mapping[str, np.ndarray]) -> Run | None:
-    """A segment of marks: `found` gives row numbers by segment, of which `kept` holds the rows."""
+    """Makes a mark segment. `found` has row numbers by segment, and `kept` holds the rows of these segments."""
     batches = [_marks_of(run, found[run.segment]) for run in kept if run.segment in found]
     return Run.sort(concat(batches)) if batches else None
 
@@ -89,7 +89,7 @@ def _marks_of(kept: KeptRun, numbers: np.ndarray) -> pa.RecordBatch:
 
 
 def marks_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:
-    """The marks of these runs whose segment is still live."""
+    """The marks in these runs whose segment is still live."""
     keys = {first_key(key) for key in live}
     found = []
     for run in runs:

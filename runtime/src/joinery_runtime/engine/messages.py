@@ -1,4 +1,4 @@
-"""The values that travel between the driver and its tasks: work out, summaries back. All of them pickle."""
+"""The values that travel between the driver and its tasks: work goes out, summaries come back. All of them pickle."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from joinery_runtime.sources.base import PartitionRef
 
 TRANSACTION_POINTS = ("transaction-begun", "transaction-sent", "transaction-committed")
 CRASH_POINTS = ("planned", "reading", "staged", *TRANSACTION_POINTS, "output-written", "before-commit", "after-commit")
-"""Where a test may kill a driver, in the order of an epoch; an epoch reaches those of a transaction where its output is
-transactional in Kafka."""
+"""Where a test may kill a driver, in the order of an epoch. An epoch reaches the points of a transaction only if its
+output is transactional in Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class FaultPoint:
 
 @dataclass(frozen=True, slots=True)
 class EpochWork:
-    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks, `lineage`
-    names the job's life in the store, `gone` are planned partitions that cannot be read any more and need not be.
-    `allowed` is how many bytes of undecoded records a range may give: with more, the epoch is too large to go on.
-    `merge_all`: what is to be merged is merged in this epoch, since a limit of the state counts what is left."""
+    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks. `lineage`
+    names the job's life in the store. `gone` are planned partitions that can no longer be read and need not be.
+    `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to go on.
+    `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave."""
 
     generation: int
     plan: EpochPlan
@@ -68,10 +68,11 @@ class EpochWork:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
-    """What reading one range gave: `records` read, of `bytes` undecoded, `rows` that go on, event times of all readable
-    rows (ms), `dropped` by reason, `dead` records for the dead-letter output and the first of them in words, `lost`
-    offsets that the broker had deleted since they were planned (`onDataLoss: continue`). `decoded` rows came of the
-    records, deletions of a table not counted, and `empty` columns are null in all of them (None: there are none)."""
+    """What reading one range gave: `records` read, their undecoded `bytes`, the `rows` that go on, the `lowest` and
+    `highest` event time of all readable rows (ms), rows `dropped` by reason, `dead` records for the dead-letter output
+    with the first of them in words, and `lost` offsets that the broker deleted after they were planned (`onDataLoss:
+    continue`). `decoded` counts the rows decoded, without deletions of a table. `empty` columns are null in all of
+    these rows (None: there are no such rows)."""
 
     partition: PartitionRef
     records: int = 0
@@ -95,7 +96,7 @@ class ReadSummary:
 
 @dataclass(frozen=True, slots=True)
 class PartCounts:
-    """What an attempt did to one part of the state: rows that joined it, and arrivals that were looked up in it."""
+    """What an attempt did to one part of the state: rows added to it, and arrivals that were looked up in it."""
 
     stored: int = 0
     lookups: int = 0
@@ -105,14 +106,14 @@ class PartCounts:
 class ShardSummary:
     """One attempt of one step in one shard.
 
-    `rows_in` are rows of inputs, `rows_taken` rows of the step before, `rows_handed` those for the next one, `rows_out`
-    those for the output. `dropped` counts per input and reason; `staged` segments are new, `replaced` ones are merged
-    into them, of `finished` ones no row of this shard is needed any more. `hottest` are the keys with the most rows in
-    the state before the epoch, None where they were not counted. `removed` counts, by segment, rows that are no longer
-    part of the state although the segment goes on (sessions that went out or were replaced). `after_eviction` counts
-    per input rows that were accepted when partners of them may have been gone; `behind` says per input with late rows
-    how far the furthest was behind its watermark (ms). `dead` counts per input late records that the step has found for
-    the dead letters.
+    `rows_in` counts rows of inputs, `rows_taken` rows of the step before, `rows_handed` rows for the next step,
+    `rows_out` rows for the output. `dropped` counts per input and reason. `staged` segments are new, `replaced` ones
+    are merged into them, and `finished` ones have no row of this shard that is still needed. `hottest` are the keys
+    with the most rows in the state before the epoch; None if they were not counted. `removed` counts, by segment, rows
+    that are no longer part of the state although the segment stays (sessions that went out or were replaced).
+    `after_eviction` counts, per input, rows that were accepted when some of their partners may already have been gone.
+    `behind` says, per input with late rows, how far the latest of them was behind its watermark (ms). `dead` counts,
+    per input, late records that the step has found for the dead letters.
     """
 
     step: int
@@ -137,7 +138,7 @@ class ShardSummary:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """An error of ours, carried to the driver as a value so that it arrives with its own type and words."""
+    """One of our errors, carried to the driver as a value so that it arrives with its own type and text."""
 
     error: JoineryError
 

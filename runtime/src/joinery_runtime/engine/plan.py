@@ -1,8 +1,8 @@
 """The epoch plan and the progress of inputs: the two documents that outlive a driver, and their JSON.
 
-A plan fixes everything that decides an epoch's rows: ranges, watermarks, shard count. It is in the state store before
-the first task runs and is replayed as it stands after a crash. Both documents carry a format number; a number that is
-not known is refused.
+A plan fixes everything that decides an epoch's rows: ranges, watermarks, shard count. It is written to the state store
+before the first task runs and is replayed unchanged after a crash. Both documents carry a format number; an unknown
+number is refused.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ format that it was written with: earlier releases refuse a plan of this one, and
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """One epoch, decided. `watermarks` are those in force in the epoch (T3), `idle` names idle partitions per input,
-    `ended` the inputs that had been read to their final end before it, `checkpoint` asks for compaction, `lost` counts
+    """One epoch, decided. `watermarks` are those in force in the epoch (T3). `idle` names idle partitions per input,
+    `ended` the inputs that had been read to their final end before it. `checkpoint` asks for compaction. `lost` counts
     per partition the records that the broker had deleted before they were read (`onDataLoss: continue`). `stops` and
-    `topic_ids` (by input, then topic; "" for one that is no more) are what this plan is the first to know. `horizons`
-    say, per part of the state, what the epoch closes; `highest` is the highest event time per input that earlier epochs
-    have read; `tables_read` names the tables that have been read to their first end with this epoch (A4). `max_future`
-    is by input how far ahead an event time may be (ms, T11); inputs that are not named take any. `pace` is, by input
-    that goes on while all are idle (T6), from which watermark and for how many milliseconds. `co_partitions` is how
-    many partitions the inputs have in common, where they are co-partitioned (else 0). `format` is that of the release
-    that made the plan."""
+    `topic_ids` (by input, then topic; "" for a deleted topic) hold what this plan is the first to know. `horizons` say
+    what the epoch closes in each part of the state. `highest` is the highest event time per input that earlier epochs
+    have read. `tables_read` names the tables that this epoch has read to their first end (A4). `max_future` is, by
+    input, how far ahead an event time may be (ms, T11); inputs that are not named take any. `pace` gives, for each
+    input whose watermark advances while all are idle (T6), the watermark to start from and the milliseconds since.
+    `co_partitions` is how many partitions co-partitioned inputs have in common (else 0). `unplanned` names the inputs
+    with a partition for which no plan has fixed a start: the consumer group has not assigned it to this job yet.
+    `format` is that of the release that made the plan."""
 
     epoch: int
     shards: int
@@ -55,6 +56,7 @@ class EpochPlan:
     max_future: Mapping[str, int] = field(default_factory=dict)
     pace: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     co_partitions: int = 0
+    unplanned: tuple[str, ...] = ()
     format: int = PLAN_FORMAT
 
     @property
@@ -88,6 +90,7 @@ class EpochPlan:
             "max_future": dict(self.max_future),
             "pace": {name: list(pace) for name, pace in self.pace.items()},
             **({"co_partitions": self.co_partitions} if self.co_partitions else {}),
+            **({"unplanned": list(self.unplanned)} if self.unplanned else {}),
         }
 
     @classmethod
@@ -112,14 +115,15 @@ class EpochPlan:
             max_future=dict(doc.get("max_future", {})),
             pace={name: (start, idle_ms) for name, (start, idle_ms) in doc.get("pace", {}).items()},
             co_partitions=doc.get("co_partitions", 0),
+            unplanned=tuple(doc.get("unplanned", [])),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class InputState:
     """Where one input stands after the newest committed epoch: next offset per partition, event-time progress, where
-    its partitions stop if it is bounded, and which topic its offsets are of (a name may be given to another one).
-    `first_read`: it is a table, and has been read to where it ended at the very first start."""
+    its partitions stop if it is bounded, and the id of the topic that its offsets belong to (another topic may get the
+    same name). `first_read`: the input is a table, and has been read to where it ended at the very first start."""
 
     positions: Mapping[PartitionRef, int] = field(default_factory=dict)
     progress: InputProgress = field(default_factory=InputProgress)
@@ -132,16 +136,17 @@ class InputState:
         return StoredOffsets(self.positions, self.stops, self.topic_ids)
 
     def after(self, plan: EpochPlan, name: str, highest: Mapping[str, int | None], clock: InputClock) -> InputState:
-        """After this epoch; `highest` are the event times that its rows reached, per `partition_id`.
+        """The state after this epoch; `highest` are the event times that its rows reached, per `partition_id`.
 
-        What its rows imply is settled here, with the idle partitions of its own plan: should all partitions be idle
-        when the next plan is made, it must not be forgotten (T1: a watermark never goes back).
+        The watermark that the rows imply is settled here, with the idle partitions of this plan. If all partitions are
+        idle when the next plan is made, that watermark must not be forgotten (T1: a watermark never goes back). Nothing
+        is settled while a partition waits for its first plan: its rows are still to come.
         """
         ranges = {r.partition: r.end_exclusive for r in plan.ranges if r.partition.input == name}
         seen = {partition_id(ref): None for ref in ranges} | dict(highest)
         known = self._without_former(plan.topic_ids.get(name, {}))
         progress = known.progress.raised(plan.watermarks.get(name)).saw(seen)
-        if not clock.explicit:
+        if not clock.explicit and name not in plan.unplanned:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
         if any(r.start < r.end_exclusive for r in plan.ranges):
             progress = replace(progress, idle_from=None, idle_ms=0)
@@ -154,7 +159,7 @@ class InputState:
         return replace(known, positions=positions, progress=progress, stops=stops, first_read=first_read)
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
-        """With these ids, and without what was stored of topics that had other ones."""
+        """The state with these topic ids, and without what was stored about topics that had other ids."""
         former = {topic for topic, new in topic_ids.items() if not new or new != self.topic_ids.get(topic, new)}
         ids = {topic: known for topic, known in {**self.topic_ids, **topic_ids}.items() if known}
         positions, stops = (
@@ -197,13 +202,13 @@ def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:
 
 
 def input_states(names: Iterable[str], record: JobRecord | None) -> dict[str, InputState]:
-    """Where a job's inputs stand by what is stored of them; what is not stored starts anew."""
+    """Where a job's inputs stand according to the record; an input that is not stored starts anew."""
     stored = record.offsets if record is not None else {}
     return {name: InputState.from_bytes(name, stored[name]) if name in stored else InputState() for name in names}
 
 
 def partition_id(ref: PartitionRef) -> str:
-    """How a partition is named inside one input's progress: unique in the input."""
+    """The partition's name in its input's progress: unique within the input."""
     return f"{ref.topic}/{ref.partition}"
 
 

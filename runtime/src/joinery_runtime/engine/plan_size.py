@@ -1,7 +1,7 @@
-"""How large a plan is, in records and bytes, and a smaller plan in its place where it is too large.
+"""Estimates how large a plan is, in records and bytes, and makes a smaller plan if it is too large.
 
-What a record weighs is learned from the epochs that have read it. A plan fixes ranges before anybody has read them, so
-it may hold more bytes than was thought: a reader stops at `allowed_bytes`, and the next recovery shortens the plan.
+Record sizes are learned from the epochs that have read an input. A plan fixes ranges before they are read, so it may
+hold more bytes than estimated: a reader stops at `allowed_bytes`, and the next recovery shortens the plan.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.sources.base import PartitionRef, Range
 
 UNKNOWN_BYTES = 1024.0
-"""What a record is taken for as long as none of its input has been read."""
+"""The assumed size of a record while no record of its input has been read."""
 
 _TOO_LARGE = 1.25
-"""A plan may be so much larger than its budget: sizes change from epoch to epoch, and each new partition is read."""
+"""A plan may exceed its budget by this factor: sizes change from epoch to epoch, and each new partition is read."""
 
 
 class RecordSizes:
-    """Bytes per record, by partition: a mean over epochs that rises at once and falls slowly, since a plan that is too
-    large costs more than one that is too small."""
+    """Bytes per record, by partition: a mean over epochs that rises at once and falls slowly, because a plan that is
+    too large costs more than one that is too small."""
 
     FALLING = 0.25
 
@@ -30,14 +30,15 @@ class RecordSizes:
         self._known: dict[PartitionRef, float] = {}
 
     def get(self, partition: PartitionRef) -> float | None:
-        """A partition that was not read yet counts as the largest of its input. None: nothing of it was read."""
+        """The bytes per record of a partition. A partition that was not read yet gets the largest size of its input;
+        None if nothing of the input was read."""
         known = self._known.get(partition)
         if known is not None:
             return known
         return max((size for ref, size in self._known.items() if ref.input == partition.input), default=None)
 
     def observe(self, partition: PartitionRef, records: int, size: int) -> None:
-        """After a read of `records` that have `size` bytes together."""
+        """Takes a read of `records` that have `size` bytes in total."""
         if records:
             mean = size / records
             old = self._known.get(partition, mean)
@@ -49,8 +50,8 @@ Count = Callable[[Range, float], int]
 
 
 def allowed_bytes(ranges: Sequence[Range], sizes: RecordSizes, budget: Budget, count: Count) -> dict[PartitionRef, int]:
-    """How many bytes reading each range may give: twice the budget together, shared out by what the ranges are thought
-    to hold, and evenly. A single record is never too large."""
+    """How many bytes reading each range may yield: twice the budget in total, half of it shared out by the estimated
+    sizes of the ranges, half of it evenly. A single record is never too large."""
     expected = {r.partition: _expected(r, sizes, count) for r in ranges if r.start < r.end_exclusive}
     if sum(records for records, _ in expected.values()) <= 1:
         return {}
@@ -67,9 +68,10 @@ def _expected(planned: Range, sizes: RecordSizes, count: Count) -> tuple[int, fl
 def smaller_plan(
     plan: EpochPlan, sizes: RecordSizes, budget: Budget, count: Count, cut: Callable[[Range, int], Range]
 ) -> EpochPlan | None:
-    """The same epoch with shorter ranges, all of them shortened alike; None where the plan is within the budget.
+    """Returns the same epoch with shorter ranges, all shortened by the same factor; None if the plan is within the
+    budget.
 
-    `cut` shortens a range to about so many records. Ranges of which no size is known count by their records alone.
+    `cut` shortens a range to about a number of records. A range of unknown record size counts by its records alone.
     """
     records = {r.partition: count(r, sizes.get(r.partition) or UNKNOWN_BYTES) for r in plan.ranges}
     weights = {ref: records[ref] * (sizes.get(ref) or 0.0) for ref in records}
@@ -83,7 +85,7 @@ def smaller_plan(
     shortened = {new.partition.input for new, old in zip(ranges, plan.ranges, strict=True) if new != old}
     if not shortened:
         return None
-    # A table that is not read to its first end with this epoch is read on by the next ones (A4).
+    # If this epoch no longer reads a table to its first end, the next ones go on with it (A4).
     return replace(plan, ranges=ranges, tables_read=tuple(t for t in plan.tables_read if t not in shortened))
 
 

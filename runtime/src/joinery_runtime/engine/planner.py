@@ -1,7 +1,7 @@
 """Makes epoch plans: what can be read, how much of it, and the watermarks in force.
 
-`Planner` asks the sources and the clock (`SourceSnapshot`) and keeps what later plans need of earlier ones
-(`PlannerState`); `read_shares` and `next_plan` decide from these and the job's state alone.
+`Planner` asks the sources and the clock (`SourceSnapshot`), and keeps what later plans need to know of earlier ones
+(`PlannerState`). `read_shares` and `next_plan` decide from these and the job's state alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
-from joinery_runtime.errors import SourceError
+from joinery_runtime.errors import SourceError, Unavailable
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -59,8 +59,9 @@ class SourceStatus:
         return cls(snapshot.backlog, not_held, paused, finished)
 
     def of_one_run(self, snapshot: SourceSnapshot, inputs: Inputs) -> SourceStatus:
-        """For a run that ends at the ends of its start: where each partition goes on has to be committed, or the next
-        run would look `startFrom` up again. A paused input waits for rows that this run does not read."""
+        """The status for a run that reads up to where the inputs ended at its start. It is finished only once each
+        partition's position is committed, or the next run would apply `startFrom` again. A paused input does not count:
+        it waits for rows that this run does not read."""
         finished = all(
             bound.partition.input in self.paused
             or bound.end_exclusive <= bound.start == inputs[bound.partition.input].positions.get(bound.partition)
@@ -74,7 +75,7 @@ class SourceSnapshot:
     """The inputs at one moment."""
 
     bounds: tuple[Bounds, ...]  # what can be read of each partition
-    waiting: tuple[Bounds, ...]  # of partitions that wait for others of their input
+    waiting: tuple[Bounds, ...]  # of partitions that wait for other partitions of their input
     deleted: tuple[Bounds, ...]
     backlog: Mapping[str, int]  # by input: unread records
     idle: Mapping[str, Collection[str]]  # by input: idle partitions
@@ -83,8 +84,8 @@ class SourceSnapshot:
     now_ms: int
 
     def unread(self) -> SourceSnapshot:
-        """For a plan that reads nothing. It fixes no partition's start, so what has been lost, and which topics there
-        are instead of others, is for the plan that reads on behind that."""
+        """The snapshot for a plan that reads nothing. Such a plan fixes no partition's start, so lost records and
+        replaced topics are left to the plan that reads on after them."""
         bounds, waiting = (
             tuple(replace(bound, lost=0, topic_id="") for bound in some) for some in (self.bounds, self.waiting)
         )
@@ -95,21 +96,22 @@ class SourceSnapshot:
 class PlannerState:
     """What earlier plans of this process leave for later ones."""
 
-    first_ends: Mapping[PartitionRef, int] = field(default_factory=dict)  # where each partition ended at first
+    first_ends: Mapping[PartitionRef, int] = field(default_factory=dict)  # where each partition ended when first seen
     checkpointed_ms: int | None = None  # when a checkpoint was last planned
-    unsaved: bool = False  # records were read since
-    tried_checkpoint: bool = False  # against a state over its limit that nothing else can make smaller
+    unsaved: bool = False  # records were read since that checkpoint
+    tried_checkpoint: bool = False  # to shrink a state over its limit that nothing else can shrink
 
     def saw(self, bounds: Iterable[Bounds]) -> PlannerState:
-        """A topic may be recreated, and shorter."""
+        """Notes where partitions end. A partition's first end may move down: its topic may be recreated, and
+        shorter."""
         known = self.first_ends
         ends = {b.partition: min(b.end_exclusive, known.get(b.partition, b.end_exclusive)) for b in bounds}
         return replace(self, first_ends={**known, **ends})
 
 
 class Planner:
-    """Plans one job's epochs; `status` is what the newest `plan` call found. With `once`, every partition is read to
-    where it ends at the first call, and no input ends by that."""
+    """Plans one job's epochs; `status` is what the newest `plan` call found. With `once`, every partition is read up to
+    where it ended at the first call, which does not end the input."""
 
     def __init__(
         self,
@@ -140,11 +142,11 @@ class Planner:
         return self._settings.shards
 
     def plan(self, state: JobState, now_ms: int, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
-        """The epoch after this state, or None when there is nothing to do. Raises SourceError, and LimitReached when
+        """Plans the epoch after this state; None when there is nothing to do. Raises SourceError, and LimitReached when
         records wait that no later plan could read either.
 
-        `always` makes a plan also without rows (a trace's step). So does a partition that was never planned, which
-        fixes where it starts, and what the state lets out (T3). Without `reads` the plan reads nothing.
+        A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
+        where it starts, and when rows of the state are due to go out (T3). Without `reads` the plan reads nothing.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -158,7 +160,7 @@ class Planner:
             b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in self.status.paused
         ]
         self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
-        # While all records of an input are in partitions that others hold, the rest of the inputs waits for it: their
+        # While all unread records of an input are in partitions that others hold, the other inputs wait for it: their
         # rows would only fill the state.
         if not reads or self._lacks_partitions(state, snapshot):
             snapshot = snapshot.unread()
@@ -179,13 +181,13 @@ class Planner:
         return plan
 
     def _lacks_partitions(self, state: JobState, snapshot: SourceSnapshot) -> bool:
-        """Whether it is not known yet how many partitions co-partitioned inputs have in common: one of them is a
-        pattern that no topic has."""
+        """Whether the number of partitions that co-partitioned inputs have in common is still unknown, because an
+        input's topic pattern matches no topic yet."""
         inputs = {bound.partition.input for bound in snapshot.bounds}
         return self._settings.co_partitioned and not state.co_partitions and inputs != self._sources.keys()
 
     def _is_due(self, snapshot: SourceSnapshot) -> bool:
-        """Whether an epoch may begin: after the interval, or when waiting would give no larger one."""
+        """Whether an epoch may begin: after the interval, or when waiting would not make it larger."""
         last, interval = self._planned_at_ms, self._settings.interval_ms
         if last is None or snapshot.now_ms - last >= interval or all(bound.final for bound in snapshot.bounds):
             return True
@@ -221,7 +223,8 @@ class Planner:
         )
 
     def _up_to_now(self, bounds: tuple[Bounds, ...], inputs: Inputs) -> tuple[Bounds, ...]:
-        """A partition that appears later is the next run's. What has ended by an earlier run stays so."""
+        """Cuts the bounds to where the partitions ended at the first call. A partition that appears later is left to
+        the next run. An input that ended in an earlier run stays ended."""
         if self._ends_of_now is None:
             self._ends_of_now = {bound.partition: bound.end_exclusive for bound in bounds}
         ends = self._ends_of_now
@@ -236,15 +239,15 @@ class Planner:
         )
 
     def check_sources(self, inputs: Inputs) -> None:
-        """Asks every source once: a missing topic or lost records show, and consumer groups are joined, while other
-        things start. Raises SourceError."""
+        """Asks every source once, while other parts of the job start: this joins the consumer groups, and finds missing
+        topics and lost records. Raises SourceError."""
         for name, source in self._sources.items():
             source.bounds(inputs[name].known)
 
     def watermarks(
         self, inputs: Inputs, idle: Mapping[str, Collection[str]], ended: Collection[str], now_ms: int
     ) -> dict[str, InputProgress]:
-        """What the rows read so far imply (T3), with idleness and ends applied."""
+        """The watermarks that the rows read so far imply (T3), with idleness and ends applied."""
         progress = {name: state.progress for name, state in inputs.items()}
         committed = max((value.idle_ms for value in progress.values()), default=0)
         idle_for = self._idleness.idle_for_ms(all_idle(progress, idle), now_ms, committed)
@@ -253,14 +256,14 @@ class Planner:
     # --- partitions that are shared out -------------------------------------------------------------------------------
 
     def gone(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
-        """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss for them,
-        unless the job allows it."""
+        """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss if there
+        are any, unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
         found = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
         return frozenset().union(*found)
 
     def hold(self, partitions: Iterable[PartitionRef]) -> bool:
-        """Holds these partitions until `release`; False if one is not ours (then none is held)."""
+        """Holds these partitions until `release`. Returns False if another member has one of them; then holds none."""
         held = all(source.hold(refs) for _, source, refs in self._by_source(partitions))
         if not held:
             self.release({})
@@ -270,19 +273,24 @@ class Planner:
         return all(source.still_held() for source in self._sources.values())
 
     def release(self, inputs: Inputs) -> None:
-        """Ends the hold; `inputs` are their states if the epoch was committed, else nothing."""
+        """Ends the hold; `inputs` has the inputs' states if the epoch was committed, and is empty otherwise."""
         for name, source in self._sources.items():
             source.release(inputs[name].positions if name in inputs else {})
 
     def rejoin(self, now_ms: int) -> int:
-        """How often that was within the last REJOINS_MS, this time included."""
+        """Rejoins the consumer groups. Returns how often that happened within the last REJOINS_MS, this time
+        included."""
         for source in self._sources.values():
             source.rejoin()
         self._rejoined_at = [at for at in self._rejoined_at if now_ms - at < REJOINS_MS] + [now_ms]
         return len(self._rejoined_at)
 
+    def away(self) -> Unavailable | None:
+        """The source that does not answer now, if there is one."""
+        return next((found for source in self._sources.values() if (found := source.away()) is not None), None)
+
     def other_store(self, own: StoreIdentity) -> StoreIdentity | None:
-        """The store of the driver that committed offsets to a group of this job last, where it is not `own`."""
+        """The store of the driver that last committed offsets to a group of this job, if it is not `own`."""
         stores = (source.committed_by() for source in self._sources.values())
         return next((each for each in stores if each is not None and each.id != own.id), None)
 
@@ -291,7 +299,7 @@ class Planner:
         return [(n, source, [ref for ref in listed if ref.input == n]) for n, source in self._sources.items()]
 
     def learn(self, reads: Iterable[PartitionRead], before: Inputs) -> None:
-        """Takes the record densities and sizes of a finished epoch; `before` is the inputs' state at its start."""
+        """Learns record densities and sizes from a finished epoch; `before` is the inputs' state at its start."""
         for read in reads:
             known = before[read.partition.input].progress.highest.get(partition_id(read.partition))
             self._densities.observe(read.partition, read.records, known, read.lowest, read.highest)
@@ -300,15 +308,15 @@ class Planner:
     # --- how large a plan is ------------------------------------------------------------------------------------------
 
     def learn_size(self, partition: PartitionRef, records: int, size: int) -> None:
-        """Takes what an epoch has read of a partition that was not finished."""
+        """Learns record sizes from what an unfinished epoch has read of a partition."""
         self._sizes.observe(partition, records, size)
 
     def allowed_bytes(self, plan: EpochPlan) -> dict[PartitionRef, int]:
-        """What reading each of its ranges may give at most; of those that are not there, anything."""
+        """The most bytes that reading each range of the plan may yield. A range that is not named has no limit."""
         return allowed_bytes(plan.ranges, self._sizes, self._settings.budget, self._records)
 
     def smaller(self, plan: EpochPlan) -> EpochPlan | None:
-        """The same epoch within today's budget; None if the plan is."""
+        """Returns the same epoch cut to the present budget; None if the plan is within it."""
         return smaller_plan(plan, self._sizes, self._settings.budget, self._records, self._cut)
 
     def _records(self, planned: Range, record_bytes: float) -> int:
@@ -319,7 +327,7 @@ class Planner:
         return self._sources[planned.partition.input].cut(bounds, records)
 
     def rescale(self, shards: int) -> None:
-        """From the next plan on, epochs run with this many shards."""
+        """Sets the number of shards of all epochs from the next plan on."""
         self._settings = replace(self._settings, shards=shards)
 
 
@@ -335,7 +343,7 @@ def read_shares(
     densities: Densities[PartitionRef],
     sizes: RecordSizes,
 ) -> list[tuple[Bounds, int]]:
-    """How many records the next epoch reads of which partitions; 0 fixes where a partition starts that was never
+    """How many records the next epoch reads of which partitions. 0 only fixes where a partition starts that was never
     planned."""
     held = [bound for bound in snapshot.bounds if bound.held]
     waiting = _wait_for_tables((*snapshot.bounds, *snapshot.waiting), inputs, settings.tables, first_ends)
@@ -363,8 +371,8 @@ def read_shares(
 
 
 def _is_one_epoch(bounds: Sequence[Bounds], sizes: RecordSizes, budget: Budget) -> bool:
-    """Whether all that there will ever be fits in one epoch. Then no row is late, however unsorted the inputs are: the
-    first epoch has no watermark (T3)."""
+    """Whether all records that there will ever be fit in one epoch. Then no row is late, however unsorted the inputs
+    are: the first epoch has no watermark (T3)."""
     if not all(bound.final and bound.held for bound in bounds):
         return False
     records = size = 0.0
@@ -385,9 +393,9 @@ def next_plan(
     *,
     always: bool,
 ) -> tuple[EpochPlan | None, PlannerState]:
-    """The plan that reads these ranges, None if it would do nothing; and what later plans need to know. Raises
-    LimitReached where the state is over a limit and no plan can help: a checkpoint may, which merges segments and drops
-    rows of them that nothing needs any longer, and is tried once."""
+    """Returns the plan that reads these ranges (None if it would do nothing), and what later plans need to know. If the
+    state is over a limit that no reading can relieve, first tries one checkpoint, which merges segments and drops rows
+    that are no longer needed. Raises LimitReached if that does not help."""
     inputs, bounds = state.inputs, snapshot.bounds
     known = (*bounds, *snapshot.waiting)
     # The watermarks in force, and the event times that the rows read so far have reached.
@@ -401,7 +409,7 @@ def next_plan(
     due = history.unsaved and snapshot.now_ms - since >= settings.checkpoint_interval_ms
     checkpoint = due or stuck is not None
     history = replace(history, checkpointed_ms=since, tried_checkpoint=stuck is not None)
-    # A restart goes on with what is committed of the time that all inputs have been idle.
+    # A restart goes on from the committed part of the time that all inputs have been idle.
     unsaved_ms = max(
         (value.idle_ms - inputs[name].progress.idle_ms for name, value in snapshot.progress.items()), default=0
     )
@@ -432,14 +440,15 @@ def next_plan(
             if value.idle_from is not None
         },
         co_partitions=common_partitions(bounds, inputs, state.co_partitions) if settings.co_partitioned else 0,
+        unplanned=_unplanned(bounds, ranges, inputs),
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
 
 def common_partitions(bounds: Iterable[Bounds], inputs: Collection[str], known: int) -> int:
-    """How many partitions co-partitioned inputs have in common: the greatest number that divides those of each topic,
-    or what is `known` from an earlier plan (0: nothing); 0 while an input has none. Raises SourceError where none above
-    1 does, or a topic has a number by now that `known` does not divide."""
+    """How many partitions co-partitioned inputs have in common: the greatest common divisor of their topics' partition
+    counts, or the number `known` from an earlier plan (0: none); 0 while an input has no partition. Raises SourceError
+    if the divisor is 1, or if `known` does not divide the present count of a topic."""
     counts = Counter((bound.partition.input, bound.partition.topic) for bound in bounds)
     if not known and {name for name, _ in counts} != set(inputs):
         return 0
@@ -474,8 +483,8 @@ def _activity(snapshot: SourceSnapshot) -> InputActivity:
 def _wait_for_tables(
     bounds: Iterable[Bounds], inputs: Inputs, tables: Collection[str], first_ends: Mapping[PartitionRef, int]
 ) -> Collection[str]:
-    """A4: inputs of which nothing is read yet: those that are no tables, until every table has been read to where it
-    ended at first. What is added to it meanwhile does not count, or a busy table would keep its stream out for ever."""
+    """Inputs that have to wait (A4): every stream waits until each table has been read to where it ended when first
+    seen. What is added to a table meanwhile does not count, or a busy table would hold up its stream for ever."""
     reached = {bound.partition: bound.start for bound in bounds}
     unread = [name for name in tables if not _first_read(name, reached, inputs, first_ends)]
     return inputs.keys() - tables if unread else ()
@@ -488,7 +497,7 @@ def _tables_read(
     tables: Iterable[str],
     first_ends: Mapping[PartitionRef, int],
 ) -> tuple[str, ...]:
-    """Tables whose first read these ranges end."""
+    """Tables whose first read is complete with these ranges."""
     reached = {bound.partition: bound.start for bound in bounds} | {r.partition: r.end_exclusive for r in ranges}
     unread = (name for name in tables if not inputs[name].first_read)
     return tuple(sorted(name for name in unread if _first_read(name, reached, inputs, first_ends)))
@@ -502,13 +511,14 @@ def _first_read(
 
 
 def _unless_ended(bound: Bounds, state: InputState) -> Bounds:
-    """An input that has ended stays ended (T7): what was added to it after that would meet a watermark of +infinity."""
+    """Keeps an input that has ended at its end (T7): records added later would meet a watermark of +infinity."""
     return replace(bound, end_exclusive=bound.start, final=True) if state.progress.ended else bound
 
 
 def _with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, InputState]:
-    """A partition that exists holds its input's watermark back from the start, not from its first record; one that
-    is no more (another topic was named, say) does not hold it back for ever."""
+    """Fits each input's progress to the partitions that exist. A partition holds its input's watermark back from the
+    start, not only from its first record. One that no longer exists (the job may name another topic now) must not hold
+    it back for ever."""
     known: dict[str, dict[str, int | None]] = {name: {} for name in inputs}
     for bound in bounds:
         name, partition = bound.partition.input, partition_id(bound.partition)
@@ -519,11 +529,25 @@ def _with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, Inpu
 
 
 def _ended(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
-    """Inputs whose every partition has been read to its final end."""
+    """Inputs whose partitions have all been read to their final ends."""
     by_input: dict[str, list[bool]] = {name: [] for name in sources}
     for bound in bounds:
         by_input[bound.partition.input].append(bound.final and bound.start >= bound.end_exclusive)
     return tuple(name for name, done in by_input.items() if done and all(done))
+
+
+def _unplanned(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Inputs) -> tuple[str, ...]:
+    """Inputs with a partition whose start neither an earlier plan nor these ranges have fixed."""
+    planned = {planned.partition for planned in ranges}
+    return tuple(
+        sorted(
+            {
+                bound.partition.input
+                for bound in bounds
+                if bound.partition not in planned and bound.partition not in inputs[bound.partition.input].positions
+            }
+        )
+    )
 
 
 def _new_stops(bounds: Iterable[Bounds], inputs: Inputs) -> dict[PartitionRef, int]:
@@ -536,7 +560,7 @@ def _new_stops(bounds: Iterable[Bounds], inputs: Inputs) -> dict[PartitionRef, i
 
 
 def _new_topic_ids(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, dict[str, str]]:
-    """By input and topic; "" for a topic that is no more."""
+    """The topic ids that the inputs do not know yet, by input and topic; "" for a deleted topic."""
     found: dict[str, dict[str, str]] = {}
     for bound in bounds:
         ref = bound.partition

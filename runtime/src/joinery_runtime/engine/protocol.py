@@ -2,9 +2,9 @@
 
     acquire -> recover -> [plan] -> run (stage, output) -> commit -> publish -> ...
 
-* What a driver finds decides what it does next (`next_action`): a pending plan is replayed as it stands.
-* One attempt per shard counts: `choose_attempts` takes exactly one summary of every shard that was planned.
-* What was read is what the shards got (`check_arrivals`), and a bad record needs somewhere to go (`refuse_dead`).
+* The record that a driver finds decides its next action (`next_action`): a pending plan is replayed unchanged.
+* One attempt per shard counts: `choose_attempts` takes exactly one summary of every planned shard.
+* The shards must get exactly what was read (`check_arrivals`), and a bad record needs somewhere to go (`refuse_dead`).
 * A commit whose outcome is unknown is resolved by looking (`resolve_commit`), never by guessing.
 """
 
@@ -26,7 +26,8 @@ class Action(Enum):
 
 
 def next_action(record: JobRecord) -> Action:
-    """What a driver that holds this record does: a plan for the next epoch is replayed, an older one is history."""
+    """What a driver that holds this record does next: it replays a plan for the next epoch, and ignores an older
+    one."""
     if record.plan is not None and record.plan["epoch"] == record.epoch + 1:
         return Action.REPLAY
     return Action.PLAN
@@ -39,9 +40,10 @@ class CommitResult(Enum):
 
 
 def resolve_commit(observed: JobRecord | None, generation: int, epoch: int) -> CommitResult:
-    """What became of a commit of `epoch` by `generation` that ended without an answer.
+    """Decides what became of a commit of `epoch` by `generation` that got no answer.
 
-    A newer generation means fenced, whether the epoch went in or not: its driver has recovered from what is there.
+    A newer generation means FENCED, whether or not the epoch was committed: its driver has recovered from what the
+    store holds.
     """
     if observed is None or observed.generation != generation:
         return CommitResult.FENCED
@@ -53,8 +55,8 @@ Task = tuple[int, int]  # a step and a shard
 
 
 def choose_attempts(summaries: Iterable[tuple[Task, Summary]], steps: int, shards: int) -> Mapping[Task, Summary]:
-    """One summary per step and shard. Spark returns one result per task; anything else is a broken invariant that must
-    not be committed."""
+    """Returns one summary per step and shard. Spark returns one result per task; anything else breaks an invariant and
+    must not be committed."""
     chosen: dict[Task, Summary] = {}
     for task, summary in summaries:
         if task in chosen:
@@ -72,8 +74,8 @@ def _named(task: Task) -> str:
 
 
 def check_arrivals(outcome: EpochOutcome) -> None:
-    """What was read is what the shards got: a read task that ran twice must have given the same both times. So must a
-    step's task, of which the next step has taken the rows."""
+    """Raises SourceError unless the shards got exactly what was read: a read task that ran twice must have given the
+    same rows both times. The same holds for a step's task whose rows the next step has taken."""
     read = sum(r.rows for r in outcome.read.partitions)
     joined = sum(s.rows_in for s in outcome.shards.values())
     if read != joined:

@@ -1,5 +1,5 @@
-"""What reading one range of a partition gives: counts, event times, and dead letters (rule T8), those of records that
-may be late among them."""
+"""What reading one range of a partition yields: counts, event times, and dead letters (rule T8), including those of
+records that may be late."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from joinery_runtime.sources.records import records_of
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Records of a batch that cannot be used. `rows` are rows of the dead-letter output; `first` names the first record
-    and what is wrong with it."""
+    """Unusable records of a batch. `rows` are rows of the dead-letter output; `first` names the first record and its
+    fault."""
 
     count: int
     rows: pa.RecordBatch
@@ -51,7 +51,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What one range gave; `dead` holds its dead letters as an Arrow IPC file."""
+    """What one range yielded; `dead` holds its dead letters as an Arrow IPC file."""
 
     read: PartitionRead
     dead: bytes | None
@@ -59,7 +59,7 @@ class ReadReport:
 
 @dataclass(frozen=True, slots=True)
 class PossiblyLate:
-    """Records of a side of a step that may be late, for the shard that finds out: rows of the dead-letter output."""
+    """Records of a side of a step that may be late, as rows of the dead-letter output; their shard decides."""
 
     step: int
     side: int
@@ -76,14 +76,14 @@ class PossiblyLate:
 
 @dataclass(frozen=True, slots=True)
 class LateRecords:
-    """Dead letters of records that a step has found to be late, as an Arrow IPC file, and how many by input."""
+    """Dead letters of records that a step has found to be late, as an Arrow IPC file, with their counts by input."""
 
     dead: bytes
     counts: Mapping[str, int]
 
     @classmethod
     def among(cls, candidates: Sequence[PossiblyLate], late: Sequence[np.ndarray]) -> LateRecords | None:
-        """`late` are the places that the step has found, see `StepResult`."""
+        """Selects the candidates that are late: `late` has the places that the step found, by side (`StepResult`)."""
         places = [set(map(tuple, of_side.tolist())) for of_side in late]
         found = []
         for each in candidates:
@@ -94,7 +94,7 @@ class LateRecords:
 
 
 class ReadCounter:
-    """Adds up the batches of one range while it is read: `records`, and their undecoded `bytes`."""
+    """Adds up the batches of one range while it is read: its `records`, and their undecoded `bytes`."""
 
     def __init__(self, planned: Range) -> None:
         self.planned = planned

@@ -1,4 +1,4 @@
-"""A finished epoch in numbers: the epoch log's result document, the totals that it carries on, and the report for
+"""A finished epoch in numbers: the result document for the epoch log, the running totals in it, and the report for
 progress and status, with the size of the state and rows per second."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StateSize:
 
     @classmethod
     def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
-        """The bytes of each part, with those of its marks."""
+        """The size of each part, its marks included."""
         found: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
         for segment in segments:
             found.setdefault(segment.part.removesuffix(MARKS), []).append(segment)
@@ -41,8 +41,8 @@ class StateSize:
 
 @dataclass(frozen=True, slots=True)
 class PartCount:
-    """One epoch of one part of the state, over all shards: rows that joined it, arrivals that were looked up in it, and
-    matches that its step found."""
+    """What one epoch did to one part of the state, over all shards: rows added to it, arrivals that were looked up in
+    it, and matches that its step found."""
 
     stored: int = 0
     lookups: int = 0
@@ -51,8 +51,8 @@ class PartCount:
 
 @dataclass(frozen=True, slots=True)
 class PartTotals:
-    """The statistics of seed 001 for one part of the state: `stored` rows have joined it, `expired` ones have left it,
-    `peak` is the most that it ever held after an epoch."""
+    """The statistics of seed 001 for one part of the state: rows `stored` in it and `expired` from it so far; `peak` is
+    the most rows that it held after any epoch."""
 
     stored: int = 0
     expired: int = 0
@@ -83,11 +83,11 @@ def part_counts(outcome: EpochOutcome, parts: Iterable[str]) -> dict[str, PartCo
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts since the job's state began. They travel from one epoch's result to the next, so they outlive drivers.
+    """Counts since the job's state began. Each epoch's result carries them on to the next, so they outlive drivers.
 
     `dropped` counts per input and reason (`late` is one), `dead` per input, `lost` over all inputs, `parts` per part of
-    the state. `after_eviction` counts per input rows that were taken when partners of them may have left the state
-    already; `behind` is how far, per input, the row that came latest was behind the watermark, if rows were late (ms).
+    the state. `after_eviction` counts, per input, rows that were accepted when some of their partners may already have
+    left the state. `behind` is, per input with late rows, the most that a row was behind the watermark (ms).
     """
 
     rows_in: Mapping[str, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Totals:
         return sum(counts.get("late", 0) for counts in self.dropped.values())
 
     def after(self, plan: EpochPlan, outcome: EpochOutcome, rows: Mapping[str, tuple[int, int]]) -> Totals:
-        """With one epoch more; `rows` are those of each part in the state before it and after it."""
+        """The totals with one more epoch; `rows` has each part's row count before and after it."""
         dropped = _dropped(outcome)
         return Totals(
             rows_in=_sum(self.rows_in, _rows_in(outcome)),
@@ -136,7 +136,8 @@ class Totals:
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Totals:
-        """What the newest result says; one of a release that kept no totals counts as the first epoch."""
+        """Reads the totals of the newest result. A result from a release that kept no totals counts as the first
+        epoch."""
         if "totals" in result:
             totals = dict(result["totals"])
             parts = {part: PartTotals(**counts) for part, counts in totals.pop("parts", {}).items()}
@@ -150,7 +151,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """One committed epoch in numbers. Mappings are by input where nothing else is said."""
+    """One committed epoch in numbers. Mappings are by input unless a comment says otherwise."""
 
     epoch: int
     rows_in: Mapping[str, int]
@@ -158,15 +159,15 @@ class EpochReport:
     dropped: Mapping[str, Mapping[str, int]]  # by input and reason
     dead: Mapping[str, int]
     watermarks: Mapping[str, Watermark]  # in force in the epoch
-    backlog: Mapping[str, int]  # records that are there and not read
+    backlog: Mapping[str, int]  # unread records
     lost: Mapping[str, int]  # by partition: records that the broker had deleted
     segments: int
     state_rows: int
     state_bytes: int
     totals: Totals
-    hottest: tuple[KeyRows, ...] = ()  # by the newest count
+    hottest: tuple[KeyRows, ...] = ()  # as of the newest count
     too_hot: tuple[KeyRows, ...] = ()  # keys with more rows than `hotKeyWarning`
-    warnings: tuple[str, ...] = ()  # of hot keys and of inputs, each once
+    warnings: tuple[str, ...] = ()  # about hot keys and inputs, each once
     parts: Mapping[str, StateSize] = field(default_factory=dict)  # by part of the state
     after_eviction: Mapping[str, int] = field(default_factory=dict)
     input_warnings: Mapping[str, str] = field(default_factory=dict)  # that hold now
@@ -174,7 +175,7 @@ class EpochReport:
 
     @property
     def amplification(self) -> float | None:
-        """Rows out per record in, of this epoch; None where nothing was read."""
+        """Rows out per record in, in this epoch; None if nothing was read."""
         read = sum(self.rows_in.values())
         return self.rows_out / read if read else None
 
@@ -215,8 +216,8 @@ def epoch_report(
 
 
 def result_json(plan: EpochPlan, outcome: EpochOutcome, totals: Totals) -> dict[str, Any]:
-    """The result document of the epoch log: counts, totals with this epoch, and the receipts that recovery publishes
-    again."""
+    """The result document for the epoch log: counts, totals including this epoch, and the receipts that recovery
+    publishes again."""
     dead = outcome.read.dead_letters
     return {
         "rows_in": {
@@ -259,14 +260,15 @@ def _dead(outcome: EpochOutcome) -> Counter[str]:
 
 
 def _lost(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
-    """Found when it was planned, and when it was read: a replay may come long after its plan."""
+    """Lost records by partition: those found missing at planning, and those found missing at reading, because a replay
+    may come long after its plan."""
     counts = Counter(plan.lost)
     counts.update({partition_id(r.partition): r.lost for r in outcome.read.partitions if r.lost})
     return dict(counts)
 
 
 def _after_eviction(outcome: EpochOutcome) -> Counter[str]:
-    """Per input, rows that were accepted when partners of them may have been gone (T10)."""
+    """Per input, rows that were accepted when some of their partners may already have been gone (T10)."""
     counts: Counter[str] = Counter()
     for summary in outcome.shards.values():
         counts.update(summary.after_eviction)
@@ -289,24 +291,24 @@ def _dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:
 
 
 class Rates:
-    """Rows per second over the epochs that ended in the last `window_s` seconds, from `since` on. Times are seconds of
-    the caller's clock."""
+    """Rows per second over the epochs that ended in the last `window_s` seconds, but not before `since`. Times are
+    seconds of the caller's clock."""
 
     def __init__(self, since: float, window_s: float) -> None:
         self._since, self._window = since, window_s
         self._epochs: deque[tuple[float, float, Mapping[str, int]]] = deque()  # start, end, rows
 
     def add(self, now: float, seconds: float, rows: Mapping[str, int]) -> None:
-        """An epoch that has just ended after `seconds`."""
+        """Adds an epoch that has just ended and took `seconds`."""
         self._epochs.append((now - seconds, now, rows))
         self._forget(now)
 
     def per_second(self, now: float) -> dict[str, float]:
-        """By the names that `add` was given; a name that is missing had no epoch."""
+        """The rates by the names that `add` was given; a missing name had no epoch."""
         self._forget(now)
         if not self._epochs:
             return {}
-        # Waiting counts as time too, and so does the whole of an epoch that began before the window.
+        # Waiting counts as time too, and an epoch that began before the window counts in full.
         span = now - min(self._epochs[0][0], max(now - self._window, self._since))
         totals: Counter[str] = Counter()
         for _, _, rows in self._epochs:

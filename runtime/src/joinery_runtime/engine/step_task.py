@@ -1,4 +1,4 @@
-"""One step of one shard in one epoch: takes what is kept and what arrives, gives segments and rows."""
+"""Runs one step of one shard in one epoch: from stored rows and arrivals to segments and output rows."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ Groups = list[list[SegmentMeta]]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step made: the kernel's result, runs to stage by part, keys of segments that were merged or finished. Runs
-    are made while they are read, once: merged ones are not in memory together. `put_off`: there is more to merge.
+    """What a step made: the kernel's result, the `runs` to stage with their part, and keys of segments that were merged
+    (`replaced`) or `finished`. Runs are made on demand and only once, so that merged runs are not in memory together.
+    `put_off`: there is more to merge.
 
-    `after_eviction` counts, per side, rows that were accepted when partners of them may have left the state (T10);
-    `behind` is how far the row that is furthest behind its input's watermark is, of sides with late rows (ms).
+    `after_eviction` counts, per side, rows that were accepted when some of their partners may have left the state
+    (T10). `behind` is, per side with late rows, the most that a row was behind its input's watermark (ms).
     """
 
     result: StepResult
@@ -47,8 +48,8 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """Segments of a side that become new ones, one for each of the `pieces`; `shared`: other shards do the same with
-    their rows of it, in the same epoch."""
+    """Segments of a side that are rewritten into new ones, one for each of the `pieces`. `shared`: other shards rewrite
+    their rows of the same segments in the same epoch."""
 
     side: int
     group: Sequence[SegmentMeta]
@@ -57,7 +58,7 @@ class _Rewrite:
 
 
 class StepTask:
-    """A step and a shard. Segments of the broadcast side are seen whole by every shard and written by the first.
+    """One step of one shard. Every shard sees all segments of a broadcast side; only the first shard writes them.
     `resume_compaction`: this epoch merges what the last checkpoint put off."""
 
     def __init__(
@@ -82,12 +83,12 @@ class StepTask:
         self._loaded: dict[str, KeptRun] = {}
 
     def run(self, arrivals: Arrivals, *, ordered: bool) -> Generator[pa.RecordBatch, None, StepOutcome | None]:
-        """The rows that the kernel makes, then what it did. None: nothing arrived, nothing leaves, and there is nothing
-        to rewrite. May be called again, and makes the same rows."""
+        """Yields the rows that the kernel makes, then returns the outcome. Returns None if nothing arrived, nothing
+        leaves, and there is nothing to rewrite. A repeated call yields the same rows."""
         arrived = any(rows is not None for rows in arrivals)
         groups_of = {side: self._to_merge(side) for side in self._sides}
         to_merge = [group for groups in groups_of.values() for group in groups]
-        # Without arrivals no row waits for a merge.
+        # Without arrivals no row has to wait for a merge.
         merged_now = compaction.in_one_epoch(to_merge) if arrived and not self._work.merge_all else to_merge
         rewrites = [
             rewrite
@@ -118,7 +119,8 @@ class StepTask:
     # --- rows that come late ------------------------------------------------------------------------------------------
 
     def _after_eviction(self, arrivals: Arrivals, result: StepResult) -> dict[int, int]:
-        """Every late row is older than those that are counted here, so what remains was accepted."""
+        """Counts accepted rows older than the time from which the state is complete. Late rows are all older than that,
+        so subtracting them leaves the accepted ones."""
         found = dict(result.after_eviction)
         for side, rows in self._records(arrivals):
             complete = self._step.kind.complete_from(self._step, side, self._horizons)
@@ -136,7 +138,7 @@ class StepTask:
         return found
 
     def _records(self, arrivals: Arrivals) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """What came of inputs; rows of the step before are nobody's records (N2)."""
+        """Yields the arrivals that are records of inputs; rows of the step before are not (N2)."""
         for side, rows in enumerate(arrivals):
             if rows is not None and rows.num_rows and not self._step.sides[side].intake.chained:
                 yield side, rows
@@ -197,7 +199,7 @@ class StepTask:
         ]
 
     def _written(self, side: int) -> HashRange:
-        """Whose segments this shard merges."""
+        """The hashes whose segments this shard merges."""
         return _EVERYWHERE if self._step.sides[side].broadcast else self._owned
 
     def _rewrites(self, side: int, groups: Groups) -> list[_Rewrite]:
@@ -206,18 +208,18 @@ class StepTask:
         return merges + [_Rewrite(side, [meta], (owned,), shared=True) for meta in self._spanning(side)]
 
     def _spanning(self, side: int) -> list[SegmentMeta]:
-        """Segments that several shards have rows of, after a rescale, and that no event time ends: each shard writes
-        its own rows anew, all of them in the same epoch."""
+        """Segments that span several shards after a rescale, and that event time never expires. Each shard rewrites its
+        own rows, all shards in the same epoch."""
         if not self._work.plan.checkpoint or not self._lasting(side) or self._step.sides[side].broadcast:
             return []
         return [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
 
     def _lasting(self, side: int) -> bool:
-        """Whether its rows are kept without end, as far as event time goes."""
+        """Whether event time never expires the rows of this side."""
         return self._step.kind.kept_for_ms(side) is None
 
     def _decoded(self, side: int, group: Sequence[SegmentMeta]) -> list[int]:
-        """How many bytes the rows of each segment have; reads what was not read yet."""
+        """How many bytes the rows of each segment have. Reads segments that were not read yet."""
         return [kept.run.batch.nbytes for kept in self._kept(side, group)]
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
@@ -244,7 +246,7 @@ class StepTask:
     ) -> Iterator[tuple[str, Run]]:
         for side, spec in enumerate(self._step.sides):
             rewritten = {meta.key for rewrite in rewrites if rewrite.side == side for meta in rewrite.group}
-            # No other shard has rows of these segments, and this one needs none of them any more.
+            # No other shard has rows of these segments, and this shard no longer needs any.
             finished = {
                 meta.key
                 for meta in self.sides[side]
@@ -262,7 +264,7 @@ class StepTask:
                     yield spec.marks_part, kept
 
     def _finished_marks(self) -> set[str]:
-        """Segments of marks whose marked rows have all left the state; found at checkpoints only."""
+        """Mark segments whose marked rows have all left the state; looked for at checkpoints only."""
         if not self._work.plan.checkpoint:
             return set()
         pairs = zip(self._marks, ({meta.key for meta in side} for side in self.sides), strict=True)
@@ -270,7 +272,7 @@ class StepTask:
 
 
 def _with_new_marks(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
-    """With what this epoch has marked."""
+    """The rows, with this epoch's new marks applied."""
     if kept.marked is None or kept.segment not in found:
         return kept
     marked = kept.marked.copy()

@@ -1,4 +1,4 @@
-"""Rows of stored segments as commands read them: decoded, with the marks that came after they were written."""
+"""Reads rows of stored segments for commands: decoded, with the marks that were added later."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def read_runs(
     wanted: Callable[[SegmentMeta], bool],
     take: Callable[[SegmentMeta, Run], T],
 ) -> tuple[JobRecord, dict[str, T]]:
-    """What `take` makes of each live segment that is `wanted`, by the segment's key, and the record that these segments
-    are live in: a driver that runs may replace segments while they are read."""
+    """Returns what `take` makes of each live segment that is `wanted`, by the segment's key, and the record in which
+    these segments are live: a running driver may replace segments while they are read."""
     taken: dict[str, T] = {}
 
     def chosen(now: JobRecord) -> list[SegmentMeta]:
@@ -46,13 +46,14 @@ def read_runs(
 
 
 def marked_rows(rows: pa.RecordBatch, segment: str, marks: Iterable[pa.RecordBatch]) -> np.ndarray:
-    """bool[n]: which rows of a segment are marked, in the segment itself or by `marks`, rows of marks parts."""
+    """Returns bool[n]: which rows of a segment are marked, in the segment itself or by `marks`, rows of mark
+    segments."""
     marked = np.zeros(rows.num_rows, dtype=bool)
     if MARK in rows.schema.names:
         marked |= rows.column(MARK).to_numpy(zero_copy_only=False)
     for batch in marks:
         names = batch.column(SEGMENT)
-        # The name that the segment has, or one from before a migration.
+        # Marks name the segment by its present key, or by one from before a migration.
         same = [name for name in pc.unique(names).to_pylist() if first_key(name) == first_key(segment)]
         marked[batch.filter(pc.is_in(names, pa.array(same, pa.string()))).column(ROW).to_numpy()] = True
     return marked

@@ -1,9 +1,9 @@
-"""An epoch's work, shared out: to *peers*, the processes that run it, and to the threads of each.
+"""Shares out an epoch's work: to *peers*, the processes that run it, and to the threads of each peer.
 
-A peer reads its share of the planned ranges and runs every step of its share of the shards. What it makes for a shard
-of its own stays in its memory; what another peer's shard needs is the host's to carry. Where there is one peer, nothing
-is carried, and `run_epoch` is the whole epoch. Where inputs are co-partitioned, no peer needs what another one reads:
-`run_share` is all of its part.
+A peer reads its share of the planned ranges and runs every step of its share of the shards. What it makes for its own
+shards stays in its memory; the host carries what other peers' shards need. With one peer nothing is carried, and
+`run_epoch` runs the whole epoch. With co-partitioned inputs no peer needs what another one reads, and `run_share` runs
+all of a peer's part.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.sources.base import Range
 
 MAX_THREADS = 8
-"""Of one process: with two, Python's lock was held a quarter of the time already."""
+"""The most threads of one process: already with two, Python's lock was held a quarter of the time."""
 
-_READY = 16  # items that wait to be taken from the threads that made them: of bounded size each
+_READY = 16  # items that may wait between the threads that make them and their reader; each has a bounded size
 
 T = TypeVar("T")
 Inbox = dict[int, deque[Block]]  # by shard
 
 
 class TaskWorker(Protocol):
-    """What `Worker` is to those who run its tasks. Its methods may be called by several threads at a time, with another
-    lane or shard each."""
+    """The interface of `Worker` for the code that runs its tasks. Several threads may call its methods at a time, each
+    with a lane or shard of its own."""
 
     @property
     def steps(self) -> int: ...
@@ -51,15 +51,15 @@ class TaskWorker(Protocol):
 
 
 class Threads:
-    """`count` threads of a process; with one, everything runs in the caller's."""
+    """`count` threads of a process; with one, everything runs in the caller's thread."""
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
         self._pool = ThreadPoolExecutor(count, "joinery") if count > 1 else None
 
     def merge(self, parts: Sequence[Iterator[T]]) -> Generator[T, None, None]:
-        """What the parts give, in the order in which it comes; each of them runs in one thread. The first error ends
-        all of them, and none runs any more when it is raised: the next attempt may use what they used."""
+        """Yields the items of all parts as they come; each part runs in one thread. The first error ends all parts. It
+        is raised only when none of them runs any more, because the next attempt may use what they used."""
         if self._pool is None or len(parts) < 2:
             for part in parts:
                 yield from part
@@ -88,7 +88,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class _Given(Generic[T]):
-    """What a part gave: an item, or that it has ended, and how."""
+    """What a part handed over: an item, or its end with the error, if any."""
 
     items: tuple[T, ...] = ()
     ended: bool = False
@@ -116,26 +116,27 @@ def _run(part: Iterator[T], ready: Queue[_Given[T]], stopped: Event) -> None:
 @dataclass(frozen=True, slots=True)
 class Peers:
     """`count` peers of a job, with `threads` threads each. With `co_partitions` they exchange no rows: each reads the
-    partitions whose rows live in its own shards. 0: the inputs are not partitioned so, or there are too many peers."""
+    partitions whose rows live in its own shards. 0: the inputs are not co-partitioned, or there are too many peers."""
 
     count: int = 1
     threads: int = 1
     co_partitions: int = 0
 
     def without_exchange(self, co_partitions: int, shards: int) -> Peers:
-        """The same, with as many co-partitions, if every peer can have whole shards and whole partitions."""
+        """The same peers with these `co_partitions`, if every peer can get whole shards and whole partitions; else with
+        0."""
         apart = self.count > 1 and bool(co_partitions) and math.gcd(co_partitions, shards) >= self.count
         return replace(self, co_partitions=co_partitions if apart else 0)
 
     def owner(self, shard: int, shards: int) -> int:
-        """Which peer has a shard. Number `shards` stands for the reports of reading and of the steps."""
+        """The peer that owns a shard. The shard number `shards` stands for the reports of reading and of the steps."""
         if shard == shards:
             return 0
-        groups = math.gcd(self.co_partitions, shards)  # all shards, where the inputs are not co-partitioned
+        groups = math.gcd(self.co_partitions, shards)  # `shards` itself if the inputs are not co-partitioned
         return (shard * groups // shards) * self.count // groups
 
     def reader(self, partition: int, shards: int) -> int:
-        """Which peer has the shards of a partition of co-partitioned inputs (see `core.table.partitioning`)."""
+        """The peer that owns the shards of a partition of co-partitioned inputs (see `core.table.partitioning`)."""
         groups = math.gcd(self.co_partitions, shards)
         return (partition % self.co_partitions * groups // self.co_partitions) * self.count // groups
 
@@ -144,13 +145,13 @@ class Peers:
 
 
 def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
-    """The ranges of each reader, at most `most` readers of about as many records. A partition is dealt to the same one
-    in every epoch, as far as that allows: who reads it again has records of it already."""
+    """Deals the ranges to at most `most` readers with about the same number of records each. As far as that allows, a
+    partition goes to the same reader in every epoch, which has already fetched records of it."""
     readers: list[list[Range]] = [[] for _ in range(min(most, len(ranges)))]
     loads = [0] * len(readers)
     sizes = {r.partition: max(1, r.end_exclusive - r.start) for r in ranges}
     fair = max(math.ceil(sum(sizes.values()) / max(1, len(readers))), *sizes.values(), 0)
-    # Large ones first, by powers of two: sizes that differ a little from epoch to epoch change no order.
+    # Large ranges first, by powers of two, so that small changes of size from epoch to epoch do not change the order.
     for planned in sorted(ranges, key=lambda r: (-sizes[r.partition].bit_length(), r.partition)):
         place, size = planned.partition, sizes[planned.partition]
         reader = (zlib.crc32(f"{place.input}/{place.topic}".encode()) + place.partition) % len(readers)
@@ -162,7 +163,7 @@ def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
 
 
 def ranges_by_peer(work: EpochWork, peers: Peers) -> list[list[Range]]:
-    """The ranges of each peer of co-partitioned inputs."""
+    """The ranges of each peer if the inputs are co-partitioned."""
     found: list[list[Range]] = [[] for _ in range(peers.count)]
     for planned in work.plan.ranges:
         found[peers.reader(planned.partition.partition, work.plan.shards)].append(planned)
@@ -173,7 +174,7 @@ def ranges_by_peer(work: EpochWork, peers: Peers) -> list[list[Range]]:
 
 
 def run_epoch(worker: TaskWorker, work: EpochWork, attempt: str, threads: Threads) -> EpochOutcome:
-    """All of an epoch, by its only peer."""
+    """Runs all of an epoch in its only peer."""
     made = run_share(worker, work, work.plan.ranges, range(work.plan.shards), attempt, threads)
     reports = [block for block in made if isinstance(block, ReadReport | LateRecords)]
     return outcome(worker.collect(work, reports, attempt), made, worker.steps, work.plan.shards)
@@ -187,8 +188,8 @@ def run_share(
     attempt: str,
     threads: Threads,
 ) -> Collection[Block]:
-    """Reads these ranges and runs all steps of its own shards; gives the reports. Raises JoineryError where a row
-    belongs to another shard: who runs that one would never see it."""
+    """Reads these ranges, runs all steps of the peer's own shards, and returns the reports. Raises JoineryError if a
+    row belongs to another peer's shard, because that peer would never see it."""
     shards = work.plan.shards
     inbox = sorted_by_shard(read_ranges(worker, work, ranges, threads))
     for step in range(worker.steps):
@@ -204,7 +205,7 @@ def run_share(
 
 
 def outcome(read: ReadSummary, reports: Iterable[object], steps: int, shards: int) -> EpochOutcome:
-    """The outcome, made of the summaries among the reports."""
+    """Makes the outcome of the read summary and the shard summaries among the reports."""
     summaries = [((report.step, report.shard), report) for report in reports if isinstance(report, ShardSummary)]
     return EpochOutcome(read, choose_attempts(summaries, steps, shards))
 
@@ -225,14 +226,14 @@ def run_step(
     attempt: str,
     threads: Threads,
 ) -> Generator[Sent, None, None]:
-    """A step of these shards, each with its blocks of the inbox, which it empties. Reports go on as they are."""
+    """Runs a step of these shards, each on its blocks of the inbox, which it empties. Passes reports on unchanged."""
     steps = [worker.step(work, step, shard, _taken(inbox[shard]), attempt) for shard in shards]
     yield from threads.merge(steps)
     yield from ((work.plan.shards, report) for report in _taken(inbox[work.plan.shards]))
 
 
 def _taken(blocks: deque[Block]) -> Iterator[Block]:
-    """One by one: what a step has taken is not kept here too."""
+    """Yields the blocks and removes each, so that a block that a step has taken is not kept here too."""
     while blocks:
         yield blocks.popleft()
 

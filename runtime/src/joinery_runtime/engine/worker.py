@@ -1,7 +1,7 @@
-"""What a task does: read and cut, run a step, collect. One `Worker` lives per process and job; threads may use it at
-once, each for a lane or shard of its own.
+"""What a task does: read and cut, run a step, collect. There is one `Worker` per process and job. Several threads may
+use it at once, each for a lane or shard of its own.
 
-read     ranges -> (shard, block) pairs; the block for shard number `shards` says what was read
+read     ranges -> (shard, block) pairs; the blocks for shard number `shards` report what was read
 step     one shard's blocks of a step -> staged segments, output rows or blocks for the next step, a ShardSummary
 collect  the read reports, and the dead letters of reading and of the steps -> ReadSummary
 """
@@ -42,13 +42,13 @@ from joinery_runtime.sources.base import Range, RawBatch, SourceReader
 from joinery_runtime.state.store import Standing, TaskStore
 
 STAGED_BYTES = 16 << 20
-"""Blobs of segments that wait to be staged together."""
+"""Bytes of segment blobs that are staged together in one call of the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Prepared rows of one side of a step for one shard; `read`: they were read, not joined. Pickles as an Arrow IPC
-    file: what stays in its process is never encoded."""
+    """Prepared rows of one side of a step for one shard. `read`: they come from an input, not from a step. A block
+    pickles as an Arrow IPC file; a block that stays in its process is never encoded."""
 
     step: int
     side: int
@@ -64,12 +64,12 @@ def _unpickled(step: int, side: int, rows: bytes, read: bool) -> RowBlock:
 
 
 Block = RowBlock | PossiblyLate | ReadReport | LateRecords | ShardSummary
-Sent = tuple[int, Block]  # to which shard
+Sent = tuple[int, Block]  # a block and the shard that it goes to
 
 
 class InputAccess(Protocol):
-    """Where a worker gets its records from: a reader and a decoder per input and lane. A lane is one thread's at a
-    time; it reads the same partitions in every epoch, as far as possible."""
+    """Where a worker gets its records from: a reader and a decoder per input and lane. One thread uses a lane at a
+    time, and a lane reads the same partitions in every epoch, as far as possible."""
 
     def reader(self, name: str, lane: int) -> SourceReader: ...
 
@@ -78,8 +78,8 @@ class InputAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes;
-    `ordered` adds the order columns of traces to its output rows; `dead_letters` None: bad records are only reported.
+    """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes.
+    `ordered` adds the order columns of traces to output rows. Without `dead_letters` bad records are only reported.
     """
 
     job: str
@@ -100,7 +100,7 @@ class Worker:
         self._cache = SegmentCache(parts.cache, parts.store, parts.job, parts.cache_bytes, parts.hasher)
         self._mark_cache = MarkCache(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
-        self._counted: set[tuple[int, int]] = set()  # steps and shards whose keys were
+        self._counted: set[tuple[int, int]] = set()  # steps and shards whose hot keys were counted
         self._compaction_pending: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
         self._retain_lock = threading.Lock()
         self._evicted_in = (0, 0)  # generation and epoch
@@ -123,7 +123,8 @@ class Worker:
             yield from self._read_input(work, name, of_input, lane)
 
     def _read_input(self, work: EpochWork, name: str, ranges: Sequence[Range], lane: int) -> Iterator[Sent]:
-        """Small ranges share their blocks: hundreds of partitions make no more of them than one."""
+        """Reads ranges of one input. Small ranges share blocks, so that hundreds of partitions make no more blocks than
+        one."""
         plan = work.plan
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         counters = {planned.partition: ReadCounter(planned) for planned in ranges}
@@ -189,8 +190,8 @@ class Worker:
     # --- step -------------------------------------------------------------------------------------------------------
 
     def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
-        """Runs step `number`: what the next one needs, blocks of later steps, and last the step's summary, for the
-        partition of the reports."""
+        """Runs step `number` of a shard. Yields what the next step needs, blocks of later steps unchanged, and last the
+        step's summary, addressed to the reports."""
         step = self._pipeline.steps[number]
         arrived, may_be_late = _Arrived(len(step.sides)), list[PossiblyLate]()
         for block in blocks:
@@ -210,7 +211,8 @@ class Worker:
         staged: list[tuple[SegmentMeta, ...]] = []
 
         def make() -> Generator[pa.RecordBatch, None, _Ended | None]:
-            """What is staged, once, is durable before any output of the shard can be visible."""
+            """Makes the rows, and at the end of the first pass stages the segments. So they are staged once, and are
+            durable before any output of the shard can be visible."""
             done = yield from task.run(arrivals, ordered=self._parts.ordered or not last)
             if done is None:
                 return None
@@ -243,8 +245,8 @@ class Worker:
             yield work.plan.shards, replace(summary, rows_handed=handed)
 
     def _evict_unneeded(self, work: EpochWork) -> None:
-        """Drops what no epoch needs any more. Once per epoch, before any of its shards has taken a segment: in between,
-        the caches only gain entries, which threads may do at once."""
+        """Drops cache entries that no epoch needs any more. This happens once per epoch, before any shard takes a
+        segment: until the next epoch the caches only gain entries, which several threads may do at once."""
         with self._retain_lock:
             if self._evicted_in == (work.generation, work.plan.epoch):
                 return
@@ -256,7 +258,8 @@ class Worker:
             self._evicted_in = (work.generation, work.plan.epoch)
 
     def _note_put_off(self, place: tuple[int, int], ended: _Ended | None) -> None:
-        """The next epochs of the shard go on; a process that knows nothing of it waits for the next checkpoint."""
+        """Notes whether merges were put off, so that the shard's next epochs go on with them. A process that does not
+        know of it leaves them to the next checkpoint."""
         if ended is not None and ended.done.put_off:
             self._compaction_pending.add(place)
         else:
@@ -271,7 +274,7 @@ class Worker:
         hottest: tuple[KeyRows, ...] | None,
     ) -> ShardSummary:
         done, result = ended.done, ended.done.result
-        # Every shard gets the rows of a broadcast side; they are counted once.
+        # Every shard gets the rows of a broadcast side, but they are counted once.
         counted = [side for side, spec in enumerate(step.sides) if shard == 0 or not spec.broadcast]
         return ShardSummary(
             step=step.number,
@@ -291,8 +294,9 @@ class Worker:
         )
 
     def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:
-        """At checkpoints, and once before, so that nobody waits for the first of them: in an epoch after which all of
-        the state is here. The first epoch of a recovery does not read for it what nothing else needs."""
+        """Counts the hot keys at checkpoints, and once before, so that users need not wait for the first checkpoint.
+        That earlier count needs all of the shard's segments in the cache: the first epoch after a recovery must not
+        read segments only to count keys."""
         place = (step.number, shard)
         if not work.plan.checkpoint:
             segments = [meta for side in task.sides for meta in side]
@@ -304,7 +308,7 @@ class Worker:
         )
 
     def _hand_on(self, number: int, made: MadeRows[Any], shards: int) -> Generator[Sent, None, int]:
-        """Blocks for the next step; returns how many rows they hold."""
+        """Yields blocks for the next step, and returns how many rows they hold."""
         intake, handed = self._pipeline.steps[number].sides[LEFT].intake, 0
         for batch in made.to_batches():
             partitions, offsets = (batch.column(name).to_numpy() for name in ("$order_partition", "$order_offset"))
@@ -318,13 +322,13 @@ class Worker:
     def _stage(
         self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int
     ) -> tuple[SegmentMeta, ...]:
-        """One call of the store for all, or for each STAGED_BYTES of them."""
+        """Stages the runs, with one call of the store for about each STAGED_BYTES of them."""
         staged: list[SegmentMeta] = []
         waiting: list[tuple[SegmentMeta, bytes]] = []
         sides = self._pipeline.parts()
         for part, run in runs:
             key = f"{part}/{attempt}/{len(staged)}"
-            side = sides.get(part)  # marks have none
+            side = sides.get(part)  # None for marks
             blob = to_blob(run.batch, side.hashed_by if side is not None else (), co_partitions)
             self._cache.put(key, attempt.epoch, run.batch)
             staged.append(describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob))
@@ -372,7 +376,7 @@ def _too_large(work: EpochWork, counter: ReadCounter) -> PlanTooLarge:
 
 
 class _Arrived:
-    """What has come for a step, by side: rows, and how many of them were read and how many the step before made."""
+    """What has arrived for a step, by side: the rows, how many of them were read, and how many the step before made."""
 
     def __init__(self, sides: int) -> None:
         self.read, self.joined = [0] * sides, [0] * sides
@@ -383,22 +387,23 @@ class _Arrived:
         (self.read if block.read else self.joined)[block.side] += block.rows.num_rows
 
     def rows(self) -> Arrivals:
-        """All of it, once: the blocks are let go, or a shard's arrivals would be in memory twice."""
+        """Returns all rows, and drops the blocks: otherwise a shard's arrivals would be in memory twice."""
         batches, self._batches = self._batches, []
         return tuple(concat(of) if of else None for of in batches)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A step that has made all of its rows, and the segments that it has staged."""
+    """The outcome of a step that has made all of its rows, and the segments that it has staged."""
 
     done: StepOutcome
     staged: tuple[SegmentMeta, ...]
 
 
 def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
-    """By input. Rows of the step before are nobody's records: none of them is late (N2). Those of a broadcast side are
-    dropped in every shard, and counted once. Pairs that failed count for the right side, which is always an input."""
+    """Dropped rows by input and reason. Rows of the step before are not records of an input, and never late (N2). Rows
+    of a broadcast side are dropped in every shard but counted once. Failed pairs count for the right side, which is
+    always an input."""
     pairs = zip(step.sides, result.dropped, strict=True)
     counted = [(side, counts) for side, counts in pairs if shard == 0 or not side.broadcast]
     found = {side.time: counts for side, counts in counted if counts and not side.intake.chained}
@@ -411,14 +416,15 @@ def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mappin
 def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
     added, spec = result.added[side], step.sides[side]
     stored = len(added) if added is not None and (shard == 0 or not spec.broadcast) else 0
-    # Arrivals of the other side that were looked up in this one; of sessions, those that looked up their own.
+    # Arrivals of the other side that were looked up in this one; sessions look their own arrivals up.
     other = 1 - side if len(step.sides) > 1 else side
     lookups = result.lookups[other] if shard == 0 or not step.sides[other].broadcast else 0
     return PartCounts(stored, lookups)
 
 
 def _removed(step: StepSpec, result: StepResult) -> dict[str, int]:
-    """Rows of sessions that are marked have gone; other marks say something about rows that stay."""
+    """Counts marked rows by segment if marks mean that rows have left the state, as those of sessions do. Other marks
+    are on rows that stay."""
     if not step.kind.marked_rows_leave:
         return {}
     return {segment: len(rows) for marks in result.marks for segment, rows in marks.items()}

@@ -1,8 +1,8 @@
-"""Makes the archive of the Java classes that a start of Spark loads. A JVM maps it instead of reading and verifying
-each class: a driver's start takes half of the time (docs/decisions/0024).
+"""Makes an archive of the Java classes that Spark loads at its start. A JVM maps the archive instead of reading and
+verifying each class, which halves the time that a driver takes to start (docs/decisions/0024).
 
 `python -m joinery_runtime.hosts.class_archive` makes it, once per Python environment and Java; `make setup` does so. A
-JVM goes on without an archive that is missing, or was made by another Java or of other jars.
+JVM starts without the archive if it is missing, or was made by another Java or from other jars.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from joinery_runtime.hosts.spark import start_context, stop_context
 
 
 def make() -> Path | None:
-    """Makes the archive anew. None where there can be none, or the JVM made none. Raises EnvironmentProblem where Spark
-    does not start."""
+    """Makes the archive anew. Returns None if there can be no archive, or if the JVM made none. Raises
+    EnvironmentProblem if Spark does not start."""
     archive = archive_path()
     if archive is None:
         return None
     archive.parent.mkdir(parents=True, exist_ok=True)
-    archive.unlink(missing_ok=True)  # a JVM that uses one makes none
+    archive.unlink(missing_ok=True)  # a JVM that uses an archive makes none
     partial = archive.with_suffix(f".{uuid.uuid4().hex}")
     options = f"-XX:ArchiveClassesAtExit={shlex.quote(str(partial))} -Xlog:disable"
     try:
@@ -35,11 +35,11 @@ def make() -> Path | None:
         context.parallelize([1], 1).map(str).collect()
         stop_context(context)
         java = SparkContext._gateway.proc
-        java.stdin.close()  # it ends with its input
+        java.stdin.close()  # Java ends when its input does
         if java.wait() != 0 or not partial.exists():
             return None
         with partial.open("rb") as file:
-            os.fsync(file.fileno())  # a JVM does not survive an archive that was cut off
+            os.fsync(file.fileno())  # a truncated archive crashes a JVM
         partial.replace(archive)
     finally:
         partial.unlink(missing_ok=True)

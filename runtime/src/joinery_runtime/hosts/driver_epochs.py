@@ -1,23 +1,21 @@
-"""Epochs run in the driver's process: the first ones, and small ones, of which a Spark job would take half of the time
-(docs/decisions/0024, 0045, 0047).
+"""Runs epochs in the driver's process: the first ones, and small ones, which would spend half of their time on the
+overhead of a Spark job (docs/decisions/0024, 0045, 0047).
 
 The commit protocol is the same: such an epoch stages and claims what a task would, under an attempt's name of its own.
-Spark starts when epochs that are not small have kept the driver busy for a while: a job that ends before needs none.
-Between two epochs Spark takes over, once its processes have built their workers, or at an epoch that is not small.
-Spark on other machines runs every epoch: what its executors have, memory first of all, the driver need not have.
+Spark starts once epochs that are not small have kept the driver busy for a while; a job that ends before that needs no
+Spark. Spark takes over between two epochs, once its processes have built their workers, or at an epoch that is not
+small. Spark on other machines runs every epoch, because the driver may lack what its executors have, above all memory.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from joinery_runtime.engine.driver import Host
@@ -25,6 +23,7 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.tasks import MAX_THREADS
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
 from joinery_runtime.hosts.local import LocalHost
+from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.spark_security import on_this_machine
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import worker_here
@@ -33,31 +32,31 @@ from joinery_runtime.sinks.kafka_producers import PRODUCERS
 from joinery_runtime.state.store import StateStore
 
 WAIT_FOR_SPARK = "JOINERY_WAIT_FOR_SPARK"
-"""The environment variable that, when it is set, has every epoch run on Spark."""
+"""The environment variable that makes every epoch run on Spark when it is set."""
 
 SPARK_AFTER = "JOINERY_SPARK_AFTER"
-"""The environment variable that says after how many seconds of epochs in the driver Spark starts, 60 by default."""
+"""The environment variable for how many seconds of epochs in the driver Spark starts after; 60 by default."""
 
-# Small is an epoch that plans few records (bytes, where an input is a file) and meets little state: with more, a second
-# process and its cores are worth more than the 50 ms that a Spark job takes.
+# An epoch is small if it plans few records (bytes, where an input is a file) and reads little state. With more, a
+# second process and its cores are worth more than the 50 ms that a Spark job takes.
 _SMALL_RANGES = 10_000
-_SMALL_STATE = 32 << 20  # bytes: what this process reads anew when epochs come back to it
-_SMALL_IN_A_ROW = 50  # until they do
+_SMALL_STATE = 32 << 20  # bytes: this process reads all of it again when epochs return from Spark
+_SMALL_IN_A_ROW = 50  # small epochs in a row until they return
 
-# Of epochs that are not small, in this process, until Spark starts. Its start and the change of place cost some
-# 7 s of CPU (decision 47): on two cores 6 % of a minute, and half of a job of 8 s.
+# Spark starts after this long a time of epochs that are not small. Its start and the move cost some 7 s of CPU
+# (decision 47): on two cores 6 % of a minute, but half of a job of 8 s.
 _SPARK_AFTER_S = 60.0
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 def may_run_here(master: str) -> bool:
-    """Whether epochs of a Spark with this master may run in the driver."""
+    """Whether epochs may run in the driver with this Spark master."""
     return on_this_machine(master) and not os.environ.get(WAIT_FOR_SPARK)
 
 
 def cores_of(master: str) -> int:
-    """How many tasks at a time a master on this machine runs."""
+    """How many tasks a master on this machine runs at a time."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if many := re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)", master):
         return int(many[1]) * int(many[2])
@@ -68,8 +67,8 @@ def cores_of(master: str) -> int:
 
 
 def spark_starts_after(master: str) -> float:
-    """Seconds of epochs that are not small. More cores than the threads of one process can use are Spark's from the
-    start. Raises EnvironmentProblem where the variable SPARK_AFTER holds no number."""
+    """After how many seconds of epochs that are not small Spark starts; 0 if there are more cores than the threads of
+    one process can use. Raises EnvironmentProblem if the variable SPARK_AFTER holds no number."""
     text = os.environ.get(SPARK_AFTER)
     if text is None:
         return _SPARK_AFTER_S if cores_of(master) <= MAX_THREADS else 0.0
@@ -84,10 +83,10 @@ def spark_starts_after(master: str) -> float:
 
 
 class BackgroundCall(Generic[T_co]):
-    """A call in a daemon thread of this name, which begins at once.
+    """Runs a call in a daemon thread of this name, starting at once.
 
-    `result` waits and raises what the call raised, whatever that is; `join` and `done` raise nothing of it. An error is
-    lost where nobody asks for the result."""
+    `result` waits, and raises whatever the call raised; `join` and `done` do not raise it. An error is lost if nobody
+    asks for the result."""
 
     def __init__(self, call: Callable[[], T_co], name: str) -> None:
         self._future: Future[T_co] = Future()
@@ -105,11 +104,11 @@ class BackgroundCall(Generic[T_co]):
         return self._future.done()
 
     def result(self) -> T_co:
-        """Waits for it. Raises what the call raised."""
+        """Waits for the call and returns its result, or raises what it raised."""
         return self._future.result()
 
     def join(self) -> None:
-        """Waits until it has ended, however."""
+        """Waits until the call has ended, with a result or an error."""
         self._thread.join()
 
 
@@ -119,12 +118,12 @@ def is_small(work: EpochWork) -> bool:
 
 
 class DriverEpochs:
-    """Implements `engine.driver.Host`: in this process until Spark has started and after many small epochs in a row,
-    else on Spark.
+    """Implements `engine.driver.Host`. Runs epochs in this process until Spark has started, and again after many small
+    epochs in a row; otherwise on Spark.
 
-    `here` opens the host of this process, at the first epoch that needs it; what it has open is closed when Spark takes
-    over. `start` begins Spark's start, once, after `start_after` seconds of epochs that are not small, by `clock`. An
-    error of that start is raised by the next epoch.
+    `here` opens the host of this process at the first epoch that needs it; that host is closed when Spark takes over.
+    `start` starts Spark in the background, once, after `start_after` seconds of epochs that are not small, by `clock`.
+    The next epoch raises an error of that start.
     """
 
     def __init__(
@@ -136,10 +135,10 @@ class DriverEpochs:
     ) -> None:
         self._open_here, self._start, self._left, self._clock = here, start, start_after, clock
         self.spark: BackgroundCall[Host] | None = None
-        """Once it has begun."""
+        """Spark's start, once it has begun."""
         self._stack = ExitStack()
         self._here: Host | None = None
-        self._small = 0  # epochs in a row
+        self._small = 0  # small epochs in a row
 
     def run(self, work: EpochWork) -> EpochOutcome:
         small = is_small(work)
@@ -147,7 +146,7 @@ class DriverEpochs:
         if self._left <= 0:
             self._starting()
         if self.spark is not None and self.spark.done:
-            spark = self.spark.result()  # raises what kept it from starting
+            spark = self.spark.result()  # raises the error of a failed start
             if self._small < _SMALL_IN_A_ROW:
                 self.close()
                 return spark.run(work)
@@ -166,13 +165,13 @@ class DriverEpochs:
         return self.spark
 
     def _run_here(self, work: EpochWork) -> EpochOutcome | None:
-        """None: Spark has to run it."""
+        """Runs the epoch in this process. Returns None if Spark has to run it."""
         if self._here is None:
             self._here = self._stack.enter_context(self._open_here())
         try:
             return self._here.run(work)
         except Superseded:
-            # Spark would try the task again; here the whole epoch is, by Spark.
+            # Spark would retry the task; here Spark runs the whole epoch again.
             self._small = 0
             return None
         except JoineryError:
@@ -191,13 +190,14 @@ class DriverEpochs:
 
 @contextmanager
 def host_here(job: Job, store: StateStore, address: PostgresStoreAddress | None, threads: int) -> Iterator[Host]:
-    """A host of this process for a job that has its secrets. `address` None: `store` is the driver's, in memory."""
+    """Yields a host in this process for a job with its secrets filled in. Without an `address`, `store` is the driver's
+    own, in memory."""
     with ExitStack() as stack:
         stack.callback(PRODUCERS.close_idle)
         if address is not None:
             store = address.connect()
             stack.callback(store.close)
-        cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-segments-"))
-        host = LocalHost(stack.enter_context(worker_here(job, store, address, Path(cache))), threads)
+        cache = stack.enter_context(scratch_folder("segments"))
+        host = LocalHost(stack.enter_context(worker_here(job, store, address, cache)), threads)
         stack.callback(host.close)
         yield host

@@ -1,5 +1,5 @@
-"""A Spark session that somebody else has started and goes on to use: a job runs on it, asks for nothing that it does
-not have, and leaves it as it was."""
+"""Runs a job on a Spark session that the caller has started and goes on to use. The job needs nothing that the session
+lacks, and leaves the session as it was."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _OWN_WORKERS = {"JOINERY_WORKER": "1"}
 
 @contextmanager
 def given_context(session: SparkSession | SparkContext, conf: Mapping[str, str]) -> Iterator[SparkContext]:
-    """The context of a session, for a job whose `spark.conf` is `conf`. Raises EnvironmentProblem naming each setting
-    that the session lacks, or saying what else keeps its workers from running tasks."""
+    """Yields the context of a session, for a job whose `spark.conf` is `conf`. Raises EnvironmentProblem, which names
+    each setting that the session lacks, or says what else keeps its workers from running tasks."""
     context = _context_of(session)
     if lacking := sorted(_lacking(context, conf)):
         raise EnvironmentProblem(
@@ -43,40 +43,40 @@ def given_context(session: SparkSession | SparkContext, conf: Mapping[str, str])
     try:
         yield own
     except BaseException:
-        # An interrupt ends the wait for an epoch's Spark job, not the job.
+        # An interrupt ends only the wait for an epoch's Spark job, not the job itself.
         cancelling = threading.Thread(target=_cancel, args=(context, tag), daemon=True)
         cancelling.start()
         cancelling.join(_PATIENCE_S)
         raise
     finally:
-        # What it raises where Java is gone would hide the error that says so.
+        # If Java is gone, an error from here would hide the error that says so.
         with suppress(Py4JError, OSError):
             if context._jsc is not None and _between_calls(context):
-                given: Any = described  # None takes it away
+                given: Any = described  # None removes the description
                 context.setLocalProperty(_DESCRIPTION, given)
                 context.removeJobTag(tag)
 
 
 def _with_own_workers(context: SparkContext) -> SparkContext:
-    """The same context, for tasks in Python workers that no other task gets: Spark keeps workers by the variables that
-    a task asks for. When nobody has asked for a minute it ends them, and with them their caches and connections."""
-    own = object.__new__(SparkContext)  # another one cannot be started
+    """The same context, but with Python workers of its own: Spark pools workers by the environment variables that a
+    task asks for. After a minute without a task Spark ends such workers, and with them their caches and connections."""
+    own = object.__new__(SparkContext)  # a second context cannot be started
     own.__dict__.update(context.__dict__, environment={**context.environment, **_OWN_WORKERS})
     return own
 
 
 def _cancel(context: SparkContext, tag: str) -> None:
-    """For a thread of its own, which calls Java by a connection of its own: an interrupted call has left the other
-    one's with an answer to come."""
+    """Cancels the job's Spark jobs. Has to run in a thread of its own, which calls Java over a connection of its own:
+    the interrupted call's connection still has an answer to come."""
     with suppress(Py4JError, OSError):
         if context._jsc is not None:
             context.cancelJobsWithTag(tag)
 
 
 def _between_calls(context: SparkContext) -> bool:
-    """Whether this thread's connection to Java is idle. One of an interrupted call is not: its answer is to come, and
-    the next call would take that for its own. PySpark drops that connection with the traceback, and all that was set
-    for the thread goes with it."""
+    """Whether this thread's connection to Java is idle. That of an interrupted call is not: its answer is still to
+    come, and the next call would take it for its own. PySpark drops such a connection together with the traceback, and
+    with it all that was set for the thread."""
     gateway: Any = context._gateway
     client = gateway._gateway_client
     connection = client.get_thread_connection() if hasattr(client, "get_thread_connection") else None
@@ -101,7 +101,7 @@ def _lacking(context: SparkContext, conf: Mapping[str, str]) -> Iterator[str]:
     for name, value in conf.items():
         if name not in _DECIDED_BY_THE_SESSION and has.get(name) != value:
             yield f"{name} is {value} in the job's spark.conf and {has.get(name, 'not set')} in the session"
-    # Blocks of rows go from process to process as one value each, which Kryo refuses when it is larger than its buffer.
+    # Each block of rows travels between processes as one value, and Kryo refuses values larger than its buffer.
     name = "spark.kryoserializer.buffer.max"
     by_kryo = has.get("spark.serializer") == DEFAULT_CONF["spark.serializer"]
     one_process = context.master.startswith("local") and context.defaultParallelism <= MAX_THREADS
@@ -113,7 +113,8 @@ def _lacking(context: SparkContext, conf: Mapping[str, str]) -> Iterator[str]:
 
 
 def _check_workers(context: SparkContext) -> None:
-    """They run a Python of their own, which need not be this one: to run a task they import this module."""
+    """Raises EnvironmentProblem if the workers cannot run tasks. They need not run the same Python as this process, and
+    they have to import this module."""
     try:
         context.parallelize([0], 1).map(_run).collect()
     except Py4JError as error:

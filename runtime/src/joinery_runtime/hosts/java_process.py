@@ -1,6 +1,6 @@
-"""The Java process of Spark's driver half, as PySpark starts it, but known from its first moment: a start that nobody
-waits for any longer is ended by its pid, and one that a signal cuts short leaves no process behind. And the archive of
-classes that makes its start shorter, which `class_archive` makes.
+"""Starts the Java process of Spark's driver as PySpark does, but knows the process from its first moment: a start that
+nobody waits for any longer is killed by its pid, and a start that a signal cuts short leaves no process behind. Also
+finds the class archive (made by `class_archive`) that shortens the start.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from pyspark import SparkContext, java_gateway
 
 from joinery_runtime.errors import EnvironmentProblem
 
-# A JVM that cannot use the archive would say so on standard output. Its other warnings stay.
+# Silences the JVM's message, on standard output, that it cannot use the archive. Its other warnings stay.
 _QUIET = "-Xlog:disable -Xlog:all=warning:stderr -Xlog:cds*=off:stderr -Xlog:class+path=off:stderr"
 
-_PATIENCE_S = 10.0  # Spark's hooks remove its temporary folders within one
+_PATIENCE_S = 10.0  # Spark's shutdown hooks remove its temporary folders within a second
 _launching = threading.Lock()
 _under_way: set[subprocess.Popen[bytes]] = set()
 
-# Spark's launcher adds an incubating module for the linear algebra of MLlib, and a JVM with one prints a warning that
-# no option takes away. Its scripts end in `exec java ...`: bash prefers a function to its builtin of that name.
+# Spark's launcher adds an incubating module for MLlib's linear algebra, and a JVM with an incubating module prints a
+# warning that no option turns off. Spark's scripts end in `exec java ...`, and bash prefers a function named `exec` to
+# its builtin.
 _WITHOUT_MODULE = """() {
   local kept=() word
   for word; do
@@ -41,8 +42,8 @@ _WITHOUT_MODULE = """() {
 
 
 def kill_starts() -> None:
-    """Kills the Java processes that are being started. To be called where this process ends, or leaves a start, without
-    `give_up`: PySpark has then removed the folder that Java writes its address to, and a Java that cannot write there
+    """Kills the Java processes that are being started. To be called when this process ends or abandons a start without
+    `give_up`: PySpark has then removed the folder to which Java writes its address, and a Java that cannot write there
     never ends."""
     for process in list(_under_way):
         process.kill()
@@ -50,8 +51,8 @@ def kill_starts() -> None:
 
 @contextmanager
 def ended_afterwards() -> Iterator[None]:
-    """A Java process that is started in the block, and on which no context runs after it, ends with it: its system
-    properties would be settings of the next context."""
+    """Ends a Java process that was started in the block if no context runs on it after the block: its system properties
+    would become settings of the next context."""
     before = SparkContext._gateway
     try:
         yield
@@ -73,7 +74,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class JavaStart:
-    """One start of a Java process. `give_up` may be called by another thread, at any time."""
+    """One start of a Java process. Another thread may call `give_up` at any time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,10 +83,10 @@ class JavaStart:
 
     @contextmanager
     def made_here(self) -> Iterator[None]:
-        """The process that PySpark's launch makes in the block is this start's. The launch raises EnvironmentProblem
-        once it was given up."""
+        """Takes the process that PySpark launches in the block for this start. The launch raises EnvironmentProblem
+        after `give_up`."""
         with _launching:
-            # PySpark tells of the process only once the process has answered.
+            # PySpark hands out the process only once it has answered, so its Popen is replaced meanwhile.
             original = java_gateway.Popen
             java_gateway.Popen = self._popen
             try:
@@ -98,14 +99,15 @@ class JavaStart:
                 _under_way.difference_update({self._process})
 
     def give_up(self) -> None:
-        """Ends the process if this start has made one; calls into it fail."""
+        """Ends the process if this start has made one; calls into it then fail."""
         with self._lock:
             self._given_up = True
         if self._process is not None:
             _end(self._process)
 
     def forget(self) -> None:
-        """After `give_up`, once nobody calls into the process any more: the next start makes a new one."""
+        """Makes PySpark forget the process, so that the next start makes a new one. To be called after `give_up`, once
+        nobody calls into the process any more."""
         gateway = SparkContext._gateway
         if gateway is not None and self._process is not None and gateway.proc is self._process:
             SparkContext._gateway = SparkContext._jvm = None
@@ -124,7 +126,7 @@ class JavaStart:
 
 
 def java_options() -> str:
-    """Options for a JVM of Spark's; none where there is no archive."""
+    """The options with which Spark's JVM uses the archive; empty if there is no archive."""
     archive = archive_path()
     if archive is None or not archive.exists():
         return ""
@@ -132,8 +134,8 @@ def java_options() -> str:
 
 
 def archive_path() -> Path | None:
-    """The archive of this Python environment's Spark and the Java that it will run on. None where there can be none:
-    another Spark is named, or Java does not say its version."""
+    """The path of the archive for this Python environment's Spark and the Java that it will run on. None if there can
+    be no archive: SPARK_HOME names another Spark, or Java does not state its version."""
     release, home = _release(), os.environ.get("SPARK_HOME")
     if release is None or (home and Path(home) != Path(java_gateway.__file__).parent):
         return None
@@ -142,7 +144,7 @@ def archive_path() -> Path | None:
 
 
 def _release() -> str | None:
-    """What the Java home that Spark's scripts choose says of itself."""
+    """The release file of the Java home that Spark's scripts choose."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else shutil.which("java")
     if java is None:

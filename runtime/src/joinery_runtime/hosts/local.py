@@ -1,4 +1,4 @@
-"""All tasks of an epoch in this process: for epochs that the driver runs, traces, and tests of the engine."""
+"""Runs all tasks of an epoch in this process: for epochs that the driver runs, traces, and tests of the engine."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class LocalHost:
         return run_epoch(self._worker, work, f"local{self._attempts}", self._threads)
 
     def close(self) -> None:
-        """Ends its threads."""
+        """Ends the host's threads."""
         self._threads.close()

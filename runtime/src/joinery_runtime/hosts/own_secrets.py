@@ -1,16 +1,15 @@
-"""Secrets that a job says itself instead of naming where they are: passwords in its `properties` or in its DSN.
+"""Handles secrets that are written in the job itself instead of being referred to: passwords in `properties` or a DSN.
 
-They do not travel with the job to Spark's workers. What is sent says WITHHELD in their place and names a job file,
-where a worker reads them: in a pod the job's own, which is mounted into executors as into the driver, elsewhere a copy
-that the driver writes for its user alone. Workers on other machines get none of them: a job that runs there refers to
-its secrets (docs/decisions/0016).
+They do not travel with the job to Spark's workers. The job that is sent has WITHHELD in their place, and a worker reads
+them from a job file: in a pod the job's own file, which is mounted into executors as into the driver, elsewhere a copy
+that the driver writes for its user alone. Workers on other machines get none of them: a job that runs there has to
+refer to its secrets (docs/decisions/0016).
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from joinery_runtime.errors import EnvironmentProblem, JobError
+from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.secrets import KafkaClient, Place, with_clients
 from joinery_runtime.job import Job, PostgresOutput, PostgresStoreSpec, load_job
 from joinery_runtime.job.model.pods import SparkSpec
@@ -27,8 +27,8 @@ from joinery_runtime.job.model.pods import SparkSpec
 WITHHELD = "(withheld)"
 IN_A_POD = Path("/etc/joinery/job.yaml")
 
-# Settings of librdkafka, libpq, the schema registry's client, catalogs and object stores that are secret; those that
-# name a file are not.
+# The secret settings of librdkafka, libpq, the schema registry's client, catalogs and object stores. Settings that name
+# a file are not secret.
 _SECRET = re.compile(
     r"(?i)password|passphrase|secret|access.key|account.key|sas.token|session.token|credential|^token$|service.account"
     r"|(^|[.])key[.]pem$|^ssl_key$|oauthbearer[.]config$|^scram_.*_key$"
@@ -40,7 +40,7 @@ _Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
 
 
 def withheld(job: Job) -> Job:
-    """The job without the values of secrets: it may be sent to workers."""
+    """Returns the job without the values of secrets, so that it may be sent to workers."""
 
     def client(client: KafkaClient, _: Place) -> KafkaClient:
         properties = client.properties or {}
@@ -51,12 +51,12 @@ def withheld(job: Job) -> Job:
         return database.model_copy(update={"dsn": WITHHELD}) if _is_secret(database.dsn) else database
 
     changed = with_clients(job, client, database)
-    # Workers need no settings of Spark's.
+    # Workers do not need the settings of Spark.
     return changed.model_copy(update={"spec": changed.spec.model_copy(update={"spark": SparkSpec()})})
 
 
 def restored(job: Job, job_file: Path) -> Job:
-    """What `withheld` gave, with the values that the job in the file has. Raises EnvironmentProblem."""
+    """Fills the values in the job file into a job that `withheld` returned. Raises EnvironmentProblem."""
     if withheld_in(job):
         try:
             return _filled(job, _values(load_job(job_file)))
@@ -77,9 +77,9 @@ def withheld_in(job: Job) -> bool:
 
 @contextmanager
 def private_copy(job: Job) -> Iterator[Path]:
-    """A file with the job as it is, for workers of this user on this machine."""
-    with tempfile.TemporaryDirectory(prefix="joinery-job-") as folder:
-        path = Path(folder, "job.json")
+    """Yields a file with the job and its secrets, for workers of this user on this machine."""
+    with scratch_folder("job") as folder:
+        path = folder / "job.json"
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             # Variables of the environment were filled in when the job was loaded.
             file.write(job.model_dump_json(by_alias=True, exclude_unset=True).replace("${", "$${"))
@@ -87,7 +87,7 @@ def private_copy(job: Job) -> Iterator[Path]:
 
 
 def _values(job: Job) -> _Values:
-    """All that `withheld` may leave out."""
+    """All values that `withheld` may leave out, by their place in the job."""
     found: dict[tuple[str | int, ...], str] = {}
 
     def client(client: KafkaClient, at: Place) -> KafkaClient:
@@ -117,7 +117,7 @@ def _filled(job: Job, values: _Values) -> Job:
 
 
 def _place(job: Job, at: Place) -> Place:
-    """An input by its name: an edit may have moved it since the plan that is replayed."""
+    """A place in the job, with inputs by name: an edit may have moved an input since the plan that is replayed."""
     return ("inputs", job.inputs[int(at[1])].name, *at[2:]) if at[0] == "inputs" else at[:1]
 
 
@@ -127,4 +127,4 @@ def _is_secret(dsn: str | None) -> bool:
     try:
         return any(_SECRET.search(name) and value for name, value in conninfo_to_dict(dsn).items())
     except psycopg.Error:
-        return True  # what cannot be read may be anything
+        return True  # a DSN that cannot be parsed may hold a secret

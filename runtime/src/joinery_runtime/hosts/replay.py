@@ -1,8 +1,8 @@
-"""Committed epochs, run once more: the job's own core over the ranges, watermarks and horizons of the epoch log.
+"""Runs committed epochs again: the job's own core over the ranges, watermarks and horizons of the epoch log.
 
-A plan fixes all that decides an epoch's rows (rule T9). So what went out can be computed again from the log and the
-inputs, in this process, with an empty state in memory at the start; where the log does not go back so far, with the
-state that a savepoint keeps. Nothing of the job is touched: no store, no output, no consumer group.
+A plan fixes everything that decides an epoch's rows (rule T9). So the output can be computed again from the log and the
+inputs, in this process. It starts with an empty state in memory or, if the log does not go back far enough, with the
+state of a savepoint. Nothing of the job is touched: no store, no output, no consumer group.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ReplayedEpoch:
-    """What an epoch gave. `rows` are its output rows with ORDER_COLUMNS, `dead` its dead letters, `result` the document
-    that the epoch log has of it, made anew."""
+    """What a replayed epoch yielded: its output `rows` with ORDER_COLUMNS, its dead letters (`dead`), and the `result`
+    document, computed again, that the epoch log has of it."""
 
     plan: EpochPlan
     rows: Sequence[pa.Table]
@@ -57,14 +57,14 @@ class ReplayedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What a store has of a job: the record, and the segments that it names, by key."""
+    """What a store has of a job: the record, and the segments that the record names, by key."""
 
     record: JobRecord
     blobs: Mapping[str, bytes]
 
     @classmethod
     def readable(cls, record: JobRecord, blobs: Mapping[str, bytes]) -> StoredState:
-        """With segments that this release can read."""
+        """The stored state with its segments migrated to a version that this release can read."""
         target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
         old = {meta.key: meta for meta in outdated(record, chain, target)}
         newer = {key: migrations.migrate(blobs[key], meta.state_version, target, chain) for key, meta in old.items()}
@@ -76,8 +76,8 @@ class StoredState:
 
 
 class Replay:
-    """The job's state, in memory, and what runs its next epoch: the state is empty at first, or as it is `stored`.
-    `cache` is an empty directory. `pipeline` is the job, compiled, where that was done before."""
+    """Keeps a job's state in memory and runs its next epochs. The state is empty at first, or as `stored`. `cache` is
+    an empty directory. `pipeline` is the compiled job, if the caller has it."""
 
     def __init__(
         self,
@@ -100,18 +100,18 @@ class Replay:
             self._state = JobState.of(self._pipeline, replace(stored.record, plan=None), None)
 
     def goes_on(self, plan: EpochPlan) -> bool:
-        """Whether the plan reads on from where the state stands. Not after a restore or a reset."""
+        """Whether the plan reads on from where the state stands. After a restore or a reset it does not."""
         there = _positions(self._state)
         return all(planned.start >= there.get(planned.partition, planned.start) for planned in plan.ranges)
 
     def closes(self, plan: EpochPlan) -> bool:
-        """Whether the epoch may put rows out although nothing of it is read."""
+        """Whether the epoch may emit rows even though it reads nothing."""
         planned = self._after_what_was_left_out(plan)
         return any(times.closes(self._pipeline, meta, planned.horizons) for meta in self._state.remaining)
 
     def run(self, plan: EpochPlan) -> ReplayedEpoch:
-        """The next epoch. Epochs between the last one and this may be left out if nothing is read in them and none
-        `closes` anything."""
+        """Runs the next epoch. Epochs in between may be left out if they read nothing and none of them `closes`
+        anything."""
         plan = self._after_what_was_left_out(plan)
         work = EpochWork(generation=1, plan=plan, segments=self._state.needed_by(plan))
         outcome = self._host.run(work)
@@ -121,13 +121,13 @@ class Replay:
         )
 
     def kept(self, wanted: Callable[[SegmentMeta], bool]) -> list[tuple[SegmentMeta, Run]]:
-        """The live segments, of which the `wanted` ones."""
+        """The live segments that are `wanted`, with their rows."""
         there = self._state.segments.items()
         return [(meta, decoded(meta, self._segments.blob(key))) for key, meta in there if wanted(meta)]
 
     @property
     def floors(self) -> Floors:
-        """Up to where the parts of the state are closed."""
+        """Up to where each part of the state is closed."""
         return self._state.floors
 
     def _after_what_was_left_out(self, plan: EpochPlan) -> EpochPlan:
@@ -142,7 +142,7 @@ class Replay:
 
 
 class _Segments:
-    """The task's half of a state store, for one process that commits whatever it stages."""
+    """The tasks' half of a state store, for one process that commits whatever it stages."""
 
     def __init__(self, blobs: Mapping[str, bytes]) -> None:
         self._blobs = dict(blobs)
@@ -169,8 +169,8 @@ class _Segments:
 
 @dataclass(frozen=True, slots=True)
 class Replayable:
-    """Entries of the log that can be computed again, each after the one before. They begin with an empty state, or with
-    what a savepoint keeps: `savepoint` is its name, `record` what it keeps, of the job or of one that it started from.
+    """Entries of the log that can be computed again, one after the other. They begin with an empty state, or with that
+    of a savepoint: `savepoint` is its name, `record` what it keeps, of this job or of the job that it started from.
     """
 
     entries: Sequence[EpochRecord]
@@ -180,8 +180,8 @@ class Replayable:
     def stored(
         self, store: SegmentReader, wanted: Callable[[SegmentMeta], bool] = lambda _: True
     ) -> StoredState | None:
-        """The state that they begin with, of its segments those that are `wanted`; None: it is empty. Raises
-        JoineryError where the savepoint was deleted meanwhile."""
+        """The state that the entries begin with, with its `wanted` segments only; None if it is empty. Raises
+        JoineryError if the savepoint was deleted meanwhile."""
         if self.record is None:
             return None
         segments = tuple(meta for meta in self.record.segments if wanted(meta))
@@ -205,10 +205,10 @@ def replayable(
     last: int | None = None,
     pipeline: Pipeline | None = None,
 ) -> Replayable:
-    """The log's entries up to epoch `last` (None: the newest one), from where the state was empty or, where the log
-    does not go back so far, from a savepoint: the oldest one that fits, or the newest one before epoch `first`, which
-    has to be among them. `pipeline` is the job, compiled, where that was done before. Raises JoineryError that says why
-    an epoch cannot be computed again, and what would help."""
+    """Finds the log's entries up to epoch `last` (None: the newest one) that can be computed again. They begin where
+    the state was empty or, if the log does not go back that far, at a savepoint: the oldest one that fits, or the
+    newest one before epoch `first`, which has to be among the entries. `pipeline` is the compiled job, if the caller
+    has it. Raises JoineryError, which says why an epoch cannot be computed again, and what would help."""
     log = list(_log(job.name, store))
     own = _own(log)
     entries = [entry for entry in own if last is None or entry.epoch <= last]
@@ -235,8 +235,8 @@ def replayable(
 
 
 def _own(entries: list[EpochRecord]) -> list[EpochRecord]:
-    """Without the entry that a job has of the one that it started from, of which it has put nothing out: what an epoch
-    wrote is left out of the copy."""
+    """The entries without one copied from the job that this job started from, of which it wrote nothing itself. The
+    copy does not say what the epoch wrote, which tells it apart."""
     return entries[1:] if entries and "output" not in entries[0].result else entries
 
 
@@ -249,8 +249,8 @@ def _log(job: str, store: JobReader) -> Iterator[EpochRecord]:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """The last plans that follow each other under the job as it is now, from the one at `begin`. `empty`: the state was
-    empty before it; else `why` says what parts it from the plans before it."""
+    """The newest plans that continue each other under the job as it is now, from the one at `begin`. `empty`: the state
+    was empty before it; otherwise `why` says what separates it from the plans before it."""
 
     begin: int
     empty: bool
@@ -278,19 +278,19 @@ def _last_course(today: str, plans: Sequence[EpochPlan]) -> _Course:
 
 
 def _state_is_empty(plan: EpochPlan) -> bool:
-    """Before this epoch no row with an event time had been read, and nothing had been closed: the job, or its life
-    after `start_anew`, began with it."""
+    """Whether the job, or its life after `start_anew`, began with this epoch: no row with an event time had been read
+    before it, and nothing had been closed."""
     unread = all(highest is None for highest in plan.highest.values()) and (bool(plan.highest) or plan.epoch == 1)
     return unread and all(horizon.previous is None for horizon in plan.horizons.values())
 
 
 def fingerprint_of(job: Job, pipeline: Pipeline) -> str:
-    """What plans that were made under the job as it is now have."""
+    """The fingerprint in plans that were made under the job as it is now."""
     return fingerprint(identity(job, pipeline, lambda _: None).signature)
 
 
 def _goes_back(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mapping[str, int]) -> str:
-    """Why the plan does not go on where the ones before it ended; empty if it does."""
+    """Why the plan does not continue where the plans before it ended; empty if it does."""
     for planned in plan.ranges:
         if planned.start < ends.get(planned.partition, planned.start):
             place = f"{planned.partition.topic}/{planned.partition.partition}"
@@ -307,7 +307,7 @@ def _goes_back(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mappin
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A savepoint, of which job, that the plan at `at` may go on from."""
+    """A savepoint of `job` that the plan at `at` may go on from."""
 
     at: int
     job: str
@@ -317,18 +317,18 @@ class _Start:
 def _starts(
     job: Job, store: StateReader, plans: Sequence[EpochPlan], course: _Course, *, begun: bool
 ) -> Iterator[_Start]:
-    """By the numbers of the epochs; whether the state fits is another question. `begun`: the first of the plans is the
-    job's first one after it started from another job."""
+    """Yields the savepoints that the plans may go on from, by epoch numbers only; whether the state fits is another
+    question. `begun`: the first of the plans is the job's first one after it started from another job."""
     record = store.record(job.name)
     lineage = None if record is None else record.lineage
     for pin in store.savepoints(job.name):
         following = next((at for at, plan in enumerate(plans) if plan.epoch > pin.epoch), None)
         if following is None or pin.lineage != lineage:
             continue
-        # The log has all epochs since the savepoint only if it has one from before it, or the very next.
+        # The log has all epochs since the savepoint only if it has one from before it, or the one right after it.
         if following > 0 or plans[0].epoch == pin.epoch + 1:
             yield _Start(following, job.name, pin.name)
-        if following < course.begin < len(plans):  # the job may have been taken back to it
+        if following < course.begin < len(plans):  # the job may have been taken back to this savepoint
             yield _Start(course.begin, job.name, pin.name)
     begin = job.spec.state_store.start_from
     if begin is not None:
@@ -339,8 +339,8 @@ def _starts(
 
 
 def _fits(job: Job, pipeline: Pipeline, record: JobRecord, plans: Sequence[EpochPlan]) -> bool:
-    """Whether the first of the plans was made on this state: each partition is read on where the state stands, by the
-    first plan that reads it, and the state is closed, and has seen event times, up to where that plan says."""
+    """Whether the first of the plans was made on this state. Then the first plan that reads a partition goes on where
+    the state stands, and the state is closed, and has seen event times, up to where the first plan says."""
     try:
         compare_with_state(identity(job, pipeline, lambda _: None), record)
     except IncompatibleState:
@@ -388,7 +388,7 @@ def _not_again(job: Job, plans: Sequence[EpochPlan], course: _Course) -> Joinery
 
 
 def wrong_counts(entry: EpochRecord, replayed: ReplayedEpoch) -> list[str]:
-    """What the log counts otherwise than the replayed epoch does."""
+    """The counts in which the log and the replayed epoch differ, in words."""
     return [
         f"epoch {entry.epoch}: the log has {name} {entry.result[name]}, computed were {replayed.result[name]}"
         for name in ("rows_out", "dropped", "dead", "lost")
@@ -397,7 +397,7 @@ def wrong_counts(entry: EpochRecord, replayed: ReplayedEpoch) -> list[str]:
 
 
 def check_records(entry: EpochRecord, there: Mapping[str, int]) -> None:
-    """Raises JoineryError unless the inputs still have all records that the epoch read; it names the partition. `there`
+    """Raises JoineryError, naming the partition, unless the inputs still have all records that the epoch read. `there`
     counts records by partition, named as in `rows_in` of the log."""
     for place, count in entry.result["rows_in"].items():
         if there.get(place, 0) != count:

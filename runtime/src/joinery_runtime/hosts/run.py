@@ -1,9 +1,9 @@
-"""Runs one job on Spark: opens store, sources and sinks, starts a Spark context, goes through the epoch loop."""
+"""Runs one job on Spark: opens store, sources and sinks, starts a Spark context, runs the epoch loop."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, DriverParts, Host, takeover_of
+from joinery_runtime.engine.driver import Driver, DriverParts, Host
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import compare_with_state
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
@@ -26,14 +26,9 @@ from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.engine.tasks import MAX_THREADS
 from joinery_runtime.errors import (
-    AggregateError,
     EnvironmentProblem,
-    ExpressionError,
     IncompatibleState,
     JoineryError,
-    RecordError,
-    SinkError,
-    SourceError,
     Unavailable,
 )
 from joinery_runtime.hosts.driver_epochs import (
@@ -44,6 +39,7 @@ from joinery_runtime.hosts.driver_epochs import (
     may_run_here,
     spark_starts_after,
 )
+from joinery_runtime.hosts.edits import EarlierDefinition, naming_the_edit
 from joinery_runtime.hosts.given_spark import given_context
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
@@ -61,16 +57,15 @@ from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
-from joinery_runtime.sources import planner_for
+from joinery_runtime.sources import check_registry, planner_for
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.state.decisions import is_new
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import JobRecord
 
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """Who runs the job."""
+    """What the code that runs the job passed in."""
 
     listener: JobListener
     stop: Event
@@ -91,12 +86,13 @@ def run_job(
     once: bool = False,
     session: SparkSession | SparkContext | None = None,
 ) -> None:
-    """Returns when `stop` is set (after the running epoch) or all inputs have ended; with `once`, when all has been
-    read that is there at the start, without ending an input. `master` is a Spark master URL;
-    None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a `session` every epoch runs on that
-    one, which goes on after the job. An outside system that goes away is waited
-    for. One that is away at the start is waited for where `board` is given: nobody sits in front of the job then. To
-    who does, it is more likely a wrong address, and an error. Raises JoineryError.
+    """Runs the job until `stop` is set (after the running epoch) or all inputs have ended; with `once`, until
+    everything that is there at the start has been read, which does not end an input.
+
+    `master` is a Spark master URL; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a
+    `session`, every epoch runs on that session, which goes on after the job. The job waits for an outside system that
+    goes away. It waits for one that is away at the start only if `board` is given: then nobody sits in front of the
+    job. To a user who does, a wrong address is more likely, so that is an error. Raises JoineryError.
     """
     filled = with_secrets(job)
     if board is not None:
@@ -113,7 +109,7 @@ def run_job(
                 todo="Have the job run on it, with run(job, spark=session), or stop it",
             )
         if context is None and may_run_here(master_of(filled.spec.spark.conf, master)):
-            # While a Postgres starts, and not in the first epoch.
+            # Loads the kernels while a Postgres starts, rather than in the first epoch.
             stack.callback(BackgroundCall(lambda: _load_kernels(filled), "joinery-kernels").join)
         if board is None:
             _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
@@ -125,7 +121,7 @@ def run_job(
 
 
 class _JobRun:
-    """What lasts from one definition of a job to the next: the store, and Spark once it has started."""
+    """Runs a job and keeps what outlasts an edit of it: the store, and Spark once it has started."""
 
     def __init__(
         self,
@@ -135,7 +131,7 @@ class _JobRun:
         caller: _Caller,
         context: SparkContext | None = None,
     ) -> None:
-        """`context` is one that somebody else stops."""
+        """`context` belongs to the caller, who stops it."""
         self.store = opened.store
         self._address, self._stack, self._master, self._caller = opened.address, stack, master, caller
         self._context = context
@@ -143,14 +139,14 @@ class _JobRun:
         self._watch: SparkWatch | None = None
 
     def start(self, job: Job) -> None:
-        """Ends what an earlier definition of the job began, then runs the job. May be called again."""
+        """Finishes what an earlier definition of the job began, then runs the job. May be called again."""
         known = self.store.record(job.name)
         begin = job.spec.state_store.start_from
         begins = begin is not None and (known is None or is_new(known))
         if begin is not None and begins:
             known = self.store.start_from(job.name, job.name_beside(begin.job), begin.savepoint)
         if known is not None:
-            # Before anything of the driver that may run is touched.
+            # Compares before touching anything of a driver that may be running.
             who = identity(job, compile_job(job), self._caller.warn)
             try:
                 compare_with_state(who, known)
@@ -158,87 +154,29 @@ class _JobRun:
                 if begins:
                     self.store.delete_job(job.name)
                 raise
-            if known.definition is not None and not who.defines(known) and not self._drop_first_plan(job, known):
-                self.settle(under_definition(job, known.definition), known)
+            if known.definition is not None and not who.defines(known):
+                before = under_definition(job, known.definition)
+                earlier = EarlierDefinition(before, known, self.store, self._address, self._caller.warn)
+                if not earlier.drop_first_plan():
+                    self.settle(earlier)
         if not self._caller.stop.is_set():
             self.run_epochs(job, settle=False)
 
-    def settle(self, earlier: Job, known: JobRecord) -> None:
-        """Ends what was begun before the job was edited, as it was then: the planned epoch, and the output of the
-        newest one. Raises JoineryError."""
-        try:
-            if next_action(known) is Action.REPLAY or self._publish_newest(earlier, known.lineage):
-                self.run_epochs(earlier, settle=True)
-        except Unavailable:
-            raise
-        except (SourceError, SinkError, RecordError, AggregateError, ExpressionError) as error:
-            # What fails on its data fails again, and says so to who would start it again.
-            kind = type(error) if isinstance(error, AggregateError | ExpressionError) else JoineryError
-            raise kind(
-                f"Job {earlier.name} was edited, and what was begun before that cannot be ended",
-                facts=str(error),
-                todo="Mend that, or undo the edit. To give the planned epoch up, so that the edited job plans "
-                "it anew, run: joinery state reset JOB.yaml --drop-planned. Those of its rows that are in Kafka "
-                "already will repeat",
-            ) from error
-
-    def _drop_first_plan(self, job: Job, known: JobRecord) -> bool:
-        """Drops the planned epoch if it is the job's first and none of its rows can be visible; returns whether it did.
-        What failed at the first start would fail in that epoch again, whatever is edited."""
-        if next_action(known) is not Action.REPLAY or known.offsets or self.store.newest_epoch(known.job) is not None:
-            return False
-        record = self.store.acquire(known.job)  # from now on, no older attempt claims a part of the output
-        if record.plan != known.plan or record.definition is None:
-            return False  # another driver has gone on meanwhile
-        if claims := self.store.claims(known.job):
-            if self._may_be_visible(under_definition(job, record.definition), record, claims):
-                return False
-            self.store.release_claims(known.job, record.generation)
-        self.store.reset_offsets(known.job, {}, expected=record.standing, drop_plan=True)
-        self._caller.warn(
-            f"Job {known.job} was edited before it has committed anything: its first epoch is planned anew"
-        )
-        return True
-
-    def _may_be_visible(self, earlier: Job, record: JobRecord, claims: Mapping[str, str]) -> bool:
-        """Whether rows of the planned epoch are in an output. Whoever has claimed a part of it is fenced, as by the
-        start of a driver: what is not visible by then never is."""
-        if earlier.spec.delivery != "exactlyOnce":
-            # No part of the definition, so it may have been edited too: who writes without transactions fences nobody.
-            return True
-        earlier, visible = with_secrets(earlier), False
-        takeover = takeover_of(record, None, claims, self.store.identity(), self._caller.warn)
-        try:
-            for sink in (sink_for(earlier, self._address, record.lineage), dead_letter_sink(earlier, record.lineage)):
-                if sink is not None:
-                    self._stack.callback(sink.close)
-                    visible |= sink.recover(takeover)
-        except Unavailable:
-            raise
-        except SinkError:
-            return True  # it cannot be told: the epoch's replay says why
-        return visible
-
-    def _publish_newest(self, earlier: Job, lineage: str) -> bool:
-        """Publishes the newest epoch; returns whether rows are held after it, for one more epoch to show."""
-        earlier = with_secrets(earlier)
-        newest, held = self.store.newest_epoch(earlier.name), False
-        for kind, sink in (
-            ("output", sink_for(earlier, self._address, lineage)),
-            ("dead_letters", dead_letter_sink(earlier, lineage)),
-        ):
-            if newest is not None and sink is not None:
-                sink.publish(newest.epoch, newest.result.get(kind, []))
-                held |= sink.held > 0
-                sink.close()
-        return held
+    def settle(self, earlier: EarlierDefinition) -> None:
+        """Finishes what was begun before the job was edited, under the definition of that time: the planned epoch, and
+        the output of the newest one. Raises JoineryError."""
+        with naming_the_edit(earlier.job):
+            if next_action(earlier.known) is Action.REPLAY or earlier.publish_newest():
+                self.run_epochs(earlier.job, settle=True)
 
     def run_epochs(self, referring: Job, *, settle: bool) -> None:
-        """Runs the epochs of a job that refers to its secrets; with `settle` only those that are planned already.
-        Nothing is begun after a stop."""
+        """Runs the epochs of a job that refers to its secrets; with `settle` only those that are already planned. After
+        a stop, begins nothing."""
         job, stop = with_secrets(referring), self._caller.stop
         pipeline = compile_job(job)
         who = identity(job, pipeline, self._caller.warn)
+        for side in job.inputs:
+            check_registry(side)
         with ExitStack() as stack:
             once = self._caller.once and not settle
             inputs = [_without_latest_stop(side) for side in job.inputs] if once else job.inputs
@@ -299,7 +237,7 @@ class _JobRun:
 
         def end_start(kind: type[BaseException] | None, *_: object) -> None:
             over.set()
-            goes_on = settle or (kind is not None and issubclass(kind, Unavailable))  # with this Spark
+            goes_on = settle or (kind is not None and issubclass(kind, Unavailable))  # the job goes on with this Spark
             if epochs.spark is None:
                 return
             if not epochs.spark.done and not goes_on:
@@ -315,12 +253,12 @@ class _JobRun:
         master = master_of(job.spec.spark.conf, self._master)
         if self._context is not None or not may_run_here(master):
             return on_spark()
-        require_java()  # a job that is longer one day must not be the first to say so
+        require_java()  # reports a missing Java now, not on the day when the job runs long enough for Spark
         over = Event()
         threads = min(cores_of(master), MAX_THREADS)
         epochs = DriverEpochs(
             lambda: host_here(_with_store(job, self._address), self.store, self._address, threads),
-            # In another thread, to which what is open belongs too until it has ended.
+            # The start runs in another thread. What is open here has to stay open until that thread has ended.
             lambda: BackgroundCall(warm_on_spark, "joinery-spark-start"),
             spark_starts_after(master),
         )
@@ -329,7 +267,7 @@ class _JobRun:
         return epochs
 
     def _builder(self, job: Job, context: SparkContext, stack: ExitStack) -> WorkerBuilder:
-        """What is sent to workers: no secrets, only where those are."""
+        """The worker builder that is sent to workers. It has no secrets, only the places where they are."""
         if self._address is None and self._memory is None:
             serving = serve(cast(MemoryStore, self.store), application_secret(context))
             self._memory = self._stack.enter_context(serving)
@@ -348,7 +286,8 @@ class _JobRun:
 
     @contextmanager
     def _stopped_while_starved(self) -> Iterator[None]:
-        """A job without executors is stopped in the middle of its epoch, which the next start replays."""
+        """Suppresses the error of an epoch that was cancelled because the job had no executors when it was stopped. The
+        next start replays that epoch."""
         try:
             yield
         except JoineryError:
@@ -376,14 +315,15 @@ def _load_kernels(job: Job) -> None:
 
 
 def _without_latest_stop(side: Input) -> Input:
-    """Such a stop is stored by the first run that sees it, and would end all runs after it there."""
+    """The input without `stopAt: latest`: the first run that sees such a stop stores its offsets, and all later runs
+    would end there."""
     if side.kafka is None or side.kafka.stop_at != "latest":
         return side
     return side.model_copy(update={"kafka": side.kafka.model_copy(update={"stop_at": None})})
 
 
 def _with_store(job: Job, address: PostgresStoreAddress | None) -> Job:
-    """The job naming its store where that is the embedded one."""
+    """The job with the address of its store, even if that is the embedded one."""
     store = job.spec.state_store
     if address is None or store.postgres is not None:
         return job

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from py4j.protocol import Py4JError
 from pydantic import ValidationError
@@ -25,7 +24,7 @@ from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling, ScalingCause
 from joinery_runtime.engine.planner import Planner
-from joinery_runtime.hosts.spark import executor_ids
+from joinery_runtime.hosts.executors import executor_ids, request_executors
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.job.crd import SCALE_FILE, Scale
 from joinery_runtime.job.model.pods import Autoscale
@@ -154,16 +153,3 @@ class Rescaler:
             reason = f"{', '.join(changes)}{why}"
             self._listener.warned(f"Rescaled: {reason}")
             self._listener.scaled(Scaling(shards, executors, reason, cause))
-
-
-def request_executors(context: SparkContext, count: int) -> int:
-    """Has Spark keep this many executors. Ends the newest of those that run beyond them, and says how many. No task may
-    be running. Raises Py4JError and ConnectionError."""
-    jvm: Any = context._jvm
-    spark: Any = context._jsc.sc()
-    surplus = executor_ids(context)[count:]
-    if surplus:
-        spark.killExecutors(jvm.PythonUtils.toSeq(surplus))
-    nowhere = getattr(jvm.scala.collection.immutable, "Map$").__getattr__("MODULE$").empty()
-    spark.requestTotalExecutors(count, 0, nowhere)
-    return len(surplus)

@@ -1,9 +1,9 @@
 """Reads the secrets that a job refers to.
 
 A secret is a directory with one file per key, which is what Kubernetes mounts: `$JOINERY_SECRETS/<name>/<key>`. Without
-that variable it is looked for in `/etc/joinery/secrets` (a pod) and then `$JOINERY_HOME/secrets`, by default
-`~/.joinery/secrets` (a laptop). A file's text counts without its last line's end; names that begin with a dot, which
-Kubernetes keeps beside the keys, do not count.
+that variable, secrets are looked for in `/etc/joinery/secrets` (a pod) and then in `$JOINERY_HOME/secrets`, by default
+`~/.joinery/secrets` (a laptop). A value is a file's text without the final newline. Files whose names begin with a dot,
+which Kubernetes keeps beside the keys, are ignored.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
 
 
 class DatabaseChange(Protocol):
-    """What is done to each Postgres that a job names."""
+    """A change to each Postgres that a job names."""
 
     def __call__(self, database: _Database, at: Place, /) -> _Database: ...
 
 
 def with_secrets(job: Job) -> Job:
-    """The job with its secrets' values in place of the references to them: what a process needs that connects.
+    """The job with its secrets' values in place of the references to them, as a process needs it to connect.
 
-    Raises EnvironmentProblem, naming the paths that were looked at, where a secret cannot be read, and JobError where a
-    setting is both in a job's `properties` and in its secret.
+    Raises EnvironmentProblem, naming the paths that were tried, if a secret cannot be read, and JobError if a setting
+    is both in a job's `properties` and in its secret.
     """
     filling = _Filling()
     filled = with_clients(job, filling.client, _database)
@@ -56,7 +56,7 @@ def with_secrets(job: Job) -> Job:
 
 
 def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Job:
-    """The job with each client of Kafka or a schema registry, and each Postgres that it names, changed."""
+    """The job after the given changes to each client of Kafka or a schema registry, and each Postgres that it names."""
     spec, dead = job.spec, job.spec.dead_letter
     inputs = (
         side.model_copy(
@@ -90,7 +90,7 @@ def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Jo
 
 
 class _Filling:
-    """Fills in clients' settings; `twice` are those that were there already."""
+    """Fills in clients' settings. `twice` are settings that the job already had."""
 
     def __init__(self) -> None:
         self.twice: list[Problem] = []

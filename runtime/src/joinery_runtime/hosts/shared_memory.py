@@ -22,14 +22,15 @@ _PUBLIC = ("stage", "read_segments", "claim")  # the methods of `TaskStore`
 
 @dataclass(frozen=True, slots=True)
 class MemoryStoreAddress:
-    """Pickles. The key to the socket comes of the application's secret, which a worker has from Spark."""
+    """The address of the socket; pickles. The socket's key is made from the application's secret, which a worker gets
+    from Spark."""
 
     host: str
     port: int
 
     def connect(self) -> TaskStore:
-        """A view for tasks: it can stage and read segments, and claim parts of the output; all else is the driver's.
-        Raises EnvironmentProblem in a process that does not have the application's secret."""
+        """Returns the store as tasks may use it: to stage and read segments, and to claim parts of the output. Raises
+        EnvironmentProblem in a process that does not have the application's secret."""
 
         class Client(BaseManager):
             pass
@@ -42,7 +43,7 @@ class MemoryStoreAddress:
 
 @contextmanager
 def serve(store: MemoryStore, secret: str | None) -> Iterator[MemoryStoreAddress]:
-    """`secret` is the application's. Raises EnvironmentProblem where there is none."""
+    """Serves the store, and yields its address. `secret` is the application's; raises EnvironmentProblem without it."""
 
     class Server(BaseManager):
         pass
@@ -70,7 +71,7 @@ def _key(secret: str | None) -> bytes:
 
 
 def _own_address() -> str:
-    """The address that executors reach this machine by: loopback where it has no other name."""
+    """The address at which executors reach this machine: loopback if it has no other name."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

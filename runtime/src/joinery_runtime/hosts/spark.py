@@ -4,6 +4,9 @@
     several peers:  placed_on(ranges) -> mapPartitions(read) -> [partitionBy(peer) -> mapPartitions(step)] -> collect
     co-partitioned: placed_on(ranges) -> mapPartitions(share) -> partitionBy(0) -> mapPartitions(collect) -> collect
 
+A peer's tasks go to the same executor in every epoch (`hosts.executors`), whose consumers have fetched what comes next,
+and whose caches have the segments of its shards.
+
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
 docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step.
 """
@@ -25,17 +28,15 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
+from joinery_runtime.hosts.executors import TakingPart, placed_again, placed_on
 from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, java_options
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
-    is_local,
-    of_environment,
     on_this_machine,
     only_in_context,
     page_defaults,
@@ -76,6 +77,7 @@ class SparkHost:
     ) -> None:
         self._context, self._setup, self._job, self._warn = context, setup, job, warn
         self._warned = False
+        self._executors = TakingPart(context, lambda _: process_for(setup, 1))
 
     def run(self, work: EpochWork) -> EpochOutcome:
         results = self._results(work)
@@ -93,17 +95,17 @@ class SparkHost:
         wrong with it, the first epoch meets too, and says."""
         setup = self._setup
         with suppress(Py4JError, ConnectionError):
-            executors = len(executor_ids(self._context)) or 1
-            self._context.parallelize(range(executors), executors).foreach(lambda _: process_for(setup, 1))
+            executors = self._executors.locations()
+            self._given([None] * (len(executors) or 1), executors).foreach(lambda _: process_for(setup, 1))
 
     def _results(self, work: EpochWork) -> list[object]:
         try:
             self._context.setJobDescription(f"{self._job}: epoch {work.plan.epoch}")
-            executors = executor_locations(self._context)
-            task = PeerTask(self._setup, work, share_out(work, self._context.defaultParallelism, len(executors)))
+            executors = self._executors.locations()
+            task = PeerTask(self._setup, work, share_out(work, self._executors.cores, len(executors)))
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
-                return list(self._context.parallelize([0], 1).mapPartitions(task.whole).collect())
+                return list(self._given([0], executors).mapPartitions(task.whole).collect())
             return [result for _, result in self._in_stages(task, executors).collect()]
         except (Py4JError, ConnectionError) as error:
             if interrupt := _interrupt_before(error):
@@ -128,61 +130,23 @@ class SparkHost:
         count = task.peers.count
         if task.peers.co_partitions:
             reports = self._given(ranges_by_peer(task.work, task.peers), executors)
-            made = reports.mapPartitionsWithIndex(task.share).partitionBy(1, _to_peer)
+            made = _exchanged(reports.mapPartitionsWithIndex(task.share), 1, executors)
             return made.mapPartitionsWithIndex(partial(task.stage, self._setup.stages))
         shares = deal_ranges(task.work.plan.ranges, count)
         carried = self._given(shares, executors).mapPartitions(task.read)
         for number in range(self._setup.stages):
-            carried = carried.partitionBy(count, _to_peer).mapPartitionsWithIndex(partial(task.stage, number))
+            carried = _exchanged(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
         return carried
 
     def _given(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
-        """Each to the executor that had it before: its consumers have fetched what comes next."""
         if shares and executors:
             return placed_on(self._context, shares, executors)
         return self._context.parallelize(shares, max(1, len(shares)))
 
 
-# PySpark places no collection of its own; the JVM's `makeRDD` does. A place is a preference: Spark keeps to it while
-# all executors are free, as between epochs, and takes another executor for one that is busy or gone.
-
-
-def executor_locations(context: SparkContext) -> list[str]:
-    """The executors that run now as Spark names preferred locations, the oldest first. Empty where tasks run in the
-    driver, and before the first executor has come."""
-    return [f"executor_{host}_{name}" for name, host in _executors(context)]
-
-
-def executor_ids(context: SparkContext) -> list[str]:
-    """The ids of these executors, in the same order."""
-    return [name for name, _ in _executors(context)]
-
-
-def _executors(context: SparkContext) -> list[tuple[str, str]]:
-    if is_local(context.master):
-        return []
-    spark: Any = context._jsc.sc()
-    jvm: Any = context._jvm
-    java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
-    # Blocks know the hosts, but may go on listing an executor that has ended.
-    alive = set(java(spark.getExecutorIds()))
-    members = java(of_environment(context, "blockManager").master().getMemoryStatus().keySet())
-    found = [(each.executorId(), each.host()) for each in members if each.executorId() in alive]
-    executors = [(len(name), name, host) for name, host in found]  # by number
-    return [(name, host) for _, name, host in sorted(executors)]
-
-
-def placed_on(context: SparkContext, items: Sequence[object], locations: Sequence[str]) -> RDD[Any]:
-    """A partition for each item: item n is for location n, and so on from the first one where there are more items."""
-    jvm: Any = context._jvm
-    spark: Any = context._jsc.sc()
-    pickling, sequence = CPickleSerializer(), jvm.PythonUtils.toSeq
-    pairs = [
-        jvm.scala.Tuple2(bytearray(pickling.dumps([item])), sequence([locations[n % len(locations)]]))
-        for n, item in enumerate(items)
-    ]
-    of_bytes = getattr(jvm.scala.reflect, "ClassTag$").__getattr__("MODULE$").apply(jvm.java.lang.Class.forName("[B"))
-    return RDD(spark.makeRDD(sequence(pairs), of_bytes).toJavaRDD(), context, AutoBatchedSerializer(pickling))
+def _exchanged(sent: RDD[Any], peers: int, executors: Sequence[str]) -> RDD[Any]:
+    received = sent.partitionBy(peers, _to_peer)
+    return placed_again(received, executors) if executors else received
 
 
 def _to_peer(peer: int) -> int:
@@ -201,7 +165,8 @@ def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
 
 
 def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
-    """What PySpark was cleaning up after when the error came: an interrupted call may leave it no connection."""
+    """The interrupt after which PySpark was cleaning up when the error came: the interrupted call may have cost it its
+    connection."""
     earlier: BaseException | None = error
     while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
         earlier = earlier.__context__
@@ -224,7 +189,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def _todo(error: Exception) -> str:
-    # A process that the kernel has killed for its memory cannot say so: a lost process may be one.
+    # A process that the kernel killed for its memory cannot say so, so a lost process may be one.
     said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
     if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(said):
         return (
@@ -236,7 +201,7 @@ def _todo(error: Exception) -> str:
 
 
 def master_of(conf: Mapping[str, str], master: str | None) -> str:
-    """The master that `start_context` will take; "" where spark-submit has named it."""
+    """The master that `start_context` will use; "" if spark-submit has set it."""
     if master is not None:
         return master
     named = conf.get("spark.master")
@@ -245,12 +210,13 @@ def master_of(conf: Mapping[str, str], master: str | None) -> str:
     return named or ""
 
 
-_VARIABLES: set[str] = set()  # of the environment, which starts of a context have set in this process
+_VARIABLES: set[str] = set()  # environment variables that starts of a context have set in this process
 
 
 @contextmanager
 def without_traces() -> Iterator[None]:
-    """A Spark that is started in the block leaves this process as it was: without its Java process and variables."""
+    """Restores this process after a Spark that was started in the block: ends its Java process, unsets its
+    variables."""
     try:
         with ended_afterwards():
             yield
@@ -260,8 +226,8 @@ def without_traces() -> Iterator[None]:
 
 
 def start_context(name: str, conf: dict[str, str], master: str | None, java: JavaStart | None = None) -> SparkContext:
-    """A context with the job's own `spark.conf` over what spark-submit or `spark-defaults.conf` set, and our defaults
-    under all of them. `java` starts its Java process, where there is none."""
+    """Starts a context. The job's own `spark.conf` overrides what spark-submit or `spark-defaults.conf` set, and both
+    override our defaults. `java` starts the Java process if there is none."""
     if _submitted():
         SparkContext._ensure_initialized()  # then a SparkConf has what spark-submit set
     settings = SparkConf().setAppName(name)
@@ -272,7 +238,7 @@ def start_context(name: str, conf: dict[str, str], master: str | None, java: Jav
     from_file = {} if _submitted() else conf_file()
     place = str(settings.get("spark.master", from_file.get("spark.master", "")))
     for key, value in _defaults(place, from_file | dict(settings.getAll())).items():
-        # All settings of a new JVM are arguments of it, which go before its file.
+        # The settings of a new JVM become its arguments, which override its file.
         if key not in from_file:
             settings.setIfMissing(key, value)
     place = str(settings.get("spark.master", place))
@@ -291,7 +257,8 @@ def start_context(name: str, conf: dict[str, str], master: str | None, java: Jav
 
 
 def _started(settings: SparkConf, java: JavaStart) -> SparkContext:
-    """PySpark makes all settings arguments of the JVM that it starts. Those that must be none are set once it runs."""
+    """Starts the context. PySpark passes all settings as arguments to the JVM that it starts; settings that must not be
+    arguments are set once the JVM runs."""
     arguments = SparkConf(loadDefaults=False)
     for key, value in settings.getAll():
         if not only_in_context(key):
@@ -299,14 +266,14 @@ def _started(settings: SparkConf, java: JavaStart) -> SparkContext:
     with java.made_here():
         SparkContext._ensure_initialized(conf=arguments)
     context = SparkContext(conf=settings)
-    # It takes what accumulators count, of which no task of ours has any; a JVM that goes first is no error of it.
+    # The server receives accumulators, which our tasks do not use. A JVM that ends first must not show as its error.
     context._accumulatorServer.handle_error = lambda *_: None
     return context
 
 
 def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
-    """What nobody has set; `master` is "" where nobody named one, `named` are the settings that somebody has. Raises
-    EnvironmentProblem."""
+    """Our defaults, for settings that nobody has set. `master` is "" if nobody named one; `named` are the settings that
+    somebody has set. Raises EnvironmentProblem."""
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     here = f"{_JIT} {java_options()}".strip()
     if not _submitted():
@@ -321,13 +288,14 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
 
 
 def _log_level(master: str) -> str:
-    """A terminal shows errors only; a pod's log is read when something is wrong, as when no executor comes."""
+    """A terminal gets errors only. A pod's log gets warnings too: it is read when something is wrong, such as executors
+    that do not come."""
     return "warn" if master.startswith("k8s://") else "error"
 
 
 def conf_file() -> dict[str, str]:
-    """What `spark-defaults.conf` says: in SPARK_CONF_DIR, else in `conf` of SPARK_HOME. PySpark cannot tell: before the
-    JVM runs it does not read the file, and after that Spark has added settings of its own."""
+    """Reads `spark-defaults.conf` in SPARK_CONF_DIR, else in `conf` of SPARK_HOME. PySpark cannot tell these settings:
+    before the JVM runs it does not read the file, and after that Spark has added settings of its own."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
     if folder is None:
@@ -336,22 +304,23 @@ def conf_file() -> dict[str, str]:
         text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    # Java's properties, of which Spark's settings use the plain part: `key value`, `key=value` or `key: value`.
+    # The format is Java's properties, of which Spark's settings use plain lines: `key value`, `key=value`, `key:
+    # value`.
     lines = [line.strip() for line in text.splitlines()]
     pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#!"]
     return {key: "".join(value) for key, *value in pairs}
 
 
 def stop_context(context: SparkContext) -> None:
-    """A context whose Java process is gone has stopped already."""
+    """Stops the context. If its Java process is gone, the context has stopped already."""
     with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
         context.stop()
 
 
 def require_java() -> str | None:
-    """The path of the Java that Spark would start; None where spark-submit has started one. Raises EnvironmentProblem
-    where there is none."""
+    """The path of the Java that Spark would start; None if spark-submit has started one. Raises EnvironmentProblem if
+    there is no Java."""
     if _submitted():
         return None
     home = os.environ.get("JAVA_HOME")
@@ -376,5 +345,5 @@ def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentPr
 
 
 def _submitted() -> bool:
-    """Whether spark-submit started this process: then the JVM runs already, with a master and a log of its own."""
+    """Whether spark-submit started this process. Then the JVM already runs, with a master and a log of its own."""
     return "PYSPARK_GATEWAY_PORT" in os.environ

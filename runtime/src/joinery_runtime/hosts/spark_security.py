@@ -1,9 +1,9 @@
-"""Who may talk to Spark: nobody who does not know the application's secret.
+"""Restricts access to Spark to processes that know the application's secret.
 
-Without that, whoever reaches the driver's port and has seen the application's id can register an executor, is given
-tasks, and so gets records and settings. Spark makes a secret of its own where it starts the processes itself (local
-masters, Kubernetes, YARN). For `local-cluster` it wants one from outside, and a standalone cluster has one secret for
-its master, its workers and all of its applications (docs/decisions/0016).
+Without it, anyone who reaches the driver's port and has seen the application's id can register an executor, gets tasks,
+and with them records and settings. Spark makes a secret itself where it starts the processes itself (local masters,
+Kubernetes, YARN). For `local-cluster` it needs one from outside, and a standalone cluster has one secret for its
+master, its workers and all of its applications (docs/decisions/0016).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from joinery_runtime.errors import EnvironmentProblem
 
 SECRET = "spark.authenticate.secret"
 ENV_SECRET = "_SPARK_AUTH_SECRET"
-"""Where Spark puts the secret for the processes that it starts."""
+"""The variable in which Spark passes the secret to the processes that it starts."""
 
 LOOPBACK = "127.0.0.1"
 
 _AUTHENTICATED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
-# Both ends need the same: a standalone cluster says for itself how it encrypts.
+# Both ends need the same settings. Not for a standalone cluster, which chooses its own.
 _STRICT = {
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
     "spark.network.crypto.authEngineVersion": "2",
@@ -34,24 +34,24 @@ _STRICT = {
 _ENCRYPTED_BLOCKS = {"spark.io.encryption.enabled": "true"}
 _SECURITY = ("spark.authenticate", "spark.network.crypto.", "spark.io.encryption.")
 
-# What `spark.redaction.regex` hides by default.
+# The names that `spark.redaction.regex` hides by default.
 _HIDDEN = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
 
 def only_in_context(setting: str) -> bool:
-    """Whether a setting must be no argument of the JVM. Every user of the machine can list those; and they hold for
-    each context of the process, whose master may be another one."""
+    """Whether a setting must not be an argument of the JVM. Every user of the machine can list arguments. Besides, they
+    apply to each later context of the process, which may have another master."""
     return _HIDDEN.search(setting) is not None or setting.startswith(_SECURITY)
 
 
 def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
-    """What a context is started with unless `named` has it, with the secret where Spark wants one from outside. Nothing
-    is encrypted where `spark.authenticate` is switched off by name. Raises EnvironmentProblem for a standalone cluster
-    whose secret is not named."""
+    """The security settings of a context, except those in `named`, including a secret where Spark needs one from
+    outside. If `named` switches `spark.authenticate` off, nothing is encrypted. Raises EnvironmentProblem for a
+    standalone cluster whose secret is not named."""
     if named.get("spark.authenticate", "true").lower() == "false":
         return {}
     if is_local(master):
-        return _AUTHENTICATED  # blocks are in a folder of this user's, as is the cache of the state
+        return _AUTHENTICATED  # blocks are in a folder of this user, like the cache of the state
     if master.startswith("spark://"):
         if SECRET not in named:
             raise _no_secret(master)
@@ -61,22 +61,22 @@ def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
 
 
 def page_defaults(master: str) -> dict[str, str]:
-    """Settings of Spark's own page, which is off until it is asked for: it takes time to start, and listens on the
-    address in SPARK_LOCAL_IP, else on all of them. In a pod the operator sets the address."""
+    """Settings of Spark's own UI, which is off unless it is asked for: it takes time to start, and listens on the
+    address in SPARK_LOCAL_IP or, without that, on all addresses. In a pod the operator sets the address."""
     return {} if master.startswith("k8s://") else {"spark.ui.enabled": "false"}
 
 
 def environment_defaults(master: str) -> dict[str, str]:
-    """Variables of the driver that its JVM and, on this machine, the workers inherit."""
+    """Environment variables of the driver, which its JVM and, on this machine, the workers inherit."""
     if not on_this_machine(master):
         return {}
-    # Spark's own secret stays in the JVM where tasks run in its processes.
+    # With a local master, Spark's own secret stays in the JVM, so the driver makes one for its workers.
     shared = {ENV_SECRET: secrets.token_hex(32)} if is_local(master) else {}
     return {"SPARK_LOCAL_IP": LOOPBACK, **shared}
 
 
 def is_local(master: str) -> bool:
-    """Whether tasks run in the driver's own processes."""
+    """Whether tasks run in the driver's own JVM and its workers."""
     return master == "local" or master.startswith("local[")
 
 
@@ -85,7 +85,7 @@ def on_this_machine(master: str) -> bool:
 
 
 def application_secret(context: SparkContext) -> str | None:
-    """What the driver shares with its workers, which have it as ENV_SECRET; None where nothing is authenticated."""
+    """The secret that the driver shares with its workers, which have it as ENV_SECRET; None without authentication."""
     if is_local(context.master):
         return os.environ.get(ENV_SECRET)
     secret: str | None = of_environment(context, "securityManager").getSecretKey()
@@ -93,8 +93,9 @@ def application_secret(context: SparkContext) -> str | None:
 
 
 def of_environment(context: SparkContext, part: str) -> Any:
-    """A part of the driver's SparkEnv, by its field: to call a method, py4j would read all methods of the class, and in
-    Spark 4.3 one of them is about UDF workers, whose class needs a protobuf that PySpark does not bring."""
+    """Reads a part of the driver's SparkEnv by its field. To call a method, py4j would inspect all methods of the
+    class, and in Spark 4.3 one of them concerns UDF workers, whose class needs a protobuf that PySpark does not
+    bundle."""
     jvm: Any = context._jvm
     scala: Any = context._jsc.sc()
     field = jvm.java.lang.Class.forName("org.apache.spark.SparkEnv").getDeclaredField(part)

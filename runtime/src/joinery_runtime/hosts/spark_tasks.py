@@ -1,9 +1,9 @@
 """The part of a Spark task that runs in an executor's Python process: a peer's share of an epoch.
 
-Where there is one peer, its task is the whole epoch. Where inputs are co-partitioned, a peer's task is all of its part,
-and only reports go on. Else a task reads, and a task per step follows; what they send each other goes through Spark's
-shuffle as (peer, (shard, block)). A task takes all that it is given, also when it
-fails: PySpark ends a process that has not read its input to the end, and with it consumers, connections and caches.
+With one peer, its task runs the whole epoch. With co-partitioned inputs, a peer's task runs all of its part, and only
+reports go on. Otherwise a task reads, and a task per step follows; what they send each other goes through Spark's
+shuffle as (peer, (shard, block)). A task consumes all of its input, even when it fails: PySpark ends a process that has
+not read its input to the end, and with it consumers, connections and caches.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from joinery_runtime.garbage import collect_rarely
 from joinery_runtime.sources.base import Range
 
 WorkerFactory = Callable[[Path], TaskWorker]
-Carried = tuple[int, Any]  # to which peer: what was sent, or a TaskFailure
+Carried = tuple[int, Any]  # the receiving peer, and what was sent to it or a TaskFailure
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """How an executor process builds its worker: `digest` tells setups apart, `build` gets the cache directory; `steps`
-    is how many joins follow each other; `finds_late_records`: one of them finds dead letters, which are collected
-    from all peers after the last one. Must pickle."""
+    """How an executor process builds its worker. `digest` tells setups apart; `build` takes the cache directory.
+    `steps` is the number of joins in a row. `finds_late_records`: one of them finds dead letters, which are collected
+    from all peers after the last step. Must pickle."""
 
     digest: str
     build: WorkerFactory
@@ -53,26 +53,26 @@ class WorkerSetup:
 
     @property
     def stages(self) -> int:
-        """How many stages follow that of reading."""
+        """How many stages follow the reading stage."""
         return self.steps + self.finds_late_records
 
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
-    """What all tasks of an epoch know. Pickles."""
+    """What all tasks of an epoch share. Pickles."""
 
     setup: WorkerSetup
     work: EpochWork
     peers: Peers
 
     def whole(self, given: Iterable[object]) -> Iterator[EpochOutcome | TaskFailure]:
-        """The only peer's task."""
+        """The task of an only peer: runs the whole epoch."""
         deque(given, maxlen=0)
         try:
             process = process_for(self.setup, self.peers.threads)
             yield run_epoch(process.worker, self.work, _attempt(), process.threads)
         except Superseded:
-            raise  # Spark tries the task again, or takes the attempt that was quicker
+            raise  # Spark retries the task, or takes the attempt that was quicker
         except JoineryError as error:
             yield TaskFailure(error)
 
@@ -86,7 +86,8 @@ class PeerTask:
             yield from self._to_everybody(error)
 
     def share(self, peer: int, given: Iterable[Sequence[Range]]) -> Iterator[Carried]:
-        """A peer's part of an epoch with co-partitioned inputs; its reports go to the first peer, which collects."""
+        """Runs a peer's part of an epoch with co-partitioned inputs. The reports go to the first peer, which
+        collects."""
         shards, shares = self.work.plan.shards, list(given)
         try:
             process, own = process_for(self.setup, self.peers.threads), self.peers.shards_of(peer, shards)
@@ -99,7 +100,7 @@ class PeerTask:
             yield 0, TaskFailure(error)
 
     def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
-        """A step of a peer's shards; in the last stage, who gets the reports also ends the epoch."""
+        """Runs a step of a peer's shards. In the last stage, the peer that gets the reports also ends the epoch."""
         try:
             yield from self._stage(number, peer, carried)
         except Superseded:
@@ -127,7 +128,7 @@ class PeerTask:
         yield from ((self.peers.owner(shard, shards), (shard, block)) for shard, block in sent)
 
     def _to_everybody(self, error: JoineryError) -> Iterator[Carried]:
-        """Spark may have run this task again for one of them only, with the others done already."""
+        """Sends the error to all peers: Spark may have rerun this task for one of them only, with the others done."""
         yield from ((peer, TaskFailure(error)) for peer in range(self.peers.count))
 
 
@@ -147,7 +148,7 @@ def _received(carried: Iterable[Carried]) -> Iterator[Sent]:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What lives from task to task. Spark reuses processes, so consumers, connections and mapped segments live on."""
+    """What outlives a task. Spark reuses processes, so consumers, connections and mapped segments stay open."""
 
     worker: TaskWorker
     threads: Threads
@@ -157,14 +158,15 @@ _processes: dict[str, _Process] = {}
 
 
 def process_for(setup: WorkerSetup, threads: int) -> _Process:
-    """This process, with the setup's worker and so many threads."""
+    """This process, with the setup's worker and this number of threads."""
     known = _processes.get(setup.digest)
     if known is None:
         _processes.clear()
         worker = setup.build(_local_directory() / f"joinery-{setup.digest}")
-        # A client's call gives thousands of records, an object each, which die together: that doubled the cost.
+        # A call of the Kafka client returns thousands of records, an object each, which die together. Collecting
+        # garbage as often as by default doubled its cost.
         collect_rarely()
-        # PySpark collects after every task, which would take 50 ms to go over all that was imported.
+        # PySpark collects garbage after every task, which would take 50 ms for everything that was imported.
         gc.freeze()
         known = _Process(worker, Threads(threads))
     elif known.threads.count != threads:
@@ -175,13 +177,13 @@ def process_for(setup: WorkerSetup, threads: int) -> _Process:
 
 
 def _local_directory() -> Path:
-    """Where this process may write. An executor's own folder is its working directory, which is read-only in a pod with
-    a read-only root; its local directories are not."""
+    """A directory that this process may write to. An executor's own folder is its working directory, which is read-only
+    in a pod with a read-only root file system; its local directories are not."""
     own, local = Path(SparkFiles.getRootDirectory()), os.environ.get("SPARK_LOCAL_DIRS", "")
     return Path(local.split(",")[0]) if local and not own.is_absolute() else own
 
 
 def _attempt() -> str:
-    """Unique for ever: the same task may run twice, also at once (speculation), also as a zombie."""
+    """A name that is unique for ever: the same task may run twice, at the same time (speculation) or as a zombie."""
     context = TaskContext.get()
     return f"{context.taskAttemptId() if context else 0}-{uuid.uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""Opens the state store that a job names, or an embedded Postgres, and says where tasks find it."""
+"""Opens the state store that a job names, or an embedded Postgres, and tells where tasks find it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEMORY_WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class PostgresStoreAddress:
-    """Where tasks find the store."""
+    """The Postgres in which tasks find the store."""
 
     dsn: str = field(repr=False)
     schema: str
@@ -35,14 +35,14 @@ class PostgresStoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """The driver's store, and where tasks find it; None: in the driver's memory."""
+    """The driver's store, and the address at which tasks find it; None: it is in the driver's memory."""
 
     store: StateStore
     address: PostgresStoreAddress | None
 
 
 def store_address(job: Job) -> PostgresStoreAddress:
-    """The address of the Postgres that a job with its secrets names."""
+    """The address of the Postgres that a job names, after its secrets were filled in."""
     postgres = job.spec.state_store.postgres
     assert postgres is not None
     assert postgres.dsn is not None, "with_secrets fills it in"
@@ -51,7 +51,7 @@ def store_address(job: Job) -> PostgresStoreAddress:
 
 @contextmanager
 def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
-    """The job's store, once it has answered. Raises StateError when it does not: here nobody tries again."""
+    """Yields the job's store once it has answered. Raises StateError if it does not answer, without a retry."""
     spec = job.spec.state_store
     match spec.kind:
         case "memory":

@@ -1,8 +1,8 @@
-"""Golden traces: a job's core, watermarks and state store, one step in, one line out.
+"""Runs traces: a job's core, watermarks and state store, with one step in and one line out.
 
-The steps and what they print are described in docs/trace.md. This runs the real driver, planner, worker and store;
-only the records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this
-process, or on another `TraceEnvironment`.
+docs/trace.md describes the steps and their output. This runs the real driver, planner, worker and store; only the
+records come from the steps, and output rows go back to the caller in a defined order. Tasks run in this process, or in
+another `TraceEnvironment`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.hosts.trace_environment import TraceEnvironment, in_order, local_environment, ordered
 from joinery_runtime.hosts.trace_steps import ScriptedIdleness, Step, StepLog, check_step, rows_by_input
 from joinery_runtime.job import Job
+from joinery_runtime.sinks.encode import JsonStyle
 from joinery_runtime.state.store import StateStore
 
 _OF_DEAD_LETTERS = ("input", "partition", "offset", "reason", "text")
@@ -42,9 +43,9 @@ def run_trace(
     verbose: bool = False,
     rows: Callable[[int, pa.Table], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """One result per step. Raises JoineryError naming the step that is not one. `store` must not know the job yet.
-    `verbose` adds the watermarks that each join step hands on (rule N3); `rows` hears the output of each step that has
-    some, as a table."""
+    """Yields one result per step. Raises JoineryError naming a malformed step. `store` must not know the job yet.
+    `verbose` adds the watermarks that each join step hands on (rule N3). `rows` is called with the output of each step
+    that has any, as a table."""
     with local_environment(store) if environment is None else nullcontext(environment) as opened:
         trace = _Trace(job, store, shards or job.spec.shards, opened)
         for number, step in enumerate(steps, start=1):
@@ -62,7 +63,7 @@ class _Trace:
         self._logs = {side.name: StepLog(side) for side in job.inputs}
         self._idleness = ScriptedIdleness(self._logs)
         self.rows: list[pa.Table] = []
-        """What the last step has put out."""
+        """The output of the last step."""
         self._restart()
 
     def step(self, step: Step) -> dict[str, Any]:
@@ -79,7 +80,8 @@ class _Trace:
                 late[name] += counts.get("late", 0)
                 dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
         self.rows = self._environment.output.take()
-        line = {"output": in_order(self.rows, self._job.nested_columns), "watermarks": self._watermarks()}
+        rows = in_order(self.rows, JsonStyle(nested=self._job.nested_columns))
+        line = {"output": rows, "watermarks": self._watermarks()}
         found = {name: dict(counts) for name, counts in dropped.items() if counts}
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
@@ -107,7 +109,7 @@ class _Trace:
         first = self._driver.plan(always=True)
         assert first is not None, "a plan is made always"
         reports = [self._driver.commit(first, self._driver.run(first), last=True)]
-        # T3: what this epoch's rows imply counts from the next one on, and a trace runs that one within the step.
+        # T3: the watermarks that this epoch's rows imply apply from the next epoch on, which a trace runs in this step.
         while (plan := self._driver.plan(always=self._watermarks() != self._committed_watermarks())) is not None:
             reports.append(self._driver.commit(plan, self._driver.run(plan), last=True))
         return reports
@@ -125,7 +127,7 @@ class _Trace:
             self._idleness.mark_active(name, rows)
 
     def _reset_watermarks(self, wanted: Mapping[str, int]) -> None:
-        """As `joinery state reset --watermark` on a stopped job."""
+        """Does what `joinery state reset --watermark` does to a stopped job."""
         record = self._store.record(self._job.name)
         assert record is not None, "the trace's driver has acquired the job"
         lowered = lower_watermarks(self._job, self._pipeline, record, self._store, wanted)
@@ -139,7 +141,7 @@ class _Trace:
             plan_settings(self._job, who),
             shards=self._shards,
             budget=Budget(2**62, 2**62),
-            co_partitioned=False,  # the rows of a trace come from no topic
+            co_partitioned=False,  # the rows of a trace do not come from a topic
         )
         self._planner = Planner(settings, self._logs, input_clocks(self._job), self._idleness)
         host = self._environment.host(self._job, self._logs)

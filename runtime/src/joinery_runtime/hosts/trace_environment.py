@@ -1,10 +1,10 @@
-"""Where the tasks of a trace run and where their rows stay until the step prints them."""
+"""Where the tasks of a trace run, and where their rows wait until the step prints them."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,20 +19,20 @@ from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
-from joinery_runtime.sinks import rows_to_json
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Sink, Takeover
+from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.state.store import StateStore
 
 
 class CaptureSink(Sink, Protocol):
-    """A sink whose visible rows can be taken back; they have ORDER_COLUMNS last."""
+    """A sink from which the caller can take the visible rows; their last columns are ORDER_COLUMNS."""
 
     def take(self) -> list[pa.Table]: ...
 
 
 class TraceEnvironment(Protocol):
-    """Runs the tasks of a trace over the records of its steps; `output` and `dead_letters` are where they write."""
+    """Runs the tasks of a trace over the records of its steps; the tasks write to `output` and `dead_letters`."""
 
     @property
     def output(self) -> CaptureSink: ...
@@ -43,16 +43,16 @@ class TraceEnvironment(Protocol):
     def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host: ...
 
 
-def in_order(tables: Sequence[pa.Table], nested: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Rows of a step as JSON values, in the defined order; `nested` columns are JSON."""
-    return [json.loads(line) for line in rows_to_json(ordered(tables), nested=nested)] if tables else []
+def in_order(tables: Sequence[pa.Table], style: JsonStyle = PLAIN) -> list[dict[str, Any]]:
+    """Rows of a step as JSON values, in the defined order."""
+    return [json.loads(line) for line in rows_to_json(ordered(tables), style)] if tables else []
 
 
 def ordered(tables: Sequence[pa.Table]) -> pa.Table:
-    """Rows of a step in the defined order, without what tells it. There is a table at least."""
+    """Rows of a step in the defined order, without ORDER_COLUMNS. There has to be at least one table."""
     found = pa.concat_tables(tables)
     rows = found.drop_columns(list(ORDER_COLUMNS))
-    # Rows of a chain may share a place: the same row that arrived last. Then their values decide.
+    # Rows of a chain of joins may share a place, that of the record that arrived last. Then their values decide.
     keys = list(zip(*(found.column(name).to_pylist() for name in ORDER_COLUMNS), rows_to_json(rows), strict=True))
     return rows.take(sorted(range(len(keys)), key=keys.__getitem__))
 
@@ -70,7 +70,7 @@ class StepInputs:
 
 
 class LocalCapture(HasNoJobMarker):
-    """A sink that hands its rows back; both halves in one, as all tasks are in this process."""
+    """A sink that hands its rows back. It is driver's and tasks' half in one, because all tasks run in this process."""
 
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
@@ -91,22 +91,22 @@ class LocalCapture(HasNoJobMarker):
         return self
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Rows are visible when they are taken."""
+        """Does nothing: rows become visible when they are taken."""
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Rows are visible when they are taken."""
+        """Does nothing: rows become visible when they are taken."""
 
     def recover(self, takeover: Takeover) -> bool:
-        """Nothing is left behind."""
+        """There is nothing to recover."""
         return False
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 @contextmanager
 def local_environment(store: StateStore) -> Iterator[TraceEnvironment]:
-    """All tasks in this process."""
+    """Runs all tasks in this process."""
     with tempfile.TemporaryDirectory(prefix="joinery-trace-") as cache:
         yield _LocalEnvironment(store, Path(cache))
 

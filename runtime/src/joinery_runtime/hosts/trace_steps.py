@@ -1,4 +1,4 @@
-"""The steps of a trace: what is one, and what they make of the inputs: records, and partitions that are idle."""
+"""The steps of a trace: what a valid step is, and the records and idle partitions that the steps give the inputs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Step = Mapping[str, Any]
 MAX_SHARDS = 4096
 PARTITION = "$partition"
 TIMESTAMP = "$timestamp"  # of the Kafka record
-KEY = "$key"  # the Kafka record's: text as it is, anything else as JSON
-HEADERS = "$headers"  # the Kafka record's: texts by name
-HISTORY = "$history"  # true: the row is of the files before the topic (T12)
-_FILES = "/history"  # stands for them
+KEY = "$key"  # of the Kafka record: text as it is, anything else as JSON
+HEADERS = "$headers"  # of the Kafka record: texts by name
+HISTORY = "$history"  # true: the row is from the files before the topic (T12)
+_FILES = "/history"  # stands for these files
 
 
 def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
-    """Raises JoineryError when it is not a step, names an input or a history that the job does not have, or deletes in
-    a way that no table of the job's understands."""
+    """Raises JoineryError if the value is not a step, names an input or a history that the job does not have, or
+    deletes in a way that no table of the job understands."""
     kind = _KINDS.get(frozenset(step))
     if kind is None:
         todo = f"A step has {', '.join('input and rows' if 'input' in keys else min(keys) for keys in _KINDS)}"
@@ -93,7 +93,7 @@ def _mapping(value: object, inner: Callable[[object], bool]) -> bool:
 
 
 def _are_idle(value: object) -> bool:
-    """Inputs ("payments") or partitions ("payments/1")."""
+    """Whether the value lists inputs ("payments") or partitions ("payments/1")."""
     return isinstance(value, list) and all(
         isinstance(name, str) and (not slash or partition.isdecimal())
         for name in value
@@ -101,7 +101,7 @@ def _are_idle(value: object) -> bool:
     )
 
 
-# Keys of a step -> its shape in words, whether it has it, and the inputs that it names.
+# Keys of a step -> its shape in words, whether a step has that shape, and the inputs that it names.
 _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step], Iterable[str]]]] = {
     frozenset({"input", "rows"}): (
         'one input\'s rows, {"input": "orders", "rows": [{...}]}',
@@ -140,7 +140,7 @@ _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step],
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """A record as Kafka would have it; a `timestamp` of -1 is none."""
+    """A record as Kafka would have it. A `timestamp` of -1 means that there is none."""
 
     value: bytes
     timestamp: int
@@ -149,8 +149,8 @@ class TraceRecord:
 
 
 class StepLog(UnsharedSource):
-    """The records of one input as the steps gave them: the trace's Kafka topic, planner and reader in one. Of an input
-    with a history, the files end where the topic's first record comes."""
+    """The records that the steps gave one input: the trace's Kafka topic, planner and reader in one. If the input has a
+    history, its files end when the topic's first record comes."""
 
     def __init__(self, side: Input) -> None:
         self.name, self._keyed, self._headers = side.name, side.keyed, side.headers
@@ -206,12 +206,12 @@ class StepLog(UnsharedSource):
         return RawBatch(planned.partition, offsets, values, keys, timestamps.__getitem__, headers=headers)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 class ScriptedIdleness:
-    """Inputs ("payments") or partitions ("payments/1") that a step called idle, until their next row. What a step says
-    is the world outside, so a restart does not forget it."""
+    """Inputs ("payments") or partitions ("payments/1") that a step declared idle, until their next row. Steps describe
+    the outside world, so a restart does not forget them."""
 
     def __init__(self, logs: Mapping[str, StepLog]) -> None:
         self._logs = logs
@@ -230,7 +230,7 @@ class ScriptedIdleness:
         self._idle[name] = (every if idle is None else idle) - {row.get(PARTITION, 0) for row in rows}
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
-        """Steps say what is idle; positions do not."""
+        """Does nothing: steps say what is idle, positions do not."""
 
     def idle(self) -> dict[str, Collection[str]]:
         return {name: self._partitions(name, partitions) for name, partitions in self._idle.items()}

@@ -1,4 +1,4 @@
-"""How an executor process builds its worker. It imports no more than a worker needs: a cold start waits for it."""
+"""Builds the worker of an executor process. Imports no more than a worker needs, because a cold start waits for it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from joinery_runtime.sources.compiled_hash import compiled_key_hash
 from joinery_runtime.state.store import TaskStore
 
 CACHE_BYTES = "JOINERY_CACHE_BYTES"
-"""The environment variable that says how large a segment cache may be, as `20Gi` or in bytes."""
+"""The environment variable for the size limit of a segment cache, as `20Gi` or in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBuilder:
-    """Builds an executor process's worker. It pickles and holds no secret: the process looks up those that `job` refers
-    to, and those that the job says itself in `job_file` (None: it says none). `memory` is the store in the driver's
-    memory, None: the job names a Postgres."""
+    """Builds an executor process's worker. The builder pickles and holds no secret: the process looks up secrets that
+    `job` refers to, and reads those written in the job itself from `job_file` (None: there are none). `memory` is the
+    store in the driver's memory; None: the job names a Postgres."""
 
     job: Job
     job_file: Path | None
@@ -45,7 +45,7 @@ class WorkerBuilder:
         return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:12]
 
     def __call__(self, cache: Path) -> Worker:
-        """Raises EnvironmentProblem where a secret cannot be read."""
+        """Builds the worker. Raises EnvironmentProblem if a secret cannot be read."""
         job = with_secrets(self.job if self.job_file is None else restored(self.job, self.job_file))
         if self.memory is not None:
             return worker_of(job, self.memory.connect(), None, cache)
@@ -55,7 +55,7 @@ class WorkerBuilder:
 
 @contextmanager
 def worker_here(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path) -> Iterator[Worker]:
-    """A worker for a while, as `worker_of` makes one: in the end its readers are closed."""
+    """Yields a worker as `worker_of` makes it, and closes its readers at the end."""
     inputs = JobInputs(job)
     try:
         yield worker_of(job, store, tables, cache, inputs)
@@ -70,18 +70,18 @@ def worker_of(
     cache: Path,
     inputs: JobInputs | None = None,
 ) -> Worker:
-    """A worker of a job that has its secrets. `tables` is where output tables are, None where there can be none."""
+    """A worker of a job with its secrets filled in. `tables` is where output tables are; None: there can be none."""
     output, dead_letters = sink_for(job, tables), dead_letter_sink(job)
     dead_writer = None if dead_letters is None else dead_letters.writer()
     access = inputs or JobInputs(job)
-    # Who reads from Kafka loads kernels anyway; for others they would take longer than they save.
+    # A worker that reads from Kafka loads kernels anyway; others would lose more time by loading than they save.
     hasher = compiled_key_hash() if any(side.kafka is not None for side in job.inputs) else key_hash
     parts = WorkerParts(job.name, compile_job(job), access, store, output.writer(), dead_writer, cache, hasher=hasher)
     return Worker(replace(parts, cache_bytes=cache_bytes()))
 
 
 def cache_bytes() -> int:
-    """The size of a segment cache. Raises EnvironmentProblem where the variable holds no size."""
+    """The size limit of a segment cache. Raises EnvironmentProblem if the variable holds no size."""
     text = os.environ.get(CACHE_BYTES)
     try:
         return DEFAULT_MAX_BYTES if text is None else parse_bytes(text)
@@ -94,7 +94,7 @@ def cache_bytes() -> int:
 
 
 class JobInputs:
-    """Readers and decoders of a worker, by input and lane, opened at first use and kept."""
+    """A worker's readers and decoders, by input and lane, opened at first use and kept."""
 
     def __init__(self, job: Job) -> None:
         self._sides = {side.name: side for side in job.inputs}

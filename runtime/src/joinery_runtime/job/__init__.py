@@ -1,8 +1,8 @@
-"""The resource models: what a user writes, checked, and what can be said of it without running it.
+"""The resource models: what a user writes, its checks, and everything that can be said about it without running it.
 
-`load_job` reads a file, `StreamJoin` and `SessionWindow` are the valid resources (each a `Job`), `explain` tells the
-plan, and `signature` and `compare` say whether stored state fits a changed job (rule M2). Imports neither the engine
-nor Spark.
+`load_job` reads a file. `StreamJoin` and `SessionWindow` are the valid resources (each a `Job`). `explain` tells the
+plan. `signature` and `compare` say whether stored state fits a changed job (rule M2). Imports neither the engine nor
+Spark.
 """
 
 from joinery_runtime.job.definition import definition, same_rows, under_definition

@@ -1,7 +1,7 @@
-"""What of a job decides the rows of an epoch and where they go: stored with every plan.
+"""The definition of a job: the part that decides an epoch's rows and where they go. It is stored with every plan.
 
-A plan is replayed under the job that made it, also after the job was edited: part of its output may be visible already.
-Settings that only say how (secrets, shards of later plans, Spark) are those of the job as it is now.
+A plan is replayed under the job that made it, even after an edit of the job, because part of its output may already be
+visible. Settings that only say how (secrets, shards of later plans, Spark) are those of the job as it is now.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.resource import Job
 
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
-# Says how a place is reached, not which one, or what to do when it fails or grows too large: where the job still has
-# the place, what it says now is right.
+# Fields that say how a place is reached, not which place, or what to do when it fails or grows too large. As long as
+# the job still has the place, the present values apply.
 _HOW = {*_SECRET, "bootstrapServers", "onDataLoss", "limits", "limit"}
 _ANY_JOB = TypeVar("_ANY_JOB", bound=Job)
 
 
 def definition(job: Job) -> dict[str, Any]:
-    """JSON without secrets; equal for jobs that make the same rows of the same plan. Defaults are left out, so that a
-    release with more of them finds the definitions of an earlier one equal; SQL counts as the fields that it says."""
+    """The definition as JSON without secrets; equal for jobs that make the same rows from the same plan. Defaults are
+    left out, so that a release with more of them finds the definitions of an earlier release equal. SQL counts as the
+    fields that it stands for."""
     spec = job.spec.model_copy(update=job.without_sql)
     fields = spec.model_dump(mode="json", by_alias=True, include=set(_defining(job)), exclude_defaults=True)
     document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, fields)))
@@ -39,8 +40,9 @@ def _defining(job: Job) -> Set[str]:
 
 
 def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a plan that was made under `stored` gives the same rows in the same places under `now`. Without a
-    dead-letter output nothing can have gone to one, so it may be added to a plan that bad records keep from ending."""
+    """Whether a plan made under `stored` gives the same rows in the same places under `now`. If there was no
+    dead-letter output, nothing can have gone to one, so one may be added for a plan that bad records keep from
+    ending."""
     return bool(_without(_HOW, {**_dead_letter(now), **stored}) == _without(_HOW, now))
 
 
@@ -49,7 +51,7 @@ def _dead_letter(of: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
-    """The job as it was under a stored definition, with the settings that `job` has now for what has the same name."""
+    """The job as it was under a stored definition, with the present settings of `job` for parts of the same name."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec = document["spec"]
     targets = {
@@ -78,8 +80,8 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
 
 
 def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored inputs with their settings, and the stored steps with the limits that the job has now: a limit that
-    stops a plan can be raised to end it."""
+    """The stored inputs with their present settings, and the stored steps with their present limits: raising a limit
+    that stops a plan must let the plan end."""
     now = {side["name"]: side for side in spec["inputs"]}
     inputs = [_with_settings(side, now.get(side["name"])) for side in stored["inputs"]]
     limits = {
@@ -91,7 +93,7 @@ def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -
 
 
 def _sessions(job: SessionWindow, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """As `_join`; the limits of exact counts stop plans too."""
+    """Like `_join`, for sessions; the limits of exact counts stop plans too."""
     now = spec["input"] if spec["input"]["name"] == stored["input"]["name"] else None
     limits = {(of.function, of.column, of.as_): {"limit": of.limit} for of in job.sessions.aggregates if of.limit}
     aggregates = [
@@ -121,5 +123,5 @@ def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
 
 
 def _same_place(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether both are the same topic, table or file. Another topic may be another cluster's."""
+    """Whether both are the same topic, table or file. Another topic may be on another cluster."""
     return all(stored.get(key) == now.get(key) for key in ("topic", "topicPattern", "table", "path"))

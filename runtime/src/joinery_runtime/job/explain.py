@@ -1,4 +1,4 @@
-"""What a job will do, said before it runs: the plan, how long each side is kept, and how much state to expect."""
+"""Explains what a job will do before it runs: the plan, how long each side is kept, and how much state to expect."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from joinery_runtime.job.join.explain import step_plans
-from joinery_runtime.job.join.row_sizes import assumed_columns
+from joinery_runtime.job.join.explain import assumed_columns, step_plans
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
 from joinery_runtime.job.kinds.session.resource import SessionWindow
@@ -55,7 +54,8 @@ class Explanation:
         return f"a chain of {len(self.steps)} joins" if len(self.steps) > 1 else self.steps[0].title
 
     def render(self) -> str:
-        """Plain text, one fact a line; warnings come last and in capitals, so that they are not scrolled away."""
+        """Plain text, one fact per line; warnings come last and in capitals, so that they do not scroll out of
+        sight."""
         return "\n".join([*self._plan_lines(), *self._state_lines(), *(f"WARNING: {text}" for text in self.warnings)])
 
     def __str__(self) -> str:
@@ -98,8 +98,8 @@ class Explanation:
 
 
 def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Explanation:
-    """The plan of a valid job. `stored` names, per part of the state, the columns that segments keep; without it every
-    column is counted where a join has an SQL expression, else the keys and the selected columns."""
+    """The plan of a valid job. `stored` names, per part of the state, the columns that segments keep. Without it,
+    counts every column of a join with an SQL expression, and otherwise the keys and the selected columns."""
     steps = _steps(job, stored)
     return Explanation(
         job=job.name,
@@ -167,7 +167,7 @@ def _watermark(side: Input) -> str:
 
 def _output(job: Job) -> str:
     output = job.spec.output
-    # In a table a retraction is no row.
+    # In a table a retraction is not a row.
     hidden = {job.retracted} if output.postgres else set()
     columns = ", ".join(column.name for column in job.output_columns if column.name not in hidden)
     if output.kafka:
@@ -197,7 +197,7 @@ def _held(file: FileOutput) -> str:
 
 
 def _named(target: Output | DeadLetter) -> str:
-    """The kind of an output that this page has no words for."""
+    """The kind of an output for which there is no text here."""
     return next((name for name in target.KINDS if getattr(target, name, None) is not None), "nothing")
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with a job's conditions and computed columns by syntax and column names: found without Arrow, so before
-a pod starts.
+"""Finds wrong syntax and column names in a job's conditions and computed columns, without Arrow, so before a pod
+starts.
 
-The runtime refuses all that is refused here, and more: types, and functions that it does not have
+The runtime refuses everything that is refused here, and more: types, and functions that it does not have
 (core.pipeline.expression). The models check `select` and `sql` themselves."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joinery_runtime.job.model.wording import listed, suggestion
 
 
 def expression_problems(job: Job) -> list[Problem]:
-    """One for each expression that does not parse, and for each column that it names and no input has."""
+    """A problem for each expression that does not parse, and for each column in it that no input has."""
     columns = {source.name: tuple(column.name for column in source.columns) for source in job.inputs}
     return [
         Problem(each.path, message)

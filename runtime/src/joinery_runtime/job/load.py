@@ -25,8 +25,8 @@ _MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJo
 
 
 def load_job(path: str | PathLike[str]) -> Job:
-    """The job in a YAML or JSON file; relative file paths in it count from its folder, and `${NAME}` in it is the
-    environment variable. Raises JobError."""
+    """The job in a YAML or JSON file. Relative file paths in it start from its folder, and `${NAME}` in it is replaced
+    by the environment variable. Raises JobError."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -40,8 +40,8 @@ def load_job(path: str | PathLike[str]) -> Job:
 
 
 def job_from(data: Mapping[str, Any]) -> Job:
-    """The job in a dictionary that holds what a file would; relative file paths in it count from the working folder,
-    and `${NAME}` in it is the environment variable. Raises JobError."""
+    """The job in a dictionary with the content of a job file. Relative file paths in it start from the working folder,
+    and `${NAME}` in it is replaced by the environment variable. Raises JobError."""
     source = "the dictionary"
     try:
         text = json.dumps(data, default=os.fspath)
@@ -55,18 +55,18 @@ def job_from(data: Mapping[str, Any]) -> Job:
 
 
 def located(error: JobError, path: str | Path) -> JobError:
-    """The same problems with the name of their file and the lines of their paths in it: for an error that was found in
-    a job after `load_job`."""
+    """The same problems with the name of the file, and the lines of their paths in it. For an error that was found
+    after `load_job`."""
     document = _the_resource(read_documents(Path(path).read_text(encoding="utf-8"), str(path)), str(path))
     lines = {path_text(at): line for at, line in document.lines.items()}
     return JobError(str(path), [replace(problem, line=lines.get(problem.path)) for problem in error.problems])
 
 
 def parse_job(text: str, source: str, *, base: Path | None = None, environment: Mapping[str, str] | None = None) -> Job:
-    """The job in `text`. `source` names it in messages; `base` is the folder that relative file paths count from
-    (None: they stay as written), `environment` what `${NAME}` stands for (None: for itself). Raises JobError with every
-    problem, ordered by line."""
-    # JSON without mistakes needs no lines: the reader of YAML, which knows them, takes ten times as long.
+    """The job in `text`. `source` names the text in messages. `base` is the folder from which relative file paths start
+    (None: they stay as written), `environment` has the values of `${NAME}` (None: no replacement). Raises JobError with
+    every problem, ordered by line."""
+    # Valid JSON needs no line numbers: the YAML reader, which keeps them, takes ten times as long.
     plain = Document(plain_json(text))
     if not any(_identity(plain)) and isinstance(job := _validated(plain.data, base), Job):
         return job
@@ -108,7 +108,7 @@ def _the_resource(documents: list[Document], source: str) -> Document:
 
 
 def _identity(document: Document) -> Iterator[Finding]:
-    """What must be right before the rest can be judged."""
+    """Yields mistakes in what must be right before the rest can be judged."""
     data = document.data
     if not isinstance(data, dict):
         yield (), "a resource is a mapping with apiVersion, kind, metadata and spec"

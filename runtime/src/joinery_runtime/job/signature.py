@@ -1,7 +1,7 @@
-"""The fingerprint of a job's state, and what a changed job may do with it (rule M2).
+"""The fingerprint of a job's state, and whether a changed job may use that state (rule M2).
 
-A signature is JSON and lasts as long as the state it describes: its layout carries a version of its own, and older
-layouts are lifted to the newest before they are compared.
+A signature is JSON and lives as long as the state that it describes. Its layout has a version of its own, and older
+layouts are converted to the newest before they are compared.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from joinery_runtime.job.model.resource import Job
 
 SIGNATURE_VERSION = 2
 NEWER_VERSION = 3
-"""Of a job with co-partitioned inputs, or an input with a history: releases that would look for its rows elsewhere, or
-read what the history has from the topic again, refuse it. The layout is that of version 2."""
+"""The version for a job with co-partitioned inputs, or an input with a history. Older releases, which would look for
+its rows elsewhere, or read the history's records from the topic again, refuse it. The layout is that of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Readable differences: with any `refused` the state cannot be used, `warnings` do not stop the job."""
+    """Differences in words: with any `refused` the state cannot be used; `warnings` do not stop the job."""
 
     refused: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What the job's state depends on. `stored` names, per part of the state, the columns that segments keep (in
-    `left.2` and later as `<input>.<column>`, of sessions as `session_fields` says); durations are milliseconds."""
+    """Everything that the job's state depends on. `stored` names, per part of the state, the columns that segments keep
+    (in `left.2` and later as `<input>.<column>`, for sessions as in `session_fields`). Durations are milliseconds."""
     newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
     return {
         "version": NEWER_VERSION if newer else SIGNATURE_VERSION,
@@ -80,7 +80,7 @@ def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequ
 
 
 def _times(step: JoinStep) -> dict[str, Any]:
-    """What bounds the step's state."""
+    """The durations that bound the step's state."""
     late = {"allowedLateness": step.allowed_lateness} if step.matching.adds_lateness else {}
     return {**step.matching.durations(), **late}
 
@@ -99,7 +99,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
 
 
 def _lifted(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Version 1, which described one inner interval step of two inputs, as version 2."""
+    """Converts version 1, which described one inner interval step of two inputs, to version 2."""
     left, right = old["inputs"]
     return {
         "version": SIGNATURE_VERSION,

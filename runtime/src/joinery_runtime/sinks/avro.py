@@ -1,7 +1,7 @@
-"""Output rows as Avro, in the form of Confluent's serializers: a zero byte, the number of the schema, the record.
+"""Encodes output rows as Avro, framed like Confluent's serializers: a zero byte, the number of the schema, the record.
 
-Each column is a field that may be null, with null as its default. So a new column, and one less, is a change that
-registries call compatible, both ways.
+Each column is a nullable field with null as its default. Registries therefore treat a new or a removed column as a
+change that is compatible both ways.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import Schema
 
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema
 
 
 @dataclass(frozen=True, slots=True)
 class AvroRows:
-    """Rows whose schema the registry has under `number`."""
+    """Encodes rows whose schema has `number` in the registry."""
 
     schema: str
     number: int
@@ -44,7 +46,7 @@ class AvroRows:
 
 def _plain(column: Any) -> Any:
     if pa.types.is_timestamp(column.type):
-        return pc.cast(column, pa.int64())  # Python's datetimes would take longer than all else
+        return pc.cast(column, pa.int64())  # Python's datetimes would take longer than everything else
     return pc.cast(column, _UINT64) if column.type == pa.uint64() else column
 
 
@@ -55,7 +57,7 @@ def _parsed(schema: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class AvroOutput(SchemaOutput):
-    """Its schema is that of the rows, whatever was registered before."""
+    """Registers a schema that follows from the rows alone, whatever was registered before."""
 
     def _register(self) -> AvroRows:
         text = self.schema()
@@ -72,7 +74,7 @@ class AvroOutput(SchemaOutput):
         return read
 
     def schema(self) -> str:
-        """The schema of the rows in Avro, as JSON. Raises SinkError for names that Avro does not have."""
+        """The Avro schema of the rows, as JSON. Raises SinkError for names that Avro does not allow."""
         self.check_names("Avro")
         fields = [{"name": each.name, "type": ["null", _type(each.type)], "default": None} for each in self.rows]
         name = "_" + re.sub(r"\W", "_", self.topic, flags=re.ASCII)  # a topic may begin with a digit

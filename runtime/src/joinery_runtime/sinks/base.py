@@ -1,9 +1,10 @@
-"""The port between the engine and where rows go.
+"""The port between the engine and the targets of output rows.
 
-A sink has a driver half (`Sink`) and a task half (`SinkWriter`). A writer stages or sends the rows of one attempt of
-one shard; its *receipt* travels to the driver in the task's result. The driver then makes exactly the named receipts
-visible: inside the commit's transaction (`in_transaction`), or right after it and again at recovery (`publish`, which
-must be idempotent). A receipt that is never named stays invisible and is swept by a later `recover`.
+A sink has a driver half (`Sink`) and a task half (`SinkWriter`). A writer stages or sends the rows of one attempt at
+one shard. Its *receipt* travels to the driver in the task's result, and the commit names the receipts that count. The
+driver makes exactly these visible: inside the commit's transaction (`in_transaction`), or right after it and again at
+recovery (`publish`, which must be idempotent). Rows of a receipt that no commit names stay invisible; a later
+`recover` sweeps them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from joinery_runtime.errors import Unavailable
 from joinery_runtime.store_identity import StoreIdentity
 
 Receipt = Mapping[str, Any]  # JSON-able; kept in the epoch log
@@ -21,7 +23,7 @@ Receipt = Mapping[str, Any]  # JSON-able; kept in the epoch log
 
 @dataclass(frozen=True, slots=True)
 class AttemptId:
-    """Names one attempt of one shard's work, uniquely for ever: later attempts and drivers never reuse it."""
+    """The name of one attempt at one shard's work. Later attempts and drivers never reuse it."""
 
     generation: int
     epoch: int
@@ -34,14 +36,14 @@ class AttemptId:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt as its writer sees it. `lineage` names the job's life in its state store: what another store's job
-    of the same name left in the target is not this one's.
+    """One attempt as its writer sees it. `lineage` identifies the job's life in its state store: it tells what this job
+    left in the target from what a job of the same name in another store left there.
 
-    A writer whose rows are visible before the commit claims its part of the epoch first: `claim(name, owner,
-    instead_of)` returns None if it is the first one to, else whose it is now, see `StateStore.claim`; raises Fenced
-    unless the attempt's generation and plan are the store's newest. `reach` names points of the work for fault
-    injection; it does nothing otherwise. `former_names`: the epoch was planned by an earlier release, which may go on
-    with it again, so its parts have the names that such a release gives them (docs/decisions/0026).
+    A writer whose rows are visible before the commit first claims its part of the epoch. `claim(name, owner,
+    instead_of)` returns None if this attempt is the first to claim it, else the present owner (see `StateStore.claim`).
+    It raises Fenced unless the attempt's generation and plan are the store's newest. `reach` names points of the work
+    for fault injection and otherwise does nothing. `former_names`: an earlier release planned the epoch and may resume
+    it, so the parts keep the names of that release (docs/decisions/0026).
     """
 
     id: AttemptId
@@ -53,93 +55,99 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What a driver finds when it takes a job over; attempts of older generations may still be running. What they may
-    make visible, they have claimed."""
+    """What a driver finds when it takes over a job. Attempts of older generations may still be running; they have
+    claimed whatever they may make visible."""
 
     generation: int
     committed_epoch: int
     store: StoreIdentity  # of the job
     lineage: str = ""
-    claims: Mapping[str, str] = field(default_factory=dict)  # owners by name; "": fenced already
+    claims: Mapping[str, str] = field(default_factory=dict)  # owner by name; "": already fenced
     shards: int = 0  # of the newest committed epoch
     pending: int | None = None  # the epoch whose plan is about to be replayed
     pending_shards: int = 0
     pending_for_ms: int = 0  # since its plan was stored
-    warn: Callable[[str], None] = lambda _: None  # of what a person has to look at
+    warn: Callable[[str], None] = lambda _: None  # about things that need a person's attention
 
 
 def life_of(lineage: str) -> str:
-    """A lineage as names of files, markers and claims have it: 12 hexadecimal digits (docs/decisions/0026)."""
+    """The short form of a lineage in names of files, markers and claims: 12 hex digits (docs/decisions/0026)."""
     return lineage.replace("-", "")[:12]
 
 
 class AttemptRows(Protocol):
-    """All rows of an attempt: at least one. Tables are such; those of a step are made while they are read."""
+    """All rows of an attempt, at least one. A `pa.Table` is one; the rows of a step are computed as they are read."""
 
     def to_batches(self) -> Iterable[pa.RecordBatch]:
-        """Batches of one schema, each small enough to be held in memory in several forms: all of them together are not.
-        May be called again, and gives the same rows."""
+        """Yields batches of one schema. Several copies of one batch fit into memory; all batches together may not. A
+        second call gives the same rows."""
         ...
 
 
 class SinkWriter(Protocol):
-    """Task half. Pickles; used by one task at a time."""
+    """The task half. It can be pickled; one task uses it at a time."""
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
-        """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, and Superseded
-        when another attempt of the same shard took over: then the task is to be tried again."""
+        """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, or Superseded if
+        another attempt at the same shard took over: the task then has to be retried."""
         ...
 
 
 class Sink(Protocol):
-    """Driver half."""
+    """The driver half."""
 
     def prepare(self, schema: pa.Schema) -> str | None:
-        """Creates or checks the target. What it has created, in words; None: it was there. Raises SinkError naming what
-        does not fit."""
+        """Creates or checks the target. Returns what it created, in words, or None if the target existed. Raises
+        SinkError naming what does not fit."""
         ...
 
     def writer(self) -> SinkWriter: ...
 
     @property
     def held(self) -> int:
-        """Rows of committed epochs that are not visible yet, so that there are fewer and larger files."""
+        """The number of committed rows that are not visible yet. They are held for fewer and larger files."""
         ...
 
     def due(self, *, last: bool) -> bool:
-        """Whether rows are held that are to become visible now, with `last` at once. The next commit sees to it, that
-        of an epoch without rows if there is no other one."""
+        """Whether held rows are due to become visible; with `last`, any held rows are. The next commit publishes them,
+        if need be that of an epoch without rows."""
         ...
 
     def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
-        """Right before the commit of an epoch: receipts that it names besides, of rows that were held."""
+        """Called right before an epoch's commit. Returns receipts of held rows that the commit names as well."""
         ...
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Runs inside the state commit; `connection` is the store's (psycopg for Postgres, None for memory)."""
+        """Runs inside the state commit. `connection` is the store's (psycopg for Postgres, None for memory)."""
         ...
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """After the commit, and again at recovery for the last committed epoch: idempotent."""
+        """Makes the rows of these receipts visible. Called after the commit, and again at recovery for the last
+        committed epoch: must be idempotent."""
         ...
 
     def recover(self, takeover: Takeover) -> bool:
-        """Before anything is planned or replayed: sweeps what attempts of older generations left behind and was never
-        named by a commit, and sees to it that none of them makes anything visible after this returns.
+        """Sweeps what attempts of older generations left behind and no commit named. Once this returns, none of them
+        can make anything visible. Called before anything is planned or replayed.
 
-        Returns whether rows of the pending epoch are visible, so that its plan has to be replayed as it stands."""
+        Returns whether rows of the pending epoch are visible: its plan then has to be replayed unchanged."""
         ...
 
     def other_store(self) -> StoreIdentity | None:
-        """The store of a job of the same name that has begun to write to the same target since `recover`, if such a
-        job can be noticed there."""
+        """The store of another job of the same name that has started to write to this target since `recover`, if the
+        target shows such a job."""
+        ...
+
+    def away(self) -> Unavailable | None:
+        """What the tasks and the driver need for writing and cannot reach right now; None also if the sink cannot tell.
+        Called while they wait, from another thread than the other methods."""
         ...
 
     def close(self) -> None: ...
 
 
 class HoldsNoRows:
-    """The part of `Sink` that is trivial where an epoch's rows are visible with it."""
+    """The trivial part of `Sink`, where rows become visible with their epoch and a waiting call soon raises."""
 
     @property
     def held(self) -> int:
@@ -151,9 +159,12 @@ class HoldsNoRows:
     def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
         return ()
 
+    def away(self) -> Unavailable | None:
+        return None
+
 
 class HasNoJobMarker(HoldsNoRows):
-    """The part of `Sink` that is trivial where nothing says which job writes to a target."""
+    """The trivial part of `Sink`, where nothing in the target says which job writes to it."""
 
     def other_store(self) -> StoreIdentity | None:
         return None

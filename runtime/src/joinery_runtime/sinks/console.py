@@ -1,4 +1,4 @@
-"""The console: the first rows of each epoch on the driver's standard output, for a job that is tried out."""
+"""The console output, for trying out a job: prints the first rows of each epoch on the driver's standard output."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
-from joinery_runtime.sinks.encode import rows_to_json
+from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSink(HasNoJobMarker):
-    """Both halves. A receipt, which the epoch log keeps, has up to `shown` of its attempt's rows as JSON. They are
-    printed once the epoch is committed, and may be printed again after a crash."""
+    """Both halves of the sink. A receipt, which the epoch log keeps, holds up to `shown` rows of its attempt as JSON.
+    They are printed after the epoch's commit, and may be printed again after a crash."""
 
     shown: int
-    timestamps: Timestamps = "epochMillis"
-    nested: frozenset[str] = frozenset()
+    style: JsonStyle = PLAIN
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         lines: list[str] = []
@@ -31,7 +29,7 @@ class ConsoleSink(HasNoJobMarker):
             count += batch.num_rows
             if len(lines) < self.shown:
                 first = batch.slice(0, self.shown - len(lines))
-                lines += [line.decode() for line in rows_to_json(first, self.timestamps, self.nested)]
+                lines += [line.decode() for line in rows_to_json(first, self.style)]
         return {"attempt": str(attempt.id), "rows": count, "lines": lines}
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
@@ -44,17 +42,17 @@ class ConsoleSink(HasNoJobMarker):
         sys.stdout.flush()
 
     def prepare(self, schema: pa.Schema) -> None:
-        """There is nothing to create."""
+        """Does nothing: there is nothing to create."""
 
     def writer(self) -> ConsoleSink:
         return self
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Rows are printed after the commit."""
+        """Does nothing: rows are printed after the commit."""
 
     def recover(self, takeover: Takeover) -> bool:
-        """Nothing of the pending epoch has been printed."""
+        """Returns False: no row of the pending epoch has been printed."""
         return False
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""

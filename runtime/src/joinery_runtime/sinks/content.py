@@ -1,9 +1,9 @@
-"""What is in an output now, for `joinery verify` and of topics for `joinery sql` too: topics and tables, read in pieces
-of bounded size.
+"""Reads the present content of an output, in pieces of bounded size: topics and tables for `joinery verify`, topics
+also for `joinery sql`.
 
-A topic or a table does not say which epoch a row is of. What can be told is up to which epoch it has all rows: Kafka
-has those of every committed epoch, and maybe rows of the next one; a Postgres, Iceberg or Delta table is read in one
-snapshot, of which the state store or the table's own mark says which epoch is the newest in it.
+A topic or a table does not say to which epoch a row belongs, only up to which epoch it has all rows. Kafka has those of
+every committed epoch, and maybe rows of the next one. A Postgres, Iceberg or Delta table is read in one snapshot, and
+the state store or the table's own mark says which epoch is the newest in it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.admin import ConfigResource
 
 from joinery_runtime.kafka_errors import LastError, watermarks
 from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, as_messages
+from joinery_runtime.sinks.kafka_records import Records
+from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
 from joinery_runtime.sinks.schema_output import without_nulls
 
 SEPARATOR = b"\0"
-"""Between a record's value and its key and headers; JSON has no such byte."""
-_AT_ONCE, _TURN_SECONDS = 10_000, 0.1  # records, and how long they are waited for
-_HEAD = 100  # records of a partition that has lost its beginning
+"""Separates a record's value from its key and headers. JSON never contains this byte."""
+_AT_ONCE, _TURN_SECONDS = 10_000, 0.1  # the most records per call, and how long it waits for them
+_HEAD = 100  # how many first records to keep of a partition that has lost its beginning
 _NULL = b"\\N"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some rows of an output as texts: a row is a line of JSON, in Kafka with key and headers behind it where the job
-    sets those. `numbers` (int) order them; `ours`: nobody else has written them, as far as the output tells."""
+    """Some rows of an output as texts: lines of JSON, in Kafka followed by key and headers if the job sets those.
+    `numbers` give the order of the rows. `ours`: as far as the output shows, nobody else has written them."""
 
     texts: Sequence[bytes]
     places: Sequence[str]
@@ -48,12 +49,12 @@ class Content(Protocol):
 
     @property
     def complete_to(self) -> int:
-        """Rows of epochs up to this one have to be there."""
+        """The epoch up to which all rows have to be present."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Rows of later epochs cannot be there."""
+        """Whether rows of later epochs cannot be present."""
         ...
 
     @property
@@ -64,11 +65,11 @@ class Content(Protocol):
 
     @property
     def heads(self) -> Mapping[int, Sequence[bytes]]:
-        """By partition whose oldest records are gone, the first texts that are there; known once `pieces` has ended."""
+        """The first remaining texts of each partition whose oldest records are gone. Known once `pieces` has ended."""
         ...
 
     def texts(self, rows: pa.Table) -> list[bytes]:
-        """Output rows as this output has them."""
+        """Output rows as the texts that this output would have."""
         ...
 
     def pieces(self) -> Iterator[Piece]: ...
@@ -80,8 +81,8 @@ class Content(Protocol):
 
 
 class KafkaRecords:
-    """The records that a `read_committed` reader sees, up to where the topic ends when this is made, or in `ranges`: by
-    partition its first offset, and the one after the last. Nothing is committed to `group`."""
+    """The records that a `read_committed` reader sees, up to the topic's end at creation, or in `ranges`: by partition,
+    the first offset and the one after the last. Nothing is committed to `group`."""
 
     def __init__(self, target: KafkaTarget, group: str, ranges: Mapping[int, tuple[int, int]] | None = None) -> None:
         self._target, self._errors = target, LastError()
@@ -116,7 +117,7 @@ class KafkaRecords:
         deadline = time.monotonic() + ANSWER_SECONDS
         while waiting:
             with _asking(self._target, self._errors):
-                came = self._consumer.consume(_AT_ONCE, _TURN_SECONDS)  # waits so long for so many
+                came = self._consumer.consume(_AT_ONCE, _TURN_SECONDS)  # waits this long for this many
             if came:
                 deadline = time.monotonic() + ANSWER_SECONDS
             elif time.monotonic() > deadline:
@@ -137,7 +138,7 @@ class KafkaRecords:
                 yield messages
 
     def values(self, messages: Sequence[Message], defaults: Mapping[str, Any] = MappingProxyType({})) -> list[bytes]:
-        """As lines of JSON, with `defaults` for nulls where a registry has their schema; others stay as they are."""
+        """The values as lines of JSON, with `defaults` for nulls, if a registry has their schema; others unchanged."""
         values = [message.value() or b"" for message in messages]
         output = self._target.schema_output
         return values if output is None else output.lines(values, defaults)
@@ -147,7 +148,7 @@ class KafkaRecords:
 
 
 class KafkaContent:
-    """The records of the topic when this is made. `committed` is the newest epoch that was committed before."""
+    """The records in the topic at creation. `committed` is the newest epoch that was committed before."""
 
     exact: ClassVar[bool] = False
     upsert_key: ClassVar[tuple[str, ...]] = ()
@@ -162,14 +163,14 @@ class KafkaContent:
         self.heads: dict[int, list[bytes]] = {partition: [] for partition, (low, _) in ranges.items() if low > 0}
 
     def _refuse_compacted(self) -> None:
-        admin: Any = self._target.connect(AdminClient, self._target.client_settings(), LastError())
+        admin: Any = self._target.admin(LastError())
         (asked,) = admin.describe_configs(
             [ConfigResource(ConfigResource.Type.TOPIC, self._target.topic)], request_timeout=ANSWER_SECONDS
         ).values()
         try:
             policy = asked.result(ANSWER_SECONDS)["cleanup.policy"].value
         except (KafkaException, KeyError, TimeoutError):
-            return  # who may read a topic need not have the right to read its settings
+            return  # the right to read a topic does not include the right to read its settings
         if "compact" in policy:
             raise self._target.problem(
                 "it cannot be verified",
@@ -179,13 +180,13 @@ class KafkaContent:
 
     def texts(self, rows: pa.Table) -> list[bytes]:
         target = self._target
-        values = rows_to_json(without_nulls(rows, self._defaults), target.timestamps, target.nested)
+        values = rows_to_json(without_nulls(rows, self._defaults), target.style)
         if not target.key and not target.headers:
             return values
-        messages = as_messages(rows, target.key, target.headers, target.timestamps, values, target.nested)
+        records = Records.of(rows, target.key, target.headers, target.style, values)
         return [
             self._text(each["value"], each.get("key"), dict(each["headers"]) if target.headers else {})
-            for each in messages
+            for each in records.messages()
         ]
 
     def _text(self, value: bytes, key: str | bytes | None, headers: Mapping[str, str | bytes | None]) -> bytes:
@@ -225,7 +226,7 @@ def _bytes(part: str | bytes | None) -> bytes:
 
 @contextmanager
 def _asking(target: KafkaTarget, errors: LastError) -> Iterator[None]:
-    """Errors of the client as ours."""
+    """Turns errors of the client in the block into ours."""
     try:
         yield
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""Dead letters (rule T8): the records that cannot be used, as rows for any sink."""
+"""Dead letters (rule T8): records that cannot be used, as rows for any sink."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pyarrow as pa
 DEAD_LETTER_SCHEMA = pa.schema(
     [
         pa.field("input", pa.string()),
-        pa.field("topic", pa.string()),  # a file's path, where the input is one
+        pa.field("topic", pa.string()),  # the path, if the input is a file
         pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),  # in bytes, for a file; the row's number in Parquet
+        pa.field("offset", pa.int64()),  # bytes in a file of lines, the row's number in Parquet
         pa.field("reason", pa.string()),
-        pa.field("value", pa.binary()),  # the record as it was, in JSON as base64; null where it had no value
-        pa.field("text", pa.string()),  # the same for people: null where it is no UTF-8, or longer than LONGEST_TEXT
+        pa.field("value", pa.binary()),  # the original record (base64 in JSON); null if it had no value
+        pa.field("text", pa.string()),  # the same for people; null if it is not UTF-8, or longer than LONGEST_TEXT
     ]
 )
-LONGEST_TEXT = 65_536  # bytes: with the value beside it, a long record would be too large for its topic
+LONGEST_TEXT = 65_536  # bytes: together with the value, a longer text could make the record too large for its topic
 
 
 def dead_letter_rows(
@@ -29,7 +29,7 @@ def dead_letter_rows(
     reasons: Sequence[str],
     values: pa.BinaryArray,
 ) -> pa.RecordBatch:
-    """Rows of `DEAD_LETTER_SCHEMA` for records of one partition; `offsets`, `reasons` and `values` go together."""
+    """Makes rows of `DEAD_LETTER_SCHEMA` for records of one partition. `offsets`, `reasons` and `values` correspond."""
     count = len(offsets)
     columns = [
         pa.repeat(pa.scalar(input_name, pa.string()), count),

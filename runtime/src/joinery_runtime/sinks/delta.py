@@ -1,4 +1,4 @@
-"""Delta tables through delta-rs: the mark is the transaction identifier that the protocol has for such writers."""
+"""Delta tables through delta-rs. The mark is the transaction identifier that the protocol provides for such writers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.lake import Added, CommitConflict, Mark, OpenedTable, properties_of
 
-_EPOCH_BITS = 40  # a version is one 64-bit number: generation and epoch
+_EPOCH_BITS = 40  # a version is one 64-bit number made of generation and epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
         if self._find() is not None:
             return False
         with self._problems("cannot be created"):
-            # Another job may do so at the same time.
+            # Another job may create it at the same time.
             self._opened = DeltaTable.create(
                 self._location, schema, mode="ignore", storage_options=self._options or None
             )
@@ -86,7 +86,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
             for file in added.files
         ]
         version = (added.mark.generation << _EPOCH_BITS) + added.mark.epoch
-        # Retries inside would go on top of a newer driver's commit without a look at its mark.
+        # The library's own retries would commit on top of a newer driver's commit without checking its mark.
         commit = CommitProperties(
             dict(properties_of(added)),
             max_commit_retries=0,

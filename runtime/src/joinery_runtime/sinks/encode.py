@@ -1,29 +1,30 @@
-"""Output rows as JSON, one object per row, in whole batches.
+"""Encodes output rows as JSON, one object per row, in whole batches.
 
-Values mirror what the sources read (rule V3), so that a job can read another's output: int64 and uint64 as exact
-integers, decimals as text, binary as base64, dates as `YYYY-MM-DD`, timestamps as integer milliseconds or, where the
-job says so, as RFC 3339; columns that are JSON (`nested`) as what they are. JSON has no NaN and no infinity: they
-become null. A null is written as null, never left out.
+Values are written as the sources read them (rule V3), so that a job can read another's output: int64 and uint64 as
+exact integers, decimals as text, binary as base64, dates as `YYYY-MM-DD`. A job chooses the rest with its `JsonStyle`.
+NaN and infinity, which JSON lacks, become null. A null is written as null, never left out.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Self
 
 import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
+from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import Timestamps
 
 _TIMESTAMPS: dict[Timestamps, pl.Expr] = {
     "epochMillis": cs.datetime().dt.epoch("ms"),
     "rfc3339": cs.datetime().dt.strftime("%Y-%m-%dT%H:%M:%S%.3fZ"),
 }
-_PLAIN = (
+_OTHERS = (
     cs.date().dt.to_string("iso"),
     cs.decimal().cast(pl.String),
     cs.binary().bin.encode("base64"),
@@ -32,25 +33,39 @@ _PLAIN = (
 _FEW_ROWS = 256
 
 
-def json_lines(
-    rows: pa.Table | pa.RecordBatch, timestamps: Timestamps = "epochMillis", nested: Collection[str] = ()
-) -> bytes:
-    """All rows, each followed by a newline."""
+@dataclass(frozen=True, slots=True)
+class JsonStyle:
+    """A job's choices for its output's JSON: `timestamps` as integer milliseconds or as RFC 3339, and the `nested`
+    columns, which hold JSON and are embedded unchanged."""
+
+    timestamps: Timestamps = "epochMillis"
+    nested: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        return cls(job.spec.output.timestamps, job.nested_columns)
+
+
+PLAIN = JsonStyle()
+
+
+def json_lines(rows: pa.Table | pa.RecordBatch, style: JsonStyle = PLAIN) -> bytes:
+    """Encodes all rows, each followed by a newline."""
     if not rows.num_rows:
         return b""
-    frame = pl.DataFrame(rows).with_columns(_TIMESTAMPS[timestamps], *_PLAIN)
-    if not frozenset(nested).isdisjoint(frame.columns):
-        return "\n".join([*_with_nested(frame, nested), ""]).encode()
-    if 0 < len(frame) < _FEW_ROWS:  # a query that writes a file takes 0.2 ms to begin
+    frame = pl.DataFrame(rows).with_columns(_TIMESTAMPS[style.timestamps], *_OTHERS)
+    if not style.nested.isdisjoint(frame.columns):
+        return "\n".join([*_with_nested(frame, style.nested), ""]).encode()
+    if 0 < len(frame) < _FEW_ROWS:  # starting a query that writes a file takes 0.2 ms
         return "\n".join([*frame.to_struct().struct.json_encode(), ""]).encode()
-    # Into a buffer: asked for a text, Polars fills one all the same, and two copies of it cost as much as the encoding.
+    # Into a buffer: if asked for text, Polars fills one anyway, and two copies of it cost as much as the encoding.
     lines = io.BytesIO()
     frame.write_ndjson(lines)
     return lines.getvalue()
 
 
-def _with_nested(frame: pl.DataFrame, nested: Collection[str]) -> pl.Series:
-    """Objects of the columns, those that are JSON among them, from pieces between commas."""
+def _with_nested(frame: pl.DataFrame, nested: frozenset[str]) -> pl.Series:
+    """Builds the objects, with JSON columns embedded, from comma-separated pieces."""
     pieces: list[pl.Expr] = []
     for embedded, names in groupby(frame.columns, key=lambda name: name in nested):
         if embedded:
@@ -66,19 +81,15 @@ def _member(name: str) -> pl.Expr:
     return pl.concat_str(pl.lit(written), pl.col(name).fill_null("null"))
 
 
-def as_texts(
-    rows: pa.Table | pa.RecordBatch, column: str, timestamps: Timestamps = "epochMillis"
-) -> list[str | bytes | None]:
-    """The values of one column by themselves: text and bytes as they are, others as JSON has them."""
+def as_texts(rows: pa.Table | pa.RecordBatch, column: str, style: JsonStyle = PLAIN) -> list[str | bytes | None]:
+    """The values of one column: text and bytes unchanged, others as in JSON."""
     if pa.types.is_binary(rows.schema.field(column).type):
         values: list[str | bytes | None] = rows[column].to_pylist()
         return values
-    plain = pl.DataFrame(rows.select([column])).with_columns(_TIMESTAMPS[timestamps], *_PLAIN)
+    plain = pl.DataFrame(rows.select([column])).with_columns(_TIMESTAMPS[style.timestamps], *_OTHERS)
     return list(plain[column].cast(pl.String))
 
 
-def rows_to_json(
-    rows: pa.Table | pa.RecordBatch, timestamps: Timestamps = "epochMillis", nested: Collection[str] = ()
-) -> list[bytes]:
-    """One JSON object per row. A newline inside a text is escaped, so splitting at newlines is safe."""
-    return json_lines(rows, timestamps, nested).split(b"\n")[:-1]
+def rows_to_json(rows: pa.Table | pa.RecordBatch, style: JsonStyle = PLAIN) -> list[bytes]:
+    """Encodes one JSON object per row. JSON escapes a newline inside a text, so splitting at newlines is safe."""
+    return json_lines(rows, style).split(b"\n")[:-1]

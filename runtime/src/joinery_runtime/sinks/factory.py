@@ -1,4 +1,4 @@
-"""Which sink a job needs."""
+"""Makes the sinks that a job needs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.base import Sink, life_of
 from joinery_runtime.sinks.console import ConsoleSink
+from joinery_runtime.sinks.encode import JsonStyle
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
 from joinery_runtime.sinks.kafka_target import KafkaTarget
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class StoreDatabase(Protocol):
-    """A state store in Postgres, as tasks reach it too: libpq's DSN and the schema of Joinery's tables."""
+    """A state store in Postgres, as tasks also reach it: libpq's DSN and the schema of Joinery's tables."""
 
     @property
     def dsn(self) -> str: ...
@@ -50,8 +51,8 @@ class StoreDatabase(Protocol):
 
 
 def sink_for(job: Job, store: StoreDatabase | None, lineage: str = "") -> Sink:
-    """The sink of the job's output; `store` None: the state is not in Postgres. `lineage` is for what `held` says
-    before a `recover`, which knows it."""
+    """The sink of the job's output. `store` None: the state is not in Postgres. `lineage` lets `held` answer before
+    `recover`, which sets it."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
             return _kafka(job, output_topic(job, kafka), PartNames(job.name))
@@ -59,12 +60,12 @@ def sink_for(job: Job, store: StoreDatabase | None, lineage: str = "") -> Sink:
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
             assert job.spec.output.format in ("json", "parquet"), "the job's validation sees to it"
-            of = (job.spec.output.format, job.spec.output.timestamps, _rolling(file))
-            return FileSink(file.path, *of, life=life_of(lineage), nested=job.nested_columns)
+            of = (job.spec.output.format, JsonStyle.of(job), _rolling(file))
+            return FileSink(file.path, *of, life=life_of(lineage))
         case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
             return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
         case Output(console=ConsoleOutput() as console):
-            return ConsoleSink(console.rows, job.spec.output.timestamps, job.nested_columns)
+            return ConsoleSink(console.rows, JsonStyle.of(job))
         case unknown:
             raise _no_sink("output", unknown)
 
@@ -76,7 +77,7 @@ def _rolling(file: FileOutput) -> Rolling | None:
 def output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
     """The topic of the job's output."""
     of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
-    return KafkaTarget(*of, job.spec.output.timestamps, _schema_output(job, kafka), job.nested_columns)
+    return KafkaTarget(*of, JsonStyle.of(job), _schema_output(job, kafka))
 
 
 def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
@@ -89,7 +90,7 @@ def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
 
 
 def lake_table(job: Job) -> LakeTable:
-    """The Iceberg or Delta table of the job's output. Raises EnvironmentProblem without the libraries of those."""
+    """The Iceberg or Delta table of the job's output. Raises EnvironmentProblem if its library is not installed."""
     output = job.spec.output
     try:
         if output.iceberg is not None:
@@ -123,11 +124,11 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
 
 
 def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | None:
-    """Drops the staged output of a job whose state has been deleted, and marks of it. What is left, in words: rows in
-    files that nobody has seen yet, of this life of the job (None: it had no state), and what could not be dropped,
-    since a database that is away for ever must not keep a job from being deleted. In another database nothing is
-    dropped of a job that had no state: with its state elsewhere it stages its rows under the same names. Raises
-    SinkError and StoreUnavailable for the state's own database."""
+    """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what is left:
+    rows in files that nobody has seen yet, of this life of the job (`lineage` None: it had no state), and what could
+    not be dropped, because a database that is away for ever must not prevent the deletion of a job. In another database
+    than the state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows under the
+    same names. Raises SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
     left = []
     output, dead = job.spec.output, job.spec.dead_letter
@@ -153,7 +154,7 @@ def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | 
 
 
 def dead_letter_sink(job: Job, lineage: str = "") -> Sink | None:
-    """The sink of the job's dead letters, or None if it names none; its rows have `DEAD_LETTER_SCHEMA`."""
+    """The sink of the job's dead letters, whose rows have `DEAD_LETTER_SCHEMA`. None if the job names none."""
     match job.spec.dead_letter:
         case None:
             return None
@@ -175,9 +176,10 @@ def _dead_letter_topic(job: Job) -> KafkaTarget:
 def output_content(
     job: Job, store: StoreDatabase | None, lineage: str, committed: Callable[[], int], certain: int
 ) -> Content | None:
-    """What is in the job's output now; None: files, which say which epoch a row is of. `committed` says which epoch the
-    state store has committed last; rows up to `certain` have been published. Raises SinkError and what waits for it."""
-    # No worker needs these, and its start waits for what is imported.
+    """The present content of the job's output. None for files, which say to which epoch a row belongs. `committed`
+    gives the last epoch that the state store has committed; rows up to `certain` have been published. Raises SinkError
+    or Unavailable."""
+    # Imported here: no worker needs these, and imports delay its start.
     from joinery_runtime.sinks.content import KafkaContent  # noqa: PLC0415
     from joinery_runtime.sinks.table_content import LakeContent, PostgresContent  # noqa: PLC0415
 
@@ -200,7 +202,7 @@ def output_content(
 
 
 def dead_letter_content(job: Job, committed: Callable[[], int]) -> Content | None:
-    """The same of its dead letters; None: files, or nowhere."""
+    """The present content of the job's dead letters. None if they go to files or nowhere."""
     from joinery_runtime.sinks.content import KafkaContent  # noqa: PLC0415
 
     dead = job.spec.dead_letter
@@ -212,7 +214,7 @@ def _kafka(job: Job, target: KafkaTarget, ids: PartNames) -> Sink:
 
 
 def _no_sink(field: str, target: Output | DeadLetter) -> SinkError:
-    """A kind of output that the models know and no sink writes to."""
+    """The error for a kind of output that the models know but no sink writes to."""
     named = sorted(target.model_fields_set - {"format"})
     return SinkError(
         f"No sink writes to {field}: {', '.join(named) or 'nothing is named'}",

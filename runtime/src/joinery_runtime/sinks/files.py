@@ -1,13 +1,14 @@
 """JSON lines and Parquet files, exactly once: one part per shard and epoch, visible only after the epoch's commit.
 
-A task writes `<directory>/.staging/<attempt>.<suffix>`; the driver renames what a commit named to
-`epoch-<12 digits>-shard-<5 digits>.<suffix>`. With `Rolling` it holds small files back first, and merges them
-(`sinks.rolling`). All is on one file system that driver and tasks share. The receipt names the format, so that a job
-whose format was edited still publishes what was staged in the one before.
+A task writes `<directory>/.staging/<attempt>.<suffix>`. The driver renames the files that a commit named to
+`epoch-<12 digits>-shard-<5 digits>.<suffix>`. With `Rolling` it first holds small files back and merges them
+(`sinks.rolling`). Everything is on one file system that driver and tasks share. Receipts name the format, so that a job
+whose format was edited still publishes what was staged in the former one.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -23,12 +24,14 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from joinery_runtime.errors import SinkError
-from joinery_runtime.job.model.outputs import FileFormat, Timestamps
+from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.job.model.outputs import FileFormat
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover, life_of
-from joinery_runtime.sinks.encode import json_lines, rows_to_json
+from joinery_runtime.sinks.encode import PLAIN, JsonStyle, json_lines, rows_to_json
 from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
+
+MAKE_ROOM = "Make room there: the job goes on by itself"
 
 _STAGING = ".staging"
 _NAME = re.compile(r"epoch-(\d+)-(?:shard-\d+|since-(\d+))")
@@ -37,17 +40,16 @@ _SUFFIXES: dict[FileFormat, str] = {"json": ".jsonl", "parquet": ".parquet"}
 
 @dataclass(frozen=True, slots=True)
 class FileWriter:
-    """Task half. Files of fewer bytes than `hold_below` are held."""
+    """The task half. Files of fewer bytes than `hold_below` are held."""
 
     directory: str
     format: FileFormat = "json"
-    timestamps: Timestamps = "epochMillis"
+    style: JsonStyle = PLAIN
     hold_below: int = 0
-    nested: frozenset[str] = frozenset()
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         path = _staged(Path(self.directory), str(attempt.id), self.format)
-        lines = partial(_write_lines, timestamps=self.timestamps, nested=self.nested)
+        lines = partial(_write_lines, style=self.style)
         encode = write_parquet if self.format == "parquet" else lines
         count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
         written = {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
@@ -56,7 +58,7 @@ class FileWriter:
 
 
 def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, int]:
-    """Makes the file durable, and its name. What `write` returns, and the file's size."""
+    """Writes a file, and makes it and its name durable. Returns what `write` returns, and the file's size."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
@@ -70,18 +72,16 @@ def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, i
     return count, size
 
 
-def _write_lines(
-    file: IO[bytes], batches: Iterable[pa.RecordBatch], timestamps: Timestamps, nested: frozenset[str]
-) -> int:
+def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch], style: JsonStyle) -> int:
     count = 0
     for batch in batches:
-        file.write(json_lines(batch, timestamps, nested))
+        file.write(json_lines(batch, style))
         count += batch.num_rows
     return count
 
 
 def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
-    """A row group per batch."""
+    """Writes one row group per batch. Returns the number of rows."""
     count, writer = 0, None
     for batch in batches:
         writer = writer or pq.ParquetWriter(file, batch.schema, compression="zstd")
@@ -93,23 +93,22 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
 
 
 class FileSink(HasNoJobMarker):
-    """Driver half. `wall` is a clock in seconds since 1970, as the file system's. `life` says whose held files it
-    merges, until `recover` does: another life of the job writes the rows of this one again, and another job may be
-    at work."""
+    """The driver half. `wall` is a clock in seconds since 1970, like the file system's. `life` says whose held files it
+    merges, until `recover` sets it. Held files of others are left alone: another life of the job writes the rows of
+    this one again, and another job may be at work."""
 
     def __init__(
         self,
         directory: str,
         file_format: FileFormat = "json",
-        timestamps: Timestamps = "epochMillis",
+        style: JsonStyle = PLAIN,
         rolling: Rolling | None = None,
         wall: Callable[[], float] = time.time,
         life: str = "",
-        nested: frozenset[str] = frozenset(),
     ) -> None:
-        self._directory, self._format, self._timestamps = Path(directory), file_format, timestamps
-        self._rolling, self._wall, self._life, self._nested = rolling, wall, life, nested
-        self._held: dict[str, Part] | None = None  # by name; None: look
+        self._directory, self._format, self._style = Path(directory), file_format, style
+        self._rolling, self._wall, self._life = rolling, wall, life
+        self._held: dict[str, Part] | None = None  # by name; None: has to be listed
 
     def prepare(self, schema: pa.Schema) -> str | None:
         made = None if self._directory.exists() else f"the folder {self._directory}"
@@ -122,7 +121,7 @@ class FileSink(HasNoJobMarker):
 
     def writer(self) -> FileWriter:
         hold_below = self._rolling.size if self._rolling is not None else 0
-        return FileWriter(str(self._directory), self._format, self._timestamps, hold_below, self._nested)
+        return FileWriter(str(self._directory), self._format, self._style, hold_below)
 
     # --- what is held -----------------------------------------------------------------------------------------------
 
@@ -149,13 +148,13 @@ class FileSink(HasNoJobMarker):
         try:
             staged = [self._staged_part(epoch, receipt) for receipt in receipts if receipt.get("held")]
         except FileNotFoundError:
-            return []  # `in_transaction` tells
+            return []  # `in_transaction` reports it
         parts = [*self._parts().values(), *staged]
         if not self._due(parts, last=last):
             return []
         try:
             return [self._merge(f"{generation}-{epoch}-roll-{uuid.uuid4().hex}", group) for group in groups(parts)]
-        except ValueError as error:  # also of Arrow
+        except ValueError as error:  # Arrow's errors included
             raise SinkError(
                 f"Output that is held in {self._directory / HELD} cannot be merged",
                 facts=str(error),
@@ -182,7 +181,7 @@ class FileSink(HasNoJobMarker):
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Files become visible after the commit; here it is made sure that they will."""
+        """Checks that the files are there: they become visible only after the commit."""
         for receipt in receipts:
             staged = _staged(self._directory, receipt["attempt"], _format_of(receipt))
             if not staged.exists():
@@ -193,11 +192,12 @@ class FileSink(HasNoJobMarker):
                 )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """What was merged goes only once the file with its rows has its name."""
+        """Gives files their names. Merged files are removed only once the file with their rows has its name."""
         for receipt in receipts:
             if "life" in receipt:
                 self._be(receipt["life"])
-        # Receipts come as shards end. A job that watches the folder passes over names before the last one it has seen.
+        # Receipts come in the order in which shards end. A job that watches the folder refuses names that come before
+        # the last one it has seen.
         in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
         gone = [receipt for receipt in in_order if not self._publish(epoch, receipt)]
         if gone:
@@ -214,14 +214,14 @@ class FileSink(HasNoJobMarker):
             return
         _sync_folder(self._directory)
         if any("rolled" in receipt for receipt in receipts):
-            self._drop(lambda of: of <= epoch)  # a file with their rows has its name
+            self._drop(lambda of: of <= epoch)  # the file with their rows has its name
         if (self._directory / HELD).exists():
-            _sync_folder(self._directory / HELD)  # the next recovery does not look at this epoch any more
-        # What attempts left behind that were run again. Another sink may still have to publish of this epoch.
+            _sync_folder(self._directory / HELD)  # the next recovery no longer looks at this epoch
+        # Removes what repeated attempts left behind. Not of this epoch: another sink may still have to publish it.
         self._sweep(lambda _, of: of < epoch)
 
     def _part(self, epoch: int, receipt: Receipt) -> Path:
-        """Its name is behind those of the epoch's shards where it was merged."""
+        """The path of a part. The name of a merged file sorts after those of the epoch's shards."""
         suffix = _SUFFIXES[_format_of(receipt)]
         if "rolled" in receipt:
             first, _ = receipt["rolled"][0]
@@ -229,12 +229,12 @@ class FileSink(HasNoJobMarker):
         return self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
 
     def _given_up(self, receipt: Receipt) -> Path:
-        """Where this is, the part may be gone. Readers of the folder see no such name. Only an attempt's name is never
-        used again: a job that is started anew has the same epochs and shards."""
+        """The file whose existence says that the part may be missing. Readers of the folder ignore such names. It is
+        named after the attempt, because a job that starts anew uses the same epochs and shards again."""
         return self._directory / f".{receipt['attempt']}.gone"
 
     def _publish(self, epoch: int, receipt: Receipt) -> bool:
-        """Whether the part is there now, or was given up."""
+        """Gives a part its name. Returns whether it is there now, or was given up."""
         staged, part = _staged(self._directory, receipt["attempt"], _format_of(receipt)), self._part(epoch, receipt)
         try:
             if receipt.get("held"):
@@ -257,13 +257,14 @@ class FileSink(HasNoJobMarker):
             self._life, self._held = life, None
 
     def _has(self, epoch: int, receipt: Receipt) -> bool:
-        """Whether a part is held, or was merged later: after a return to a savepoint its epoch is the newest again."""
-        self._held = None  # another driver may have seen to it
+        """Whether a part is held or was merged later. After a return to a savepoint, its epoch is the newest again."""
+        self._held = None  # another driver may have changed it
         held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
         return held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
 
     def _drop_merged(self) -> None:
-        """What a driver that died had no time for, of a job that was started anew meanwhile (without a `publish`)."""
+        """Drops held files that were merged, but left by a driver that died, if the job has since started anew (without
+        a `publish`)."""
         rolled = _rolled(self._directory)
         self._drop(lambda of: any(first <= of <= last for first, last, _ in rolled))
 
@@ -276,9 +277,10 @@ class FileSink(HasNoJobMarker):
     # --- recover ----------------------------------------------------------------------------------------------------
 
     def recover(self, takeover: Takeover) -> bool:
-        """The committed epoch's files are left to `publish`; what it does not name goes at the next recovery.
+        """Sweeps, but leaves the committed epoch's files to `publish`; those not named go at the next recovery.
 
-        Parts of later epochs than the committed one are not this job's: it would overwrite them one by one.
+        Refuses parts of later epochs than the committed one. They are not this job's, which would overwrite them one by
+        one.
         """
         self._be(life_of(takeover.lineage))
         self._refuse_foreign(takeover.committed_epoch)
@@ -297,7 +299,7 @@ class FileSink(HasNoJobMarker):
             )
 
     def _sweep(self, garbage: Callable[[int, int], bool]) -> None:
-        """Removes staged files whose generation and epoch are such."""
+        """Removes staged files for whose generation and epoch `garbage` is true."""
         for staged in _with_suffix((self._directory / _STAGING).glob("*")):
             generation, epoch = map(int, staged.name.split("-")[:2])
             if garbage(generation, epoch):
@@ -316,18 +318,18 @@ class FileSink(HasNoJobMarker):
             )
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no file stays open."""
 
 
 def published(
     directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]], life: str
 ) -> Iterator[bytes]:
-    """The rows of an epoch that are visible or held, each as a line of JSON without its line break, also while the job
-    runs. `receipts_of` gives what an epoch's commit has named, `life` is that of the job, as in its receipts."""
+    """Yields the visible and held rows of an epoch, as lines of JSON without line breaks, also while the job runs.
+    `receipts_of` gives the receipts that an epoch's commit named. `life` is the job's, as in its receipts."""
     folder = Path(directory)
     for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
         yield from _lines(part)
-    # First what is held: it goes only after the file that it was merged into is there.
+    # Held files come first: they are removed only after the file into which they were merged has its name.
     held: list[bytes] = []
     gone: SinkError | None = None
     try:
@@ -343,7 +345,7 @@ def published(
                 if named and (min(named), _SUFFIXES[_format_of(receipt)]) == (first, path.suffix):
                     counts = named
             before = sum(count for of, count in counts.items() if of < epoch)
-            # What no commit has named is told with the file's last epoch, once.
+            # Rows that no commit has named are yielded once, with the file's last epoch.
             yield from islice(_lines(path), before, None if epoch == last else before + counts.get(epoch, 0))
             merged |= epoch in counts
     if merged:
@@ -369,18 +371,18 @@ def _lines(part: Path) -> Iterator[bytes]:
 
 
 def _files(directory: Path) -> list[tuple[int, int, Path]]:
-    """Those that are visible: the first and the last epoch of each, and where it is."""
+    """The visible files: the first and the last epoch of each, and its path."""
     named = [(_NAME.fullmatch(path.stem), path) for path in _with_suffix(directory.glob("epoch-*"))]
     return [(int(name[2] or name[1]), int(name[1]), path) for name, path in named if name is not None]
 
 
 def _rolled(directory: Path) -> list[tuple[int, int, Path]]:
-    """Those of them that were merged."""
+    """The visible files that were merged."""
     return [each for each in _files(directory) if "-since-" in each[2].stem]
 
 
 def _format_of(receipt: Receipt) -> FileFormat:
-    """Receipts of earlier releases name none."""
+    """A receipt's format. Receipts of earlier releases name none."""
     named: FileFormat = receipt.get("format", "json")
     return named
 
@@ -390,7 +392,7 @@ def _staged(directory: Path, attempt: str, file_format: FileFormat) -> Path:
 
 
 def _with_suffix(paths: Iterable[Path]) -> list[Path]:
-    """Those that a sink writes, of any format, by their names."""
+    """The paths with a suffix that sinks write, sorted by name."""
     return sorted(path for path in paths if path.suffix in _SUFFIXES.values())
 
 
@@ -404,8 +406,12 @@ def _sync_folder(directory: Path) -> None:
 
 
 def _problem(path: Path, error: OSError) -> SinkError:
-    return SinkError(
-        f"The output file {path} cannot be written",
-        facts=error.strerror or str(error),
-        todo="Check output.file.path and that this user may write there",
-    )
+    what, facts = f"The output file {path} cannot be written", error.strerror or str(error)
+    if is_full(error):
+        return OutputUnavailable(what, facts=facts, todo=MAKE_ROOM)
+    return SinkError(what, facts=facts, todo="Check output.file.path and that this user may write there")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there is no room for a file, so that somebody may make some."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

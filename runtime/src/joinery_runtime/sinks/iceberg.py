@@ -1,5 +1,5 @@
-"""Iceberg tables through PyIceberg: the mark is a property of the table, which the commit of the snapshot sets too, so
-that it outlives snapshots that expire."""
+"""Iceberg tables through PyIceberg. The mark is a property of the table, set in the same commit as the snapshot, so
+that it outlives expired snapshots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.lake import Added, CommitConflict, Mark, OpenedTable, properties_of
 
-# PyIceberg's errors have no base of their own.
+# PyIceberg's errors have no common base class.
 _ERRORS: tuple[type[Exception], ...] = (
     *(each for each in vars(exceptions).values() if isinstance(each, type) and issubclass(each, Exception)),
     *(OSError, ValueError, SQLAlchemyError),
@@ -43,7 +43,7 @@ class IcebergStorage:
         properties = dict(self.properties)
         scheme, netloc, path = PyArrowFileIO.parse_location(self.location, properties)
         fs: pafs.FileSystem = PyArrowFileIO(properties).fs_by_scheme(scheme, netloc)
-        # PyIceberg's own reads its files in another way, and does not fsync them.
+        # PyIceberg's own local file system reads files in another way, and does not fsync them.
         return (pafs.LocalFileSystem() if scheme == "file" else fs), path
 
 
@@ -98,8 +98,8 @@ class IcebergTable(OpenedTable[Table]):
 
     def add(self, added: Added) -> None:
         table = self._table()
-        # Retries inside would go on top of a newer driver's commit without a look at its mark. Only this copy of the
-        # table's properties is changed.
+        # The library's own retries would commit on top of a newer driver's commit without checking its mark. This
+        # changes only this copy of the table's properties.
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         root = f"{table.location().rstrip('/')}/data"
         with self._problems(f"refuses the rows of epoch {added.mark.epoch}"):
@@ -109,7 +109,7 @@ class IcebergTable(OpenedTable[Table]):
                     transaction.add_files(
                         [f"{root}/{file['path']}" for file in added.files],
                         snapshot_properties=dict(properties_of(added)),
-                        check_duplicate_files=False,  # the mark says so, without a look at every manifest
+                        check_duplicate_files=False,  # the mark rules them out, without reading every manifest
                     )
             except CommitFailedException as error:
                 self._opened = None

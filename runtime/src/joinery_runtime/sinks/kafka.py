@@ -1,4 +1,4 @@
-"""Kafka topics, at least once: rows are there when a task's `write` returns, before the epoch commits."""
+"""Kafka topics, at least once: rows are in the topic when a task's `write` returns, before the epoch commits."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException
 
-from joinery_runtime.errors import SinkError
+from joinery_runtime.errors import SinkError, Unavailable
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
-from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, enqueue
+from joinery_runtime.sinks.kafka_target import BrokerCheck, KafkaTarget
+from joinery_runtime.sinks.record_producers import Patience, open_producer
 
 
 class _Client:
-    """A producer and what it last complained of."""
+    """A producer and its last error."""
 
     def __init__(self, target: KafkaTarget) -> None:
         self.errors = LastError()
-        self.producer: Producer = target.connect(Producer, _settings(target), self.errors)
+        self.producer = open_producer(target, target.producer_settings({}), self.errors)
 
 
 class _Clients(threading.local):
-    """A thread's clients by their settings, kept alive: a new one has to find and ask the brokers first. Not the
-    process's: a thread that waits for its rows would be handed what became of another one's."""
+    """A thread's clients by their settings. They are kept, because a new one first has to find and ask the brokers.
+    Threads do not share them: one that waits for its rows would get the delivery reports of another's."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Client] = {}
@@ -45,17 +46,13 @@ class _Clients(threading.local):
 _clients = _Clients()
 
 
-def _settings(target: KafkaTarget) -> dict[str, Any]:
-    return target.producer_settings({})
-
-
 def _key(target: KafkaTarget) -> str:
-    return repr(sorted(_settings(target).items()))
+    return repr((bool(target.headers), sorted(target.producer_settings({}).items())))
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaWriter:
-    """Task half."""
+    """The task half."""
 
     target: KafkaTarget
 
@@ -68,20 +65,16 @@ class KafkaWriter:
         return {"attempt": str(attempt.id), "rows": count}
 
     def _send(self, client: _Client, rows: AttemptRows) -> int:
-        """Enqueues chunk after chunk and waits once, at the end, until the broker has all of them; returns how many."""
-        failures: list[KafkaError] = []
+        """Enqueues chunk after chunk, and waits once, at the end, until the broker has all. Returns the row count."""
+        failures = client.producer.failures
+        failures.clear()
         count = unsent = 0
-
-        def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None:
-                failures.append(error)
-
         try:
             for batch in rows.to_batches():
-                messages = self.target.messages(batch)
-                # Made anew: brokers are not to blame for the time that a chunk's rows took to be made.
+                records = self.target.records(batch)
+                # A new one for each chunk: the brokers are not to blame for the time it took to make the chunk's rows.
                 patience = Patience(self.target.delivery_seconds)
-                unsent += enqueue(client.producer, self.target.topic, messages, patience, delivered)
+                unsent += patience.enqueue(client.producer, self.target.topic, records)
                 count += batch.num_rows
                 if unsent or failures:
                     break
@@ -95,34 +88,37 @@ class KafkaWriter:
         return count
 
     def _failure(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
-        # A row that is refused comes before those that had to wait for their turn.
+        # A refused row is a better reason than rows that had to wait.
         first = next((error for error in failures if not is_away(error)), failures[0])
         what = f"{counted(len(failures), 'row', 'were')} not written"
         return self.target.failure(first, client.errors, what, first.str(), "Correct the cause; the epoch is run again")
 
 
 class KafkaSink(HasNoJobMarker):
-    """Driver half: has nothing to do at the commit."""
+    """The driver half, which has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget) -> None:
-        self._target = target
+        self._target, self._check = target, BrokerCheck(target)
 
     def prepare(self, schema: pa.Schema) -> None:
-        client = _clients.get(self._target)
-        self._target.require(schema, client.producer, client.errors)
+        errors = LastError()
+        self._target.require(schema, self._target.admin(errors), errors)
 
     def writer(self) -> KafkaWriter:
         return KafkaWriter(self._target)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Rows are in the topic already."""
+        """Does nothing: rows are in the topic already."""
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Rows are in the topic already."""
+        """Does nothing: rows are in the topic already."""
 
     def recover(self, takeover: Takeover) -> bool:
-        """What attempts without a commit wrote stays: at least once, whatever the plan becomes."""
+        """Returns False. Rows of attempts without a commit stay (at least once), whatever becomes of the plan."""
         return False
 
+    def away(self) -> Unavailable | None:
+        return self._check.away()
+
     def close(self) -> None:
-        """The process keeps its producer."""
+        """Does nothing: the process keeps its producers."""

@@ -1,11 +1,11 @@
-"""Markers: which epoch of a shard is in the output topic, written in one transaction with its rows.
+"""Markers say which epoch of a shard is in the output topic. A marker is written in one transaction with the rows.
 
-A marker is an offset that a consumer group of its own has committed on the topic's partition 0: the offset is the
-epoch, the metadata says which job's. Nobody ever joins these groups. A broker drops committed offsets after
-`offsets.retention.minutes` (7 days by default) and those of a deleted topic.
+A marker is an offset committed on the topic's partition 0 by a consumer group of its own. The offset is the epoch, and
+the metadata names the job. Nobody ever joins these groups. Brokers drop committed offsets after
+`offsets.retention.minutes` (7 days by default), and when the topic is deleted.
 
-In the same way a driver signs the topic: with its generation, and which state store the job has. Jobs of one name with
-different stores notice each other so; their markers are in groups of different names.
+A driver signs the topic in the same way, with its generation and the job's state store. So jobs of one name with
+different stores notice each other. Their markers are in groups of different names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.admin import ConfigResource
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.kafka_errors import LastError, is_away
@@ -27,19 +27,19 @@ from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget, repe
 from joinery_runtime.store_identity import StoreIdentity
 
 _PARTITION = 0
-_UNKNOWN_RETENTION_MS = 24 * 3_600_000  # assumed where the brokers do not say; Kafka's default was that until 2.0
-_CALL_SECONDS = 5.0  # one call; it is repeated until the time is up
+_UNKNOWN_RETENTION_MS = 24 * 3_600_000  # assumed if the brokers do not say; Kafka's default until 2.0
+_CALL_SECONDS = 5.0  # for one call, which is repeated until the time is up
 _THREADS = 16
-# The client looks for a group's coordinator twice a second otherwise: with these a marker takes 5 to 30 ms, else 60.
+# By default the client looks for a group's coordinator twice a second. With these, a marker takes 5 to 30 ms, not 60.
 _IMPATIENT = {"coordinator.query.interval.ms": 10, "reconnect.backoff.ms": 10, "retry.backoff.ms": 10}
-# The broker answers when no transaction that writes the offset is open or ending.
+# The broker answers only when no transaction that writes the offset is open or ending.
 _STABLE = "read_committed"
 
 
 @dataclass(frozen=True, slots=True)
 class EpochMarker:
-    """The rows of `epoch` are in the topic. `lineage` is whose epoch, `generation` the driver's that planned the
-    attempt."""
+    """Says that the rows of `epoch` are in the topic. `lineage` is that of the job's life, `generation` that of the
+    driver that planned the attempt."""
 
     epoch: int
     lineage: str
@@ -52,7 +52,7 @@ class EpochMarker:
 
     @classmethod
     def parse(cls, committed: TopicPartition) -> EpochMarker | None:
-        """None if there is none, or somebody else committed with the group's name."""
+        """Parses a committed offset. None if there is no marker, or if somebody else used the group's name."""
         try:
             about = json.loads(committed.metadata or "")
             return cls(committed.offset, about["lineage"], about["generation"])
@@ -61,30 +61,30 @@ class EpochMarker:
 
 
 class EpochMarkerReader:
-    """Reads the markers of a topic. Keeps no connection: only attempts that were not the first ones read a marker.
+    """Reads the markers of a topic. Keeps no connection, because only attempts that are not the first read a marker.
 
-    The admin client could read all groups over one connection, but when a group's coordinator moves or loads, its
-    answer ends the process by a null pointer (librdkafka 2.16, ListConsumerGroupOffsets).
+    The admin client could read all groups over one connection. But if a group's coordinator is moving or loading, the
+    answer crashes the process with a null pointer (librdkafka 2.16, ListConsumerGroupOffsets).
     """
 
     def __init__(self, target: KafkaTarget) -> None:
         self._target, self._errors = target, LastError()
 
     def read(self, groups: Sequence[str]) -> list[EpochMarker | None]:
-        """The newest marker of each group. While a transaction that writes one is ending, waits for its outcome.
-        Raises SinkError."""
+        """Reads the newest marker of each group. Waits for the outcome of a transaction that is writing one. Raises
+        SinkError."""
         with ThreadPoolExecutor(_THREADS) as threads:
             return list(threads.map(self.newest, groups))
 
     def newest(self, group: str) -> EpochMarker | None:
-        """The newest marker of one group, as `read` does."""
+        """Reads the newest marker of one group, as `read` does."""
         try:
             return EpochMarker.parse(self._ask(group, ANSWER_SECONDS))
         except KafkaException as error:
             raise self._problem(group, error.args[0]) from error
 
     def signed(self, group: str) -> StoreIdentity | None:
-        """The store of the driver that signed the topic last, in this group."""
+        """The store of the driver that last signed the topic in this group."""
         try:
             return StoreIdentity.parse(self._ask(group, ANSWER_SECONDS).metadata)
         except KafkaException as error:
@@ -100,14 +100,15 @@ class EpochMarkerReader:
             raise self._problem(group, error.args[0]) from error
 
     def may_read(self, group: str) -> None:
-        """Raises SinkError if its marker cannot be read, whatever it is: waits for no transaction."""
+        """Raises SinkError if the group's marker cannot be read. Does not wait for transactions."""
         try:
             self._ask(group, ANSWER_SECONDS, isolation="read_uncommitted")
         except KafkaException as error:
             raise self._problem(group, error.args[0]) from error
 
     def newest_within(self, group: str, seconds: float) -> EpochMarker | None:
-        """None too if the time passes while a transaction that writes one is open."""
+        """Reads the newest marker of one group. None also if a transaction that writes one is still open when the time
+        is up."""
         try:
             return EpochMarker.parse(self._ask(group, seconds))
         except KafkaException as error:
@@ -133,9 +134,9 @@ class EpochMarkerReader:
             consumer.close()
 
     def retention_ms(self) -> int:
-        """For how long the brokers keep a marker at least; a cautious guess where they do not tell."""
+        """For how long the brokers keep a marker at least. A cautious guess if they do not say."""
         try:
-            admin: Any = self._admin()
+            admin: Any = self._target.admin(self._errors)
             brokers = admin.list_topics(timeout=ANSWER_SECONDS).brokers
             asked = [ConfigResource(ConfigResource.Type.BROKER, str(number)) for number in brokers]
             answers = admin.describe_configs(asked, request_timeout=ANSWER_SECONDS).values()
@@ -144,11 +145,8 @@ class EpochMarkerReader:
             return _UNKNOWN_RETENTION_MS
 
     def require_topic(self, schema: pa.Schema) -> None:
-        """Raises SinkError if rows of the schema cannot go to the topic or it is not there."""
-        self._target.require(schema, self._admin(), self._errors)
-
-    def _admin(self) -> AdminClient:
-        return self._target.connect(AdminClient, self._target.client_settings(), self._errors)
+        """Raises SinkError if the topic does not exist, or cannot take rows of the schema."""
+        self._target.require(schema, self._target.admin(self._errors), self._errors)
 
     def _problem(self, group: str, error: KafkaError) -> SinkError:
         return self._target.failure(

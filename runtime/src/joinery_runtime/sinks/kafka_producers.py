@@ -1,4 +1,4 @@
-"""Producers that own a transactional id: one per thread of a process that writes, and whoever takes an id over owns it
+"""Producers that own a transactional id: one for each thread of a process that writes. Whoever takes over an id owns it
 from then on."""
 
 from __future__ import annotations
@@ -7,62 +7,61 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import JoineryError, SinkError
 from joinery_runtime.kafka_errors import DENIED, LastError
 from joinery_runtime.sinks import kafka_target
 from joinery_runtime.sinks.kafka_markers import EpochMarker
-from joinery_runtime.sinks.kafka_target import KafkaTarget, Patience, enqueue, repeat
+from joinery_runtime.sinks.kafka_records import Records
+from joinery_runtime.sinks.kafka_target import KafkaTarget, repeat
+from joinery_runtime.sinks.record_producers import Patience, open_producer
 
-_MAX_IDLE = 9  # idle producers per process, one per thread and one for dead letters: each has three connections
-_CALL_SECONDS = 5.0  # one call; it is repeated until the deadline
+_MAX_IDLE = 9  # idle producers per process: one per thread and one for dead letters; each has three connections
+_CALL_SECONDS = 5.0  # for one call, which is repeated until the deadline
 _CLEANUP_SECONDS = 5.0
 _TAKEN_OVER = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
-    # The broker forgot the id: nothing was written with it for a week.
+    # The broker has forgotten the id, because nothing was written with it for a week.
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
     KafkaError.UNKNOWN_PRODUCER_ID,
 }
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _SETTINGS = {
-    # A transaction's first requests are refused while the broker is ending the one before, for some milliseconds:
-    # with the default, 100 ms, 200 rows take 106 ms when transactions follow each other closely, with this 5 to 15.
+    # For some milliseconds, the broker refuses a transaction's first requests while it ends the one before. If
+    # transactions follow each other closely, 200 rows take 106 ms with the default (100 ms), and 5 to 15 with this.
     "retry.backoff.ms": 10,
-    # When all brokers are down, librdkafka 2.16 forgets them and begins anew with the addresses that it was given. The
-    # coordinator of a group that it has asked before stays one of the forgotten: `send_offsets_to_transaction` waits
-    # for that one without an end, also long after the brokers are back (librdkafka's issues 5456 and 5511).
+    # When all brokers are down, librdkafka 2.16 forgets them and starts over with the addresses that it was given. But
+    # a group's coordinator that it asked before remains one of the forgotten brokers: `send_offsets_to_transaction`
+    # waits for it for ever, even long after the brokers are back (librdkafka's issues 5456 and 5511).
     "metadata.recovery.strategy": "none",
 }
 
 
 class Disowned(Exception):
-    """The producer's id was taken over by another one. What it has not committed is aborted."""
+    """Another producer took over this one's id. Whatever this one has not committed is aborted."""
 
 
 class OwningProducer:
-    """A producer that took its transactional id over when it was made, from all before it.
+    """A producer that, at its creation, took over its transactional id from all earlier ones.
 
-    Making one, and each method but `close`, raises SinkError; methods raise Disowned too. After an error only `close`
-    may be called.
+    The constructor, and each method but `close`, raises SinkError. Methods also raise Disowned. After an error, only
+    `close` may be called.
     """
 
     def __init__(self, target: KafkaTarget, name: str) -> None:
         self.name = name
         self._target, self._errors = target, LastError()
-        self._refused: KafkaError | None = None
         self._begun_at = time.monotonic()
-        # The broker ends a transaction that nobody goes on with after its time; until then it holds back
-        # `read_committed` readers of its partitions, unless the next attempt comes first.
+        # The broker ends an abandoned transaction when its time is up. Until then it holds back `read_committed`
+        # readers of its partitions, unless the next attempt comes first.
         own = {"transactional.id": name, "transaction.timeout.ms": target.transaction_ms}
         settings = {**target.producer_settings(_SETTINGS), **own}
-        self._producer: Producer = target.connect(Producer, settings, self._errors)
+        self._producer = open_producer(target, settings, self._errors)
         self._meet_brokers()
         try:
             self._repeat(self._producer.init_transactions, target.delivery_seconds)
@@ -70,40 +69,34 @@ class OwningProducer:
             raise self._problem("no transaction can be begun", error.args[0]) from error
 
     def _meet_brokers(self) -> None:
-        """While it is not connected, the client looks for the id's coordinator every 500 ms only: without this one
-        of four producers takes that much longer. The first answer may be from the address that was given, the second
-        is from the broker itself. Whatever is wrong, the next call says better."""
+        """Connects the client. While it is not connected, it looks for the id's coordinator only every 500 ms: without
+        this, one in four producers takes that much longer. The first answer may come from the address that was given,
+        the second comes from the broker itself. Ignores errors, which the next call reports better."""
         with contextlib.suppress(KafkaException):
             for _ in range(2):
-                self._producer.list_topics(self._target.topic, timeout=min(5.0, kafka_target.ANSWER_SECONDS))
+                self._producer.meet_brokers(self._target.topic, min(5.0, kafka_target.ANSWER_SECONDS))
 
     def begin(self) -> None:
         with self._aborting():
             self._producer.begin_transaction()
             self._begun_at = time.monotonic()
 
-    def send(self, topic: str, chunks: Iterable[Sequence[dict[str, Any]]], group: str, marker: EpochMarker) -> None:
-        """Returns when the broker has the topic's rows and the group's marker, which nobody sees yet. `chunks` are made
-        while they are sent: an error that they raise ends the transaction too."""
+    def send(self, topic: str, chunks: Iterable[Records], group: str, marker: EpochMarker) -> None:
+        """Sends the topic's rows and the group's marker. Returns when the broker has them; nobody sees them yet.
+        `chunks` are made while they are sent: an error in making them also ends the transaction."""
         with self._aborting():
             unsent, seconds = 0, self._target.delivery_seconds
-            for messages in chunks:
-                unsent = enqueue(self._producer, topic, messages, Patience(seconds), self._note_refusal)
+            for records in chunks:
+                unsent = Patience(seconds).enqueue(self._producer, topic, records)
                 if unsent:
                     break
             if not unsent:
-                offsets, metadata = [marker.committed(topic)], _group_metadata(group)
-                self._repeat(  # the rows are on their way meanwhile
-                    lambda seconds: self._producer.send_offsets_to_transaction(offsets, metadata, seconds), seconds
-                )
+                offset = marker.committed(topic)
+                # Meanwhile the rows are on their way.
+                self._repeat(lambda seconds: self._producer.send_offset(offset, group, seconds), seconds)
             unsent += Patience(seconds).flush(self._producer)
             if unsent:
                 raise self._target.too_slow(unsent, self._errors)
-
-    def _note_refusal(self, error: KafkaError | None, _: Message) -> None:
-        """Keeps why the first row was refused: calls after it say no more than that the transaction has failed."""
-        if error is not None and self._refused is None and error.code() not in _PURGED:
-            self._refused = error
 
     def commit(self) -> None:
         try:
@@ -124,8 +117,8 @@ class OwningProducer:
             ) from error
 
     def close(self) -> None:
-        """Ends its threads and connections. An open transaction stays open until its id is taken over or its time is
-        up: the client's own `close` would wait for the broker to end it, without a limit."""
+        """Ends the client's threads and connections. An open transaction stays open until its id is taken over or its
+        time is up. The client's own `close` would wait, without limit, for the broker to end it."""
         del self._producer
 
     @contextlib.contextmanager
@@ -142,7 +135,8 @@ class OwningProducer:
             raise
 
     def _disowned(self, error: KafkaError) -> Disowned | SinkError:
-        """The brokers take the id away also when the transaction's time is up: the next attempt would fare the same."""
+        """The error for a lost id: Disowned, or SinkError if the brokers took the id because the transaction's time was
+        up. Then the next attempt would end in the same way."""
         seconds = time.monotonic() - self._begun_at
         if seconds < self._target.transaction_ms / 1000:
             return Disowned(error.str())
@@ -155,7 +149,7 @@ class OwningProducer:
         )
 
     def _abort(self) -> None:
-        """So that readers need not wait for the next attempt."""
+        """Aborts the transaction, so that readers need not wait for the next attempt."""
         try:
             self._producer.purge()
             self._producer.abort_transaction(_CLEANUP_SECONDS)
@@ -164,9 +158,9 @@ class OwningProducer:
                 raise Disowned(error.args[0].str()) from error
 
     def _repeat(self, call: Callable[[float], object], within_seconds: float) -> None:
-        """Raises OutputUnavailable too when the client does not come back: while librdkafka 2.16 waits for the
-        coordinator of a group, it heeds no time limit. The call's thread and client are left to themselves; the next
-        attempt takes the id over."""
+        """Repeats a call while its error is retriable. Also raises OutputUnavailable if the client does not return:
+        while librdkafka 2.16 waits for a group's coordinator, it ignores time limits. The call's thread and client are
+        then abandoned; the next attempt takes over the id."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
         repeat(lambda: self._watched(call, seconds), _retriable, within_seconds)
 
@@ -193,8 +187,9 @@ class OwningProducer:
 
     def _problem(self, what: str, error: KafkaError) -> SinkError:
         with contextlib.suppress(KafkaException):
-            self._producer.poll(0)  # for what the client has to say
-        error = self._refused or error
+            self._producer.poll(0)  # to receive pending errors
+        # Calls after the first refusal say only that the transaction has failed.
+        error = next((each for each in self._producer.failures if each.code() not in _PURGED), error)
         facts = f"transactional id {self.name}: {error.str()}"
         todo = "Correct the cause; the epoch is run again"
         if error.code() in DENIED:
@@ -202,26 +197,14 @@ class OwningProducer:
         return self._target.failure(error, self._errors, what, facts, todo)
 
 
-@cache
-def _group_metadata(name: str) -> object:
-    """What a transaction has to know of the group whose offset it commits. Nobody joins the group, so no broker is
-    asked."""
-    consumer = Consumer({"group.id": name, "log_level": 0})
-    try:
-        metadata: object = consumer.consumer_group_metadata()
-        return metadata
-    finally:
-        consumer.close()
-
-
 def _retriable(error: KafkaError) -> bool:
     return bool(error.retriable()) and not error.txn_requires_abort()
 
 
 class Producers:
-    """Idle producers of a process with their settings, the one that has been idle longest dropped first.
+    """The idle producers of a process, with their settings. The one that has been idle longest is dropped first.
 
-    One that is taken is its taker's alone: of two shards that are written at once, each has a producer of its own.
+    A taken producer belongs to its taker alone: two shards that are written at once use two producers.
     """
 
     def __init__(self) -> None:
@@ -229,7 +212,7 @@ class Producers:
         self._lock = threading.Lock()
 
     def take(self, target: KafkaTarget, job: str) -> OwningProducer | None:
-        """The one that was put back last, which its brokers know best."""
+        """Takes the producer that was put back last, which its brokers know best."""
         wanted = _key(target, job)
         with self._lock:
             for place in reversed(range(len(self._idle))):
@@ -245,7 +228,8 @@ class Producers:
             dropped.close()
 
     def close_idle(self) -> None:
-        """Ends their threads and connections. Their ids are nobody's then: the next producer has one of its own."""
+        """Ends the idle producers' threads and connections. Nobody uses their ids again: a new producer gets a new
+        one."""
         with self._lock:
             dropped, self._idle = self._idle, []
         for _, producer in dropped:
@@ -253,11 +237,11 @@ class Producers:
 
 
 def _key(target: KafkaTarget, job: str) -> str:
-    return repr((job, sorted(target.client_settings().items())))
+    return repr((job, bool(target.headers), sorted(target.client_settings().items())))
 
 
 def new_id(job: str) -> str:
-    """A transactional id that nobody has had; rights may be given for the prefix."""
+    """A transactional id that nobody has used. Rights may be granted for its prefix."""
     return f"{job}-{uuid.uuid4().hex[:12]}"
 
 

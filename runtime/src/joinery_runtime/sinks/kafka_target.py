@@ -1,40 +1,43 @@
-"""What all Kafka writers share: the topic and how to reach it, the client's settings, rows as messages.
-
-A value is the row as JSON, Avro or Protobuf, and columns may be headers too. The record key is the plain text where
-`key` names a single string column, else a JSON object of the key columns; a record has no key where `key` is empty or
-its single string column is null.
-"""
+"""What all Kafka writers share: the topic and how to reach it, the client's settings, and its errors made ours."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import stamina
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.job.model.outputs import Timestamps
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.kafka_errors import SILENT, LastError, is_away, soon_back, tls_port
-from joinery_runtime.sinks.encode import as_texts, rows_to_json
+from joinery_runtime.kafka_errors import (
+    ASK_SECONDS,
+    SILENT,
+    LastError,
+    check_address,
+    is_away,
+    silence,
+    soon_back,
+    tls_port,
+)
+from joinery_runtime.sinks.encode import PLAIN, JsonStyle
+from joinery_runtime.sinks.kafka_records import Records
 from joinery_runtime.sinks.schema_output import SchemaOutput
 
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
-DELIVERY_SECONDS = 120.0  # how long no row at all may be taken, unless the job sets delivery.timeout.ms
+DELIVERY_SECONDS = 120.0  # how long brokers may accept no row at all, unless the job sets delivery.timeout.ms
 TRANSACTION_MS = 900_000  # the longest that brokers allow by default
-_TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
-_NEWS_SECONDS = 2.0  # how much later one broker may hear of a new topic than another
-_BATCH = 10_000  # records that are handed to the client at a time
+_TURN_SECONDS = 1.0  # how often a wait is checked for an error for which waiting does not help
+_NEWS_SECONDS = 2.0  # how much later than others a broker may learn of a new topic
 
 _DELIVERY = ("delivery.timeout.ms", "message.timeout.ms")  # one property with two names
 _CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.properties"
 
-# By default stamina tells of every trial on standard output, where `joinery run` prints JSON lines.
+# By default, stamina reports every retry on standard output, where `joinery run` prints JSON lines.
 stamina.instrumentation.set_on_retry_hooks(())
 
 Client = TypeVar("Client")
@@ -49,19 +52,16 @@ _OWNED = {
 
 @dataclass(frozen=True, slots=True)
 class KafkaTarget:
-    """A topic to write. `properties` are librdkafka's and may hold secrets; `key` names columns of the rows, and
-    `headers` by the header's name; `timestamps` is how values have them."""
+    """A topic to write to. `properties` are librdkafka's and may hold secrets. `key` names columns of the rows.
+    `headers` maps headers to columns. Values are JSON in this `style`, or what `schema_output` makes of the rows."""
 
     topic: str
     bootstrap_servers: str
     key: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict)
-    timestamps: Timestamps = "epochMillis"
+    style: JsonStyle = PLAIN
     schema_output: SchemaOutput | None = None
-    """What values are instead of JSON."""
-    nested: frozenset[str] = frozenset()
-    """Columns that are JSON."""
 
     def __post_init__(self) -> None:
         refused = [name for name in self.properties if name in _OWNED]
@@ -80,20 +80,20 @@ class KafkaTarget:
 
     @property
     def delivery_seconds(self) -> float:
-        """How long no row at all may be taken: the job's `delivery.timeout.ms`. Brokers that take rows slowly, for a
-        quota, may take as long as a transaction may."""
+        """How long brokers may accept no row at all: the job's `delivery.timeout.ms`. Brokers that accept rows slowly,
+        because of a quota, may take as long as a transaction may."""
         delivery = self._milliseconds(*_DELIVERY)
         return DELIVERY_SECONDS if delivery is None else delivery / 1000
 
     @property
     def transaction_ms(self) -> int:
-        """The brokers end a transaction after this."""
+        """The time after which brokers end a transaction."""
         return self._milliseconds("transaction.timeout.ms") or max(
             TRANSACTION_MS, self._milliseconds(*_DELIVERY) or TRANSACTION_MS
         )
 
     def _milliseconds(self, *names: str) -> int | None:
-        """The value of the property, which has these names; None where it is not set."""
+        """The value of a property that has these names; None if it is not set."""
         found = {name: self.properties[name] for name in names if name in self.properties}
         if not found:
             return None
@@ -103,39 +103,43 @@ class KafkaTarget:
         return int(next(iter(found.values())))
 
     def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """For a client that only asks; the job's properties go over `defaults`."""
+        """Settings of a client that only asks. The job's properties override `defaults`."""
         own = {"bootstrap.servers": self.bootstrap_servers}
         return {**soon_back(self.properties), **(defaults or {}), **self.properties, **own}
 
     def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """For a producer; the job's properties go over `defaults`, and both over what all producers have."""
-        # Fewer, larger requests: a task waits for all of its rows anyway. The queue holds what one chunk of rows makes
-        # and the next; librdkafka's own limit, 1 GiB, would be most of a task's memory.
+        """Settings of a producer. The job's properties override `defaults`; both override those of all producers."""
+        # Fewer, larger requests: a task waits for all of its rows anyway. The queue has room for the records of one
+        # chunk of rows and the next. librdkafka's own limit, 1 GiB, would be most of a task's memory.
         queue = {"queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 64 * 2**10}
         shared = {"linger.ms": 5, "batch.size": 2**20, **queue}
-        # A row in the client's queue has the time of the whole transaction: `Patience` ends the wait for brokers that
-        # take nothing, and those that take rows slowly only slow the job.
+        # A row may stay in the client's queue for the time of the whole transaction. `Patience` ends the wait for
+        # brokers that accept nothing; brokers that accept rows slowly only slow the job down.
         own = {
             "enable.idempotence": True,
             "delivery.report.only.error": True,
             "message.timeout.ms": self.transaction_ms,
         }
         settings = {**self.client_settings({**shared, **defaults}), **own}
-        settings.pop("delivery.timeout.ms", None)  # the same property
+        settings.pop("delivery.timeout.ms", None)  # another name of the same property
         return settings
 
     def connect(
         self, client: Callable[[dict[str, Any]], Client], settings: Mapping[str, Any], errors: LastError
     ) -> Client:
-        """Makes a client, which connects later, by itself; a property that librdkafka refuses is a SinkError."""
+        """Makes a client, which connects later on its own. Raises SinkError for a property that librdkafka refuses."""
         try:
             return client({**settings, "error_cb": errors, "log_level": 0, "logger": SILENT})
         except KafkaException as error:
             raise self.problem("kafka.properties are not valid", error.args[0].str()) from error
 
+    def admin(self, errors: LastError) -> AdminClient:
+        """Makes a client that only asks. Raises SinkError as `connect` does."""
+        return self.connect(AdminClient, self.client_settings(), errors)
+
     def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
-        """Checks that key and headers name columns of the rows and that the topic is there, and registers the schema of
-        the rows. Raises SinkError."""
+        """Checks that key and headers name columns of the rows, registers the rows' schema, and checks that the topic
+        exists. Raises SinkError."""
         for what, columns in (("key", self.key), ("headers", self.headers.values())):
             missing = [name for name in columns if name not in schema.names]
             if missing:
@@ -151,18 +155,18 @@ class KafkaTarget:
         if self.topic not in topics:
             raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
 
-    def messages(self, rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-        """Rows as `enqueue` takes them. Raises SinkError as a registry of schemas does."""
+    def records(self, rows: pa.Table | pa.RecordBatch) -> Records:
+        """Makes one record per row. Raises SinkError as a schema registry does."""
         values = None if self.schema_output is None else self.schema_output.registered().encode(rows)
-        return as_messages(rows, self.key, self.headers, self.timestamps, values, self.nested)
+        return Records.of(rows, self.key, self.headers, self.style, values)
 
     def _topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
-        """Asks in short turns: a refused login is reported between them, and needs no patience."""
+        """Asks for the topics in short turns. Stops early if a refused login is reported in between."""
         errors.forget()
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             try:
-                # Asking for this topic alone would create it where the broker does that.
+                # Asking for this topic alone would create it if the broker creates topics automatically.
                 topics: Mapping[str, Any] = client.list_topics(timeout=min(_TURN_SECONDS, ANSWER_SECONDS)).topics
                 return topics
             except KafkaException as error:
@@ -185,13 +189,13 @@ class KafkaTarget:
         return self.away(what, str(errors)) if errors.denied is None else self.problem(what, str(errors), _CHECK_LOGIN)
 
     def away(self, what: str, facts: str) -> OutputUnavailable:
-        """An error that waiting may mend."""
-        todo = "Check bootstrapServers and that the brokers run and can be reached from here"
+        """An error for which waiting may help."""
+        todo = check_address(self.bootstrap_servers, facts)
         return OutputUnavailable(f"Output topic {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
 
     def failure(self, error: KafkaError, errors: LastError, what: str, facts: str, todo: str = "") -> SinkError:
-        """A client's error as ours; `todo` is for one that waiting does not mend. A refused login shows only in what
-        the client reports by the way."""
+        """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A refused login shows
+        only in `errors`, which the client reports in the background."""
         if not is_away(error):
             return self.problem(what, facts, todo)
         facts = f"{facts}; {errors}"
@@ -204,8 +208,23 @@ class KafkaTarget:
         return f"{facts} (bootstrapServers {self.bootstrap_servers})"
 
 
+class BrokerCheck:
+    """Checks whether the brokers answer, with its own client, which is made at the first check."""
+
+    def __init__(self, target: KafkaTarget) -> None:
+        self._target, self._errors = target, LastError()
+        self._client: AdminClient | None = None
+
+    def away(self) -> OutputUnavailable | None:
+        if self._client is None:
+            self._client = self._target.admin(self._errors)
+        why = silence(self._client, self._errors, ASK_SECONDS)
+        patience = f"what is being written waits for it, for {self._target.delivery_seconds:.0f} s at a time"
+        return None if why is None else self._target.silent(f"{why}; {patience}")
+
+
 def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:
-    """Calls again, until the time is up, after each KafkaException that `on` says may pass."""
+    """Repeats the call, until the time is up, after each KafkaException for which `on` is true."""
     for trial in stamina.retry_context(
         on=lambda error: isinstance(error, KafkaException) and on(error.args[0]),
         attempts=None,
@@ -216,99 +235,3 @@ def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_
     ):
         with trial:
             call()
-
-
-class Patience:
-    """How long brokers may take no row at all. `clock` is in seconds and never goes back."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds, self._clock = seconds, clock
-        self._until = clock() + seconds
-
-    def poll(self, producer: Producer, seconds: float) -> bool:
-        """Lets the client work; whether it is worth going on: rows were taken, or there is time left."""
-        before = len(producer)
-        producer.poll(seconds)
-        if len(producer) < before:
-            self._until = self._clock() + self._seconds
-        return self._clock() < self._until
-
-    def flush(self, producer: Producer) -> int:
-        """Rows that are not written when the patience ends. The client's own `flush` goes on with callbacks after it
-        set an exception, which Python answers with SystemError."""
-        while len(producer) and self.poll(producer, 0.1):
-            """Rows are being taken."""
-        return len(producer)
-
-
-def enqueue(
-    producer: Producer,
-    topic: str,
-    messages: Sequence[dict[str, Any]],
-    patience: Patience,
-    on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
-) -> int:
-    """Hands messages to the client and returns how many its queue had no room for when the patience ended. Raises
-    KafkaException for one that the client refuses."""
-    for start in range(0, len(messages), _BATCH):
-        waiting = list(messages[start : start + _BATCH])
-        while waiting:
-            if "headers" in waiting[0]:
-                waiting = _one_by_one(producer, topic, waiting, on_delivery)
-            else:
-                producer.produce_batch(topic, waiting, on_delivery=on_delivery)
-                waiting = _not_queued(waiting)
-            if not patience.poll(producer, 0.1 if waiting else 0) and waiting:
-                # Of this batch only what is not in the queue: whoever waits for the queue counts the rest of it.
-                return len(waiting) + len(messages[start + _BATCH :])
-    return 0
-
-
-def _one_by_one(
-    producer: Producer,
-    topic: str,
-    messages: list[dict[str, Any]],
-    on_delivery: Callable[[KafkaError | None, Message], None] | None,
-) -> list[dict[str, Any]]:
-    """Messages that did not fit the client's queue. `produce_batch` takes no headers."""
-    for place, message in enumerate(messages):
-        try:
-            producer.produce(topic, **message, on_delivery=on_delivery)
-        except BufferError:
-            return messages[place:]
-    return []
-
-
-def _not_queued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages that did not fit the client's queue, which notes an error in each."""
-    errors = [(message, message.pop("_error")) for message in messages if "_error" in message]
-    for _, error in errors:
-        if error.code() != KafkaError._QUEUE_FULL:
-            raise KafkaException(error)
-    return [message for message, _ in errors]
-
-
-def as_messages(
-    rows: pa.Table | pa.RecordBatch,
-    key: Sequence[str],
-    headers: Mapping[str, str] = MappingProxyType({}),
-    timestamps: Timestamps = "epochMillis",
-    values: Sequence[bytes] | None = None,
-    nested: frozenset[str] = frozenset(),
-) -> list[dict[str, Any]]:
-    """Rows as `enqueue` takes them, with these values or as JSON. Either all have headers (maybe none of them) or no
-    message knows of any."""
-    messages: list[dict[str, Any]] = [
-        {"value": value} for value in (rows_to_json(rows, timestamps, nested) if values is None else values)
-    ]
-    if key:
-        plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
-        keys = rows[key[0]].to_pylist() if plain else rows_to_json(rows.select(list(key)), timestamps, nested)
-        for message, each in zip(messages, keys, strict=True):
-            message["key"] = each
-    if headers:
-        columns = zip(*(as_texts(rows, column, timestamps) for column in headers.values()), strict=True)
-        for message, texts in zip(messages, columns, strict=True):
-            named = zip(headers, texts, strict=True)
-            message["headers"] = [(name, value) for name, value in named if value is not None]
-    return messages

@@ -1,19 +1,19 @@
-"""Kafka topics, exactly once for `read_committed` readers: the rows of a shard and epoch go in one transaction with a
-marker that says so. Two-phase commit is not needed: an epoch's plan is replayed as it stands until every shard has its
-marker, and only then committed to the state store.
+"""Kafka topics, exactly once for `read_committed` readers. The rows of a shard and epoch are written in one transaction
+with a marker that says so. This needs no two-phase commit: an epoch's plan is replayed unchanged until every shard has
+its marker, and only then committed to the state store.
 
-What safety rests on, for each attempt:
+Safety rests on these rules for each attempt:
 
-1. It owns a transactional id, its process's own. Whoever initialises an id ends the transactions of who had it before.
-2. It claims its shard in the state store, which refuses older drivers and epochs that are over. The first one to claim
-   it goes on: nothing of this epoch and shard can be in the topic.
-3. Where another attempt was first, it looks for the shard's marker, and writes nothing if the epoch is in the topic. If
-   not, it takes that one's id over, looks again, and takes the claim over: only the claim's owner can commit.
+1. It owns a transactional id that belongs to its process. Initialising an id ends the transactions of its former owner.
+2. It claims its shard in the state store, which refuses older drivers and past epochs. The first attempt to claim it
+   goes on: nothing of this epoch and shard can be in the topic yet.
+3. If another attempt was first, it looks for the shard's marker, and writes nothing if the epoch is in the topic. If
+   not, it takes over the other's id, looks again, and takes over the claim: only the claim's owner can commit.
 4. Rows and marker become visible together, or not at all.
 
-A new driver takes over the ids of all claims that it finds: nobody can claim under the older one any more. Ids belong
-to processes and not to shards because Spark runs a shard now here, now there: to initialise an id takes 0.02 to 0.5 s
-(docs/decisions/0005).
+A new driver takes over the ids of all claims that it finds, and nobody can claim under the older driver any more. Ids
+belong to processes and not to shards, because Spark moves shards between processes and initialising an id takes 0.02 to
+0.5 s (docs/decisions/0005).
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
+from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded, Unavailable
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HoldsNoRows, Receipt, Takeover, life_of
 from joinery_runtime.sinks.kafka_markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
-from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.sinks.kafka_records import Records
+from joinery_runtime.sinks.kafka_target import BrokerCheck, KafkaTarget
 from joinery_runtime.store_identity import StoreIdentity
 
-_SIBLING_SECONDS = 1.0  # how long the attempt that was first may take before it is taken for dead
+_SIBLING_SECONDS = 1.0  # how long the first attempt may take before it is considered dead
 _SUCCESSOR_SECONDS = 5.0  # how long an attempt that took over may take
 _POLL_SECONDS = 0.05
 _TAKEOVERS = 3
@@ -40,16 +41,17 @@ _TAKEOVER_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class PartNames:
-    """What a job's parts of an epoch's output are named in claims, and the groups that hold their markers. Output: one
-    per shard; dead letters: one. The names hold the job's life in its store (`lineage`): a job of the same name with
-    another store has others. Earlier releases did without it: those are the `former` names."""
+    """The names of the parts of an epoch's output, which are the names of their claims and of the groups that hold
+    their markers. Output has one part per shard, dead letters have one. The names contain the job's life in its store
+    (`lineage`), so a job of the same name with another store has other names. Those of earlier releases, the `former`
+    names, do not."""
 
     job: str
     dead_letters: bool = False
 
     @property
     def signature(self) -> str:
-        """The group in which drivers of jobs of this name sign the topic."""
+        """The group in which drivers of jobs with this name sign the topic."""
         return f"{self.job}-driver"
 
     def of(self, shard: int, lineage: str) -> str:
@@ -59,12 +61,12 @@ class PartNames:
         return f"{self.job}-{self._part(shard)}"
 
     def below(self, shards: int, lineage: str) -> list[str]:
-        """Each name of shards 0 to `shards` - 1, once; the former ones too."""
+        """Each name of shards 0 to `shards` - 1 once, former names included."""
         both = ((self.of(shard, lineage), self.former(shard)) for shard in range(shards))
         return list(dict.fromkeys(name for names in both for name in names))
 
     def owns(self, name: str) -> bool:
-        """Whether a claim of the job's is one of these."""
+        """Whether a claim of the job has one of these names."""
         return name.endswith("-dead") == self.dead_letters
 
     def _part(self, shard: int) -> str:
@@ -73,7 +75,7 @@ class PartNames:
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransactionsWriter:
-    """Task half. A receipt with `repeated` says that the rows were in the topic already."""
+    """The task half. A receipt with `repeated` says that the rows were in the topic already."""
 
     target: KafkaTarget
     names: PartNames
@@ -84,7 +86,7 @@ class KafkaTransactionsWriter:
 
 @dataclass(frozen=True, slots=True)
 class PartWrite:
-    """One attempt's work."""
+    """One attempt at writing a part."""
 
     target: KafkaTarget
     names: PartNames
@@ -103,13 +105,14 @@ class PartWrite:
                 return self._with(producer)
             except Disowned as error:
                 cause = error
-        # Another attempt of this epoch, or a newer driver, took this one's id over.
+        # Another attempt at this epoch, or a newer driver, took over this one's id.
         if self._is_written_within(_SUCCESSOR_SECONDS):
             return self._repeated()
         raise self._lost(str(cause)) from cause
 
     def _candidates(self) -> Iterator[OwningProducer]:
-        """The process's producer, and a new one if that has lost its id, to whoever took an earlier attempt over."""
+        """Yields the process's producer, then a new one: the former may have lost its id to whoever took over an
+        earlier attempt."""
         idle = self.producers.take(self.target, self.names.job)
         if idle is not None:
             yield idle
@@ -121,7 +124,7 @@ class PartWrite:
         except BaseException as error:
             producer.close()
             if isinstance(error, OutputUnavailable):
-                self.producers.close_idle()  # they know the same brokers, which may be others by now
+                self.producers.close_idle()  # they know the same brokers, which may have been replaced by now
             raise
         self.producers.put(self.target, self.names.job, producer)
         return receipt
@@ -133,10 +136,10 @@ class PartWrite:
         self.attempt.reach("transaction-begun")
         sent: list[int] = []
 
-        def chunks() -> Iterator[list[dict[str, Any]]]:
+        def chunks() -> Iterator[Records]:
             for batch in self.rows.to_batches():
                 sent.append(batch.num_rows)
-                yield self.target.messages(batch)
+                yield self.target.records(batch)
 
         marker = EpochMarker(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
         producer.send(self.target.topic, chunks(), self.name, marker)
@@ -146,7 +149,7 @@ class PartWrite:
         return {"attempt": str(self.attempt.id), "rows": sum(sent)}
 
     def _claim(self, producer: OwningProducer) -> bool:
-        """Whether the part is this attempt's to write; False: another one has written it."""
+        """Claims the part. Returns whether this attempt has to write it; False: another one has written it."""
         holder = self.attempt.claim(self.name, producer.name, None)
         if holder is None:
             return True
@@ -196,15 +199,15 @@ class PartWrite:
 
 
 class KafkaTransactionsSink(HoldsNoRows):
-    """Driver half: has nothing to do at the commit."""
+    """The driver half, which has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget, names: PartNames) -> None:
-        self._target, self._names = target, names
+        self._target, self._names, self._check = target, names, BrokerCheck(target)
         self._store: StoreIdentity | None = None
 
     def prepare(self, schema: Any) -> None:
-        """Owns an id and reads a marker: missing rights show now, and new brokers create the topics that hold
-        transactions and offsets. `recover` aborts what an older driver has open."""
+        """Takes an id and reads a marker. Missing rights show now, and new brokers create the topics for transactions
+        and offsets. `recover` aborts transactions that an older driver has open."""
         reader = EpochMarkerReader(self._target)
         reader.require_topic(schema)
         reader.may_read(self._names.signature)
@@ -214,14 +217,14 @@ class KafkaTransactionsSink(HoldsNoRows):
         return KafkaTransactionsWriter(self._target, self._names)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Rows are in the topic already."""
+        """Does nothing: rows are in the topic already."""
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Rows are in the topic already."""
+        """Does nothing: rows are in the topic already."""
 
     def recover(self, takeover: Takeover) -> bool:
-        """Takes over every id that has a claim: whatever its owner has not committed is aborted now, and it cannot
-        commit any more. Raises SinkError too where topic and state store do not belong together any more."""
+        """Takes over every id that has a claim. This aborts whatever its owner has not committed, and the owner can no
+        longer commit. Also raises SinkError if topic and state store no longer belong together."""
         owners = {owner for name, owner in takeover.claims.items() if owner and self._names.owns(name)}
         with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
             list(threads.map(lambda owner: take_over(self._target, owner), sorted(owners)))
@@ -239,14 +242,15 @@ class KafkaTransactionsSink(HoldsNoRows):
             self._store = takeover.store
 
     def other_store(self) -> StoreIdentity | None:
-        """Who signed the topic after this driver did. Raises SinkError."""
+        """The store of another job that signed the topic after this driver. Raises SinkError."""
         if self._store is None:
             return None
         newest = EpochMarkerReader(self._target).signed(self._names.signature)
         return newest if newest is not None and newest.id != self._store.id else None
 
     def _refuse_older_state(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
-        """No part is written before it is planned and claimed, unless the store was set back since."""
+        """Raises SinkError for a marker of an epoch that is neither committed nor pending with a claim. No part is
+        written before it is planned and claimed, so the store must have been set back since."""
         for name, marker in sorted(markers.items()):
             claimed = marker.epoch == takeover.pending and name in takeover.claims
             if marker.epoch > takeover.committed_epoch and not claimed:
@@ -259,8 +263,8 @@ class KafkaTransactionsSink(HoldsNoRows):
                 )
 
     def _refuse_expired(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
-        """A part that nobody claimed was not written, nor was one without a marker whose plan is young. An old
-        plan's marker may have expired."""
+        """Raises SinkError if a marker of the pending epoch may have expired. A part that nobody claimed was not
+        written, nor was one without a marker if the plan is young. The markers of an old plan may have expired."""
         planned = self._names.below(takeover.pending_shards, takeover.lineage)
         unknown = [name for name in planned if name in takeover.claims and name not in markers]
         if unknown and takeover.pending_for_ms > (retention_ms := EpochMarkerReader(self._target).retention_ms()):
@@ -273,10 +277,13 @@ class KafkaTransactionsSink(HoldsNoRows):
                 "were written",
             )
 
+    def away(self) -> Unavailable | None:
+        return self._check.away()
+
     def close(self) -> None:
-        """Producers end with their processes."""
+        """Does nothing: producers end with their processes."""
 
 
 def take_over(target: KafkaTarget, name: str) -> None:
-    """Ends what the owner of this transactional id has open. It cannot commit any more."""
+    """Ends the open transaction of this transactional id's owner, which can then no longer commit."""
     OwningProducer(target, name).close()

@@ -1,11 +1,11 @@
-"""Tables of Parquet files that have commits of their own (Iceberg, Delta), exactly once.
+"""Tables of Parquet files with commits of their own (Iceberg, Delta), exactly once.
 
-A task writes a file under the table's location, where no reader of the table looks before a commit of the table names
-it. The state's commit names the attempts. Then the driver makes one commit of the table, which adds exactly those files
-and writes down that this was done: the epoch's mark, (generation, epoch) of the job's life in its state store. After a
-crash between the two commits, recovery finds the mark or makes the table's commit. The mark grows with every epoch that
-is published, also after a savepoint was restored; a driver that slept and was replaced finds a newer mark, and where
-the newer driver commits meanwhile, the commit conflicts, and the mark is read again (docs/decisions/0050).
+A task writes a file under the table's location. No reader sees it before a commit of the table names it. The state's
+commit names the attempts. Then the driver makes one commit of the table, which adds exactly their files and records
+that in a *mark*: (generation, epoch), for the job's life in its state store. After a crash between the two commits,
+recovery finds the mark or makes the table's commit. The mark grows with every published epoch, even after a savepoint
+was restored. A driver that slept and was replaced finds a newer mark. If the newer driver commits at the same time, the
+older one's commit conflicts, and it reads the mark again (docs/decisions/0050).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ import stamina
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover, life_of
-from joinery_runtime.sinks.files import write_parquet
+from joinery_runtime.sinks.files import MAKE_ROOM, is_full, write_parquet
 
 Opened = TypeVar("Opened")
 
 _FOLDER = "joinery"
-_CONFLICTS = 20  # so many commits of others in a row: somebody writes without a pause
+_CONFLICTS = 20  # this many conflicts in a row mean that somebody commits without a pause
 
 
 class Mark(NamedTuple):
-    """The newest epoch of a job's life that a table has."""
+    """The newest epoch of a job's life that is in a table."""
 
     generation: int
     epoch: int
 
 
 class CommitConflict(Exception):
-    """Another writer's commit came first; nothing of this one is in the table."""
+    """Another writer's commit came first. Nothing of this one is in the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What one commit of a table adds. Paths are relative to the table's location; `life` says whose mark it is."""
+    """What one commit adds to a table. Paths are relative to the table's location. `life` is the owner of the mark."""
 
     job: str
     life: str
@@ -55,80 +55,81 @@ class Added:
 
 
 class Storage(Protocol):
-    """Where a table's files are. Pickles."""
+    """The place of a table's files. It can be pickled."""
 
     def open(self) -> tuple[pafs.FileSystem, str]:
-        """The file system, and the table's location in it."""
+        """Returns the file system, and the table's location in it."""
         ...
 
 
 class LakeTable(Protocol):
-    """One table, in the driver. Its methods raise SinkError and OutputUnavailable."""
+    """A table, in the driver. Methods raise SinkError and OutputUnavailable."""
 
     name: str
 
     def create(self, schema: pa.Schema) -> bool:
-        """Whether it was missing. `schema` is of `lake_schema`."""
+        """Creates the table if it is missing. Returns whether it was. `schema` comes from `lake_schema`."""
         ...
 
     def columns(self) -> pa.Schema:
-        """As it is now; raises SinkError where files cannot simply be added to it (partitions)."""
+        """The table's present columns. Raises SinkError if files cannot simply be added to the table (partitions)."""
         ...
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Nullable ones, last."""
+        """Adds nullable columns after the others."""
         ...
 
     def id(self) -> str | None:
-        """Which table it is now, also after it was moved or made anew under the same name; None: it is missing."""
+        """The identity of the present table. It survives a move, but not a recreation under the same name. None: the
+        table is missing."""
         ...
 
     def storage(self) -> Storage: ...
 
     def mark(self, job: str, life: str) -> Mark | None:
-        """As the table had it when it was read last; after a Conflict it is read anew."""
+        """The mark, as of the last time the table was read. After a CommitConflict the table is read again."""
         ...
 
     def add(self, added: Added) -> None:
-        """One commit, on top of the state that was read last. Raises Conflict where there is a newer one."""
+        """Commits, on top of the state that was read last. Raises CommitConflict if there is a newer state."""
         ...
 
     def read(self) -> pa.Table: ...
 
     def files(self) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
-        """The rows of each data file of the table, as it was read last, with the file's path."""
+        """Yields the path and the rows of each data file, as of the last time the table was read."""
         ...
 
     def close(self) -> None: ...
 
 
 class OpenedTable(ABC, Generic[Opened]):
-    """What both kinds of `LakeTable` do alike with the library's own object of a table."""
+    """The common part of both kinds of `LakeTable`, which keep their library's own object of a table."""
 
     name: str
     _todo: ClassVar[str]
-    """What to do when the library refuses."""
+    """What to do if the library refuses."""
     _errors: ClassVar[tuple[type[Exception], ...]]
-    """Of the library."""
+    """The library's errors."""
     _away: ClassVar[tuple[type[Exception], ...]] = ()
-    """Those of them that waiting may mend."""
+    """The library's errors for which waiting may help."""
 
     def __init__(self) -> None:
         self._opened: Opened | None = None
 
     @abstractmethod
     def _find(self) -> Opened | None:
-        """The table as it is now."""
+        """Reads the present table; None if it is missing."""
 
     def _fresh(self) -> Opened:
-        """The table as it is now. Raises SinkError where it is missing."""
+        """Reads the present table. Raises SinkError if it is missing."""
         table = self._find()
         if table is None:
             raise SinkError(f"The {self.name} is missing", todo="Start the job again: it makes the table anew")
         return table
 
     def _table(self) -> Opened:
-        """The table as it was read last. Raises SinkError where it is missing."""
+        """The table as of the last time it was read. Raises SinkError if it is missing."""
         return self._fresh() if self._opened is None else self._opened
 
     def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -146,7 +147,7 @@ class OpenedTable(ABC, Generic[Opened]):
 
 @dataclass(frozen=True, slots=True)
 class LakeWriter:
-    """Task half. `table` is the id of the table that the files are for."""
+    """The task half. `table` is the id of the table for which the files are."""
 
     storage: Storage
     job: str
@@ -165,10 +166,10 @@ class LakeWriter:
                 _sync_up_to(Path(whole), Path(root))
             size = fs.get_file_info(whole).size
         except OSError as error:
-            raise SinkError(
-                f"The data file {whole} cannot be written",
-                facts=error.strerror or str(error),
-                todo="Check the table's location and that this user may write there",
+            todo = MAKE_ROOM if is_full(error) else "Check the table's location and that this user may write there"
+            kind = OutputUnavailable if is_away(error) else SinkError
+            raise kind(
+                f"The data file {whole} cannot be written", facts=error.strerror or str(error), todo=todo
             ) from error
         of = attempt.id
         named = {"attempt": str(of), "shard": of.shard, "generation": of.generation, "lineage": attempt.lineage}
@@ -176,7 +177,7 @@ class LakeWriter:
 
 
 class LakeSink(HasNoJobMarker):
-    """Driver half. `schema` is the output's."""
+    """The driver half. `schema` is the output's."""
 
     def __init__(self, table: LakeTable, job: str, schema: pa.Schema) -> None:
         self.table, self._job, self._schema = table, job, lake_schema(schema)
@@ -218,7 +219,7 @@ class LakeSink(HasNoJobMarker):
         return LakeWriter(self.table.storage(), self._job, here)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """The table's commit comes after the state's; here it is made sure that it can be made."""
+        """Checks that the table's commit, which follows the state's, will be possible."""
         missing = self._missing(receipts)
         if missing:
             raise SinkError(
@@ -228,7 +229,8 @@ class LakeSink(HasNoJobMarker):
             )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Receipts without a path are of another kind of output, which the job had before it was edited."""
+        """Commits the files to the table. Receipts without a path come from another kind of output, which the job had
+        before an edit."""
         named = [receipt for receipt in receipts if receipt["rows"] and "path" in receipt]
         if not named:
             return
@@ -252,7 +254,8 @@ class LakeSink(HasNoJobMarker):
             self._sweep(added.life, epoch, lambda of: of.generation == generation, {r["path"] for r in named})
 
     def _add_once(self, added: Added) -> bool:
-        """Whether the table's newest epoch of this job is this one, or it has become so."""
+        """Adds the files unless the table's mark says that they are there. Returns whether this epoch is now the job's
+        newest in the table."""
         mark = self.table.mark(added.job, added.life)
         if mark is not None and mark >= added.mark:
             return mark == added.mark
@@ -275,7 +278,7 @@ class LakeSink(HasNoJobMarker):
         return [info.path for info in found if info.type != pafs.FileType.File]
 
     def recover(self, takeover: Takeover) -> bool:
-        """What is newer than the table's mark, and of an older driver, was never named."""
+        """Deletes files of older drivers that are newer than the table's mark: no commit has named them."""
         if self._elsewhere and takeover.pending is not None:
             raise SinkError(
                 f"Rows of epoch {takeover.committed_epoch} are of another table than the {self.table.name}",
@@ -288,14 +291,14 @@ class LakeSink(HasNoJobMarker):
             return False
         life = life_of(takeover.lineage)
         mark = self.table.mark(self._job, life) or Mark(0, 0)
-        # Only one epoch beyond the committed one is ever written.
+        # At most one epoch beyond the committed one is ever written.
         self._sweep(life, takeover.committed_epoch + 1, lambda of: mark < of and of.generation < takeover.generation)
         return False
 
     def _sweep(
         self, life: str, epoch: int, garbage: Callable[[Mark], bool], named: Collection[str] = frozenset()
     ) -> None:
-        """Deletes files of an epoch's attempts that no commit names."""
+        """Deletes the files of an epoch's attempts that are not `named` and for which `garbage` is true."""
         fs, root = self.table.storage().open()
         folder = folder_of(self._job, life, epoch)
         for info in fs.get_file_info(pafs.FileSelector(f"{root}/{folder}", allow_not_found=True)):
@@ -309,12 +312,13 @@ class LakeSink(HasNoJobMarker):
 
 
 def lake_schema(schema: pa.Schema) -> pa.Schema:
-    """The output's columns in types that both kinds of table have."""
+    """The output's columns, in types that both kinds of table have."""
     return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
 def plain_type(of: pa.DataType) -> pa.DataType:
-    """The same for types that differ in their layout in memory only. Neither kind of table has unsigned numbers."""
+    """The table's type for an Arrow type: the same for types that differ only in memory layout. Neither kind of table
+    has unsigned integers."""
     if pa.types.is_uint64(of):
         return pa.decimal128(20, 0)
     if pa.types.is_timestamp(of):
@@ -332,19 +336,19 @@ def _as_lake(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it is one that waiting may mend: of networks, not of names and rights."""
+    """Whether waiting may help: for errors of networks, not of names and rights."""
     return isinstance(error, OSError) and not isinstance(
         error, FileNotFoundError | PermissionError | NotADirectoryError
     )
 
 
 def folder_of(job: str, life: str, epoch: int) -> str:
-    """Where the epoch's files are, from the table's location."""
+    """The folder of the epoch's files, relative to the table's location."""
     return f"{_FOLDER}/{job}-{life}/{epoch:012d}"
 
 
 def _sync_up_to(file: Path, root: Path) -> None:
-    """Makes a file and the names that lead to it from the table's folder durable."""
+    """Makes a file durable, and the names that lead to it from the table's folder."""
     for path in (file, *file.parents):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -356,7 +360,7 @@ def _sync_up_to(file: Path, root: Path) -> None:
 
 
 def properties_of(added: Added) -> Mapping[str, str]:
-    """What a commit of the table says about itself."""
+    """The properties that a commit of the table says about itself."""
     return {
         "joinery.job": added.job,
         "joinery.job-life": added.life,

@@ -1,13 +1,13 @@
 """A Postgres table in the state store's database, exactly once.
 
-Tasks COPY their rows into an unlogged staging table, where nobody looks; the transaction that commits the epoch moves
-the rows of exactly the attempts that the commit names, never through the driver. Two staging tables take turns by
-epoch, so that the one of a committed epoch can be emptied by TRUNCATE while tasks of the next one write: rows deleted
-one by one would be in the way of later scans until a vacuum. After a crash of the server unlogged tables are empty: the
-number of rows moved is checked against the receipts, and the epoch runs again.
+Tasks COPY their rows into an unlogged staging table, where nobody looks. The transaction that commits the epoch moves
+the rows of exactly the attempts that the commit names, never through the driver. Two staging tables alternate by epoch,
+so that TRUNCATE can empty that of a committed epoch while tasks of the next one write. (Rows deleted one by one would
+slow later scans until a vacuum.) After a crash of the server, unlogged tables are empty. So the number of staged rows
+is checked against the receipts, and the epoch runs again if it differs.
 
-The values travel as CSV with timestamps as integer milliseconds (formatting and parsing them as text took more time
-than all the rest). U+0000, which Postgres cannot store in text, becomes U+FFFD.
+Values travel as CSV, with timestamps as integer milliseconds (formatting and parsing them as text took more time than
+everything else). U+0000, which Postgres cannot store in text, becomes U+FFFD.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.postgres_connections import CONNECTION_DEFAULTS, is_stale
-from joinery_runtime.postgres_errors import advice, is_away
+from joinery_runtime.postgres_client import CONNECTION_DEFAULTS, advice, is_away, is_stale
 from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
 _PREFIX, _APART_PREFIX = "out_", "out_apart_"
 _WORTH_EMPTYING = 4 * 2**20  # bytes
-# Unlogged rows need no flush. With a lock in the way, emptying can wait for another epoch. For the transaction only:
-# behind a pooler a setting that stays would reach the commits of the state, too.
+# Unlogged rows need no flush. If a lock is in the way, emptying can wait for another epoch. These settings are for the
+# transaction only: behind a pooler, a lasting one would affect the commits of the state too.
 _DROP_WAITS = "SET LOCAL lock_timeout = '30s'"
 _SHORT_WAITS = "SET LOCAL lock_timeout = '2s'"
 _STAGING = f"SET LOCAL synchronous_commit = off; {_SHORT_WAITS}"
@@ -48,8 +47,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The two staging tables of one output of a job: `<schema>.<prefix>_0` and `_1`. Their comment names the job.
-    `apart`: they are in another database than the state."""
+    """The two staging tables of a job's output, `<schema>.<prefix>_0` and `_1`. Their comment names the job. `apart`:
+    they are in another database than the state."""
 
     schema: str
     prefix: str
@@ -70,7 +69,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class PostgresWriter:
-    """Task half."""
+    """The task half."""
 
     dsn: str = field(repr=False)
     staging: Staging
@@ -99,8 +98,8 @@ class PostgresWriter:
 
 
 class PostgresSink(HasNoJobMarker):
-    """Driver half, of a table in the state's database. `in_transaction` works on the store's connection, all else on
-    one of its own."""
+    """The driver half, for a table in the state's database. `in_transaction` uses the store's connection, everything
+    else its own."""
 
     def __init__(self, dsn: str, target: TargetTable, staging: Staging) -> None:
         self._dsn, self.target, self._staging = dsn, target, staging
@@ -109,15 +108,16 @@ class PostgresSink(HasNoJobMarker):
 
     def prepare(self, schema: pa.Schema) -> str | None:
         self._schema = schema
-        with self._session("The output table cannot be prepared") as connection, connection.transaction():
+        unprepared = f"The output table {self.target.name} cannot be prepared"
+        with self._session(unprepared) as connection, connection.transaction():
             made = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
             missing = self.target.ensure(connection, self.target.columns(schema), self._staging.job)
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._staging.schema)))
             for table in self._staging.tables():
                 self._ensure_staging(connection, table, schema)
             if missing:
-                # Last: a task that still writes may keep a staging table for long, and nobody who reads the target
-                # waits for that. A commit, too, locks first the staging table, then the target.
+                # The target comes last, so that its readers do not wait while a task that still writes holds a staging
+                # table. A commit also locks the staging table first, then the target.
                 self.target.add(connection, missing)
         return made
 
@@ -130,7 +130,7 @@ class PostgresSink(HasNoJobMarker):
             return
         attempts = {"attempts": [receipt["attempt"] for receipt in receipts]}
         try:
-            # The lock that this takes keeps the rows there until the transaction ends.
+            # The lock that this query takes keeps the rows until the transaction ends.
             count = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._staging.table(epoch), NAMED)
             staged = connection.execute(count, attempts).fetchone()[0]
             if staged == expected:
@@ -138,7 +138,7 @@ class PostgresSink(HasNoJobMarker):
         except psycopg.Error as error:
             problem = problem_of(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error)
             if isinstance(problem, StoreUnavailable):
-                raise  # the store's connection: what became of it is for the store to judge
+                raise  # the store's own connection: the store judges what became of it
             raise problem from error
         if staged != expected:
             raise OutputUnavailable(
@@ -149,7 +149,7 @@ class PostgresSink(HasNoJobMarker):
             )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """The rows are in the table; empties what was staged for this epoch, once it is large."""
+        """Empties the epoch's staging table once it is large. The rows are in the target already."""
         self._elsewhere = next((receipt for receipt in receipts if receipt["rows"] and "database" in receipt), None)
         self._empty_if_large(self._staging.table(epoch))
 
@@ -157,7 +157,7 @@ class PostgresSink(HasNoJobMarker):
         with self._session("The staging table cannot be emptied") as connection:
             size = connection.execute("SELECT pg_table_size(%s::regclass)", (table.as_string(connection),)).fetchone()
             if size is not None and size[0] > _WORTH_EMPTYING:
-                # A zombie may be writing: next time.
+                # If a zombie task is writing, the table is emptied another time.
                 with contextlib.suppress(psycopg.errors.LockNotAvailable), connection.transaction():
                     connection.execute(_STAGING)
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
@@ -189,12 +189,13 @@ class PostgresSink(HasNoJobMarker):
             raise problem_of(failing, error, apart=self._staging.apart) from error
 
     def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
-        """Keeps a table that has the right columns: a task of the epoch that is about to be run again may hold it."""
+        """Creates a staging table, unless it has the right columns: a task of the epoch about to be replayed may hold
+        it."""
         wanted = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field) for field in schema}}
         comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(_comment(self._staging.job)))
         existing = columns_of(connection, table)
         if {name: column.type for name, column in existing.items()} == wanted:
-            # Earlier releases made tables without it. One that is another role's stays without.
+            # Earlier releases made tables without a comment. A table of another role stays without one.
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
                 connection.execute(comment)
             return
@@ -208,9 +209,9 @@ class PostgresSink(HasNoJobMarker):
 
 
 def drop_staging(dsn: str, schema: str, job: str, *, apart: bool = False) -> None:
-    """Drops the staging tables of all outputs that the job has had in this database, also those that it wrote to before
-    it was edited. Its drivers must have been fenced; a task that still writes is waited for. Raises SinkError or
-    StoreUnavailable."""
+    """Drops the staging tables of all outputs that the job has ever had in this database, including those from before
+    an edit. Its drivers must have been fenced. Waits for tasks that still write. Raises SinkError or StoreUnavailable
+    (OutputUnavailable if `apart`)."""
     try:
         with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
             connection.execute(_DROP_WAITS)
@@ -221,8 +222,8 @@ def drop_staging(dsn: str, schema: str, job: str, *, apart: bool = False) -> Non
 
 
 def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
-    """The names of the staging tables that `drop_staging` drops in another database than the state's. Raises SinkError,
-    OutputUnavailable."""
+    """The names of the staging tables that `drop_staging` would drop in another database than the state's. Raises
+    SinkError and OutputUnavailable."""
     try:
         with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
             return [table.as_string(connection) for table in _staging_of(connection, schema, job)]
@@ -247,7 +248,7 @@ AND obj_description(c.oid, 'pg_class') = %(comment)s ORDER BY c.relname
 
 
 class _Connections(threading.local):
-    """A thread's connections, kept alive: a new one costs Postgres a process."""
+    """A thread's connections. They are kept, because a new one costs Postgres a process."""
 
     def __init__(self) -> None:
         self._open: dict[str, Connection] = {}
@@ -271,7 +272,7 @@ connections = _Connections()
 
 
 def _csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
-    """Rows as CSV behind their attempt and row number, from `first` on: nulls empty, empty text quoted."""
+    """Encodes rows as CSV, after their attempt and row number (from `first`). Nulls are empty, empty text is quoted."""
     frame = pl.DataFrame(rows).select(
         pl.lit(attempt).alias(ATTEMPT),
         (first + pl.int_range(pl.len())).alias(ROW),
@@ -289,7 +290,8 @@ REPLACEMENT = "\ufffd".encode()
 
 
 def problem_of(what: str, error: psycopg.Error, *, apart: bool = False) -> SinkError | StoreUnavailable:
-    """When the table's database is away, the job waits for it and recovers; unless it is `apart`, it is the state's."""
+    """Turns an error of Postgres into ours. If the database is away, the job waits for it and recovers. Unless `apart`,
+    it is the state's database."""
     reason = " ".join(str(error).split())
     todo = advice(error, "Check the table and the role's rights")
     if not is_away(error):

@@ -1,10 +1,10 @@
 """A Postgres table in another database than the state's, exactly once.
 
-Tasks stage their rows in the table's database, where they last, and the state's commit names the attempts. Then one
-transaction of the table's database moves the rows of those attempts and writes down that this was done: the epoch's
-mark. After a crash between the two commits, recovery finds the mark, or moves the rows. Generations grow with every
-driver, so (generation, epoch) of a job's life in its state store grows with every epoch that is published, also after
-a savepoint was restored; a driver that slept and was replaced finds a newer mark and does nothing.
+Tasks stage their rows durably in the table's database, and the state's commit names the attempts. Then one transaction
+in the table's database moves the rows of those attempts and records that in the epoch's *mark*. After a crash between
+the two commits, recovery finds the mark or moves the rows. Generations grow with every driver. So a mark (generation,
+epoch), of a job's life in its state store, grows with every published epoch, even after a savepoint was restored. A
+driver that slept and was replaced finds a newer mark and does nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEXT_MARK = (
 
 @dataclass(frozen=True, slots=True)
 class ApartWriter:
-    """Task half."""
+    """The task half."""
 
     staged: PostgresWriter
 
@@ -62,7 +62,7 @@ class ApartWriter:
 
 
 class ApartPostgresSink(PostgresSink):
-    """Driver half. Its staging is `apart`; `schema` is the output's, for what is published without being prepared."""
+    """The driver half. Its staging is `apart`. `schema` is the output's, for `publish` without `prepare`."""
 
     def __init__(self, dsn: str, target: TargetTable, staging: Staging, schema: pa.Schema) -> None:
         super().__init__(dsn, target, staging)
@@ -71,8 +71,9 @@ class ApartPostgresSink(PostgresSink):
     def prepare(self, schema: pa.Schema) -> str | None:
         made = super().prepare(schema)
         names = {name: sql.Identifier(self._staging.schema, name) for name in (_IDENTITY, _MARKS)}
-        with self._session("The output table cannot be prepared") as connection, connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (_IDENTITY,))  # two jobs may do so at once
+        unprepared = f"The output table {self.target.name} cannot be prepared"
+        with self._session(unprepared) as connection, connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (_IDENTITY,))  # against another job's
             connection.execute(
                 sql.SQL(_TABLES).format(
                     identity=names[_IDENTITY], marks=names[_MARKS], id=sql.Literal(str(uuid.uuid4()))
@@ -84,10 +85,11 @@ class ApartPostgresSink(PostgresSink):
         return ApartWriter(super().writer())
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """The store's transaction has nothing to do with this database."""
+        """Does nothing: the store's transaction does not involve this database."""
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Rows whose receipts name no database went into the state's, with its commit, before the job was edited."""
+        """Moves the staged rows. Rows whose receipts name no database went into the state's with its commit, before an
+        edit of the job."""
         named = [receipt for receipt in receipts if receipt["rows"] and "database" in receipt]
         if not named:
             return
@@ -132,7 +134,7 @@ class ApartPostgresSink(PostgresSink):
 
 
 def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, lineage: str, output: str) -> int:
-    """The newest epoch with rows that is in the table, as this transaction sees it; 0: none. Raises psycopg.Error."""
+    """The newest epoch with rows in the table, as seen by this transaction; 0: none. Raises psycopg.Error."""
     if not _exists(connection, schema, _MARKS):
         return 0
     marks = sql.Identifier(schema, _MARKS)
@@ -142,7 +144,8 @@ def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, 
 
 
 def drop_marks(dsn: str, schema: str, job: str) -> None:
-    """Deletes the marks of all outputs that the job has had in this database. Raises SinkError, OutputUnavailable."""
+    """Deletes the marks of all outputs that the job has ever had in this database. Raises SinkError and
+    OutputUnavailable."""
     try:
         with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
             if _exists(connection, schema, _MARKS):
@@ -153,7 +156,7 @@ def drop_marks(dsn: str, schema: str, job: str) -> None:
 
 
 def _database(connection: psycopg.Connection[Any], schema: str) -> str | None:
-    """Which database it is, also under another address; None: no output was ever prepared there."""
+    """The identity of the database, whatever its address. None: no output was ever prepared there."""
     if not _exists(connection, schema, _IDENTITY):
         return None
     row = connection.execute(sql.SQL("SELECT id FROM {}").format(sql.Identifier(schema, _IDENTITY))).fetchone()

@@ -1,13 +1,13 @@
-"""How staged rows come into the target table: the statements that the commit's transaction runs.
+"""Moves staged rows into the target table: the statements that the commit's transaction runs.
 
-With an upsert key, of the rows of one epoch with one key the one that its shard wrote last counts. Where the output has
-a column that says that a row is taken back, such a row deletes the one with its key.
+With an upsert key, the last row that a shard wrote for a key in an epoch counts. If the output has a retraction column,
+a retracted row deletes the one with its key.
 
-Rows with a key arrive sorted by it, so that neighbours in the index are written together; decision 19 has what this
-and other statements cost.
+Rows with a key arrive sorted by it, so that neighbours in the index are written together. Decision 19 has the costs of
+these and other statements.
 
-A comparison that takes NULLs as equal (IS NOT DISTINCT FROM) can use no index and no hash. So deletions are made by
-which of their keys' columns are NULL: `=` and IS NULL can.
+A comparison that treats NULLs as equal (IS NOT DISTINCT FROM) can use neither index nor hash, but `=` and IS NULL can.
+So there is one deletion for each combination of key columns that are NULL.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from psycopg import sql
 
 from joinery_runtime.sinks.postgres_table import TargetTable, column_type, names
 
-ATTEMPT, ROW = "$attempt", "$row"  # no output column starts with a dollar
+ATTEMPT, ROW = "$attempt", "$row"  # an output column cannot begin with a dollar
 NAMED = sql.SQL("{} = ANY(%(attempts)s)").format(sql.Identifier(ATTEMPT))
 
-Attempts = Mapping[str, Sequence[str]]  # what NAMED asks for
+Attempts = Mapping[str, Sequence[str]]  # the parameters of NAMED
 
-# A million rows are sorted in memory; with Postgres's default of 4 MB most epochs were sorted in files.
+# Enough to sort a million rows in memory. With Postgres's default of 4 MB, most epochs were sorted on disk.
 _SORT_MEMORY = """
 SELECT set_config('work_mem', '128MB', true) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('128MB')
 """
 
 
 def staged_type(field: pa.Field) -> str:
-    """The type of an output column in the staging tables, where timestamps are integer milliseconds and JSON is
+    """The type of an output column in the staging tables. There timestamps are integer milliseconds, and JSON is
     text."""
     return "bigint" if pa.types.is_timestamp(field.type) else column_type(field)
 
@@ -47,11 +47,11 @@ class StagingMerge:
     schema: pa.Schema
 
     def run(self, connection: psycopg.Connection[Any], staging: sql.Identifier, attempts: Attempts) -> None:
-        """Raises psycopg.Error. `work_mem` is raised until the transaction ends."""
+        """Moves the rows. Raises `work_mem` until the transaction ends. Raises psycopg.Error."""
         if self.target.upsert_key:
             connection.execute(_SORT_MEMORY)
         if self.target.retracted is not None:
-            # Deletions come first: a row may take the place of one that is gone in another unique index of the table.
+            # Deletions come first: in another unique index of the table, a new row may take a deleted row's place.
             for nulls in connection.execute(self._null_keys(staging, self.target.retracted), attempts).fetchall():
                 connection.execute(self._delete(staging, self.target.retracted, nulls), attempts)
         connection.execute(self._insert(staging), attempts)
@@ -74,14 +74,14 @@ class StagingMerge:
         )
 
     def _null_keys(self, staging: sql.Identifier, retracted: str) -> sql.Composed:
-        """Which of the key's columns are NULL: every combination that there is among rows that are taken back."""
+        """The combinations of key columns that are NULL among retracted rows."""
         columns = (sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in self.target.upsert_key)
         return sql.SQL("SELECT DISTINCT {columns} FROM {staging} WHERE {named} AND {retracted}").format(
             columns=sql.SQL(", ").join(columns), staging=staging, named=NAMED, retracted=sql.Identifier(retracted)
         )
 
     def _delete(self, staging: sql.Identifier, retracted: str, nulls: Sequence[bool]) -> sql.Composed:
-        """Takes the rows with such a key out of the table whose last word is that they are taken back."""
+        """Deletes the rows whose keys have this combination of NULLs and whose last staged row is a retraction."""
         fields = [self.schema.field(name) for name in self.target.upsert_key]
         among, same = [], []
         for field, null in zip(fields, nulls, strict=True):
@@ -104,7 +104,7 @@ class StagingMerge:
         )
 
     def _newest(self, staging: sql.Identifier, chosen: sql.Composable, *among: sql.Composable) -> sql.Composed:
-        """The last row for each key among those `among`, where it is `chosen`."""
+        """The last row for each key, among rows that fulfil `among`, if that row fulfils `chosen`."""
         key = sql.SQL(", ").join(_sorted_by(self.schema.field(name)) for name in self.target.upsert_key)
         query = sql.SQL(
             "(SELECT DISTINCT ON ({key}) * FROM {staging} WHERE {among} ORDER BY {key}, {row} DESC, {attempt}) "
@@ -121,14 +121,15 @@ class StagingMerge:
 
 
 def _sorted_by(field: pa.Field) -> sql.Composable:
-    """Text is sorted by its bytes: that costs a fraction of what a language's order does. Equal texts are the same."""
+    """The sort expression for a key column. Text is sorted by its bytes, which costs a fraction of a language's
+    collation. Equality is the same."""
     return sql.SQL('{} COLLATE "C"' if pa.types.is_string(field.type) else "{}").format(sql.Identifier(field.name))
 
 
 def _moved(field: pa.Field) -> sql.Composable:
     name = sql.Identifier(field.name)
     if pa.types.is_timestamp(field.type):
-        # Postgres multiplies intervals as doubles: exact only if seconds and the rest go apart.
+        # Postgres multiplies intervals as doubles, which is exact only if seconds and the rest are separate.
         return sql.SQL(
             "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + mod({0}, 1000) * interval '1 millisecond'"
         ).format(name)

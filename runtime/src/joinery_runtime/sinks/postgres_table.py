@@ -24,13 +24,13 @@ _TYPES: dict[pa.DataType, str] = {
     pa.date32(): "date",
     pa.timestamp("ms", tz="UTC"): "timestamp with time zone",
 }
-# Percent of a page that inserts fill. A row's new version finds room beside the old one, and no index changes (HOT), as
-# long as one commit replaces no more than about a fifth of the table.
+# The percentage of a page that inserts fill. As long as one commit replaces no more than about a fifth of the table, a
+# row's new version fits beside the old one, and no index changes (HOT).
 _FILL_FACTOR = 80
-# Who reads the table waits behind who waits to alter it.
+# The table's readers queue behind a statement that waits to alter it.
 _ALTER_WAITS = "SET LOCAL lock_timeout = '10s'"
 _ANY_WAITS = "SET LOCAL lock_timeout TO DEFAULT"
-# Types of an existing table's columns that hold every value of ours, exactly.
+# For each of our types, the column types of an existing table that hold every value exactly.
 _WIDER: Mapping[str, tuple[str, ...]] = {
     "integer": ("bigint", "numeric"),
     "bigint": ("numeric",),
@@ -45,14 +45,14 @@ class TableColumn:
     """A column of an existing table."""
 
     type: str
-    required: bool  # NOT NULL and nothing fills it
+    required: bool  # NOT NULL, and nothing fills it by default
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """`name` is `table` or `schema.table`; rows replace those with the same `upsert_key`, if there is one. `retracted`
-    names the output's column that says whether a row takes back the one with its key; it is no column of the table.
-    `nested` columns are JSON."""
+    """The target table. `name` is `table` or `schema.table`. Rows replace those with the same `upsert_key`, if any.
+    `retracted` names the output column that says whether a row retracts the one with its key; the table does not have
+    this column. `nested` columns are JSON."""
 
     name: str
     upsert_key: tuple[str, ...] = ()
@@ -64,14 +64,14 @@ class TargetTable:
         return sql.Identifier(*self.name.split(".", 1))
 
     def columns(self, output: pa.Schema) -> pa.Schema:
-        """What the table holds of the output's columns."""
+        """The output's columns that the table has."""
         return pa.schema([field for field in output if field.name != self.retracted])
 
     def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema, job: str) -> list[pa.Field]:
-        """Creates the table if it is missing, else returns the columns that it lacks, for `add`. Raises SinkError with
-        all that does not fit, and for columns that a table lacks which the job has not made."""
+        """Creates the table if it is missing. Returns the columns that it lacks, for `add`. Raises SinkError naming
+        everything that does not fit, or if columns are missing in a table that the job has not created."""
         existing = columns_of(connection, self.identifier)
-        if not existing:  # one that is there takes no right to create tables beside it
+        if not existing:  # an existing table needs no right to create tables
             connection.execute(self._create(schema))
             connection.execute(self._owned_by(job))
             existing = columns_of(connection, self.identifier)
@@ -83,7 +83,7 @@ class TargetTable:
                 f"there is no unique index on exactly ({columns}), the upsertKey, that is NULLS NOT DISTINCT or whose "
                 "columns are NOT NULL"
             )
-        if problems or len(missing) == len(schema):  # one without any of the columns is another program's
+        if problems or len(missing) == len(schema):  # a table without any of the columns is another program's
             lacking = [f"column {field.name} {column_type(field, self.nested)} is missing" for field in missing]
             raise SinkError(
                 f"The output table {self.name} does not fit the job's output",
@@ -103,8 +103,8 @@ class TargetTable:
         return missing
 
     def add(self, connection: psycopg.Connection[Any], missing: Sequence[pa.Field]) -> None:
-        """Adds columns; rows that are there have NULL in them. Inside a transaction, which holds up all who read the
-        table from then on."""
+        """Adds columns, which are NULL in existing rows. From then on, the enclosing transaction blocks all readers of
+        the table."""
         statement = self._added(missing)
         try:
             connection.execute(_ALTER_WAITS)
@@ -124,7 +124,8 @@ class TargetTable:
         return sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(added))
 
     def _owned_by(self, job: str) -> sql.Composed:
-        """Whose the table is, its comment says: that goes along when it is renamed, moved or restored from a dump."""
+        """The statement that records the table's owner in its comment, which survives when the table is renamed, moved
+        or restored from a dump."""
         return sql.SQL("COMMENT ON TABLE {} IS {}").format(self.identifier, sql.Literal(_owner(job)))
 
     def _is_owned_by(self, connection: psycopg.Connection[Any], job: str) -> bool:
@@ -143,7 +144,8 @@ class TargetTable:
         )
 
     def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
-        """A row with a NULL in its key replaces the one like it, too: no index will do where NULLs are all distinct."""
+        """Whether there is a suitable unique index. Rows with NULLs in their keys replace each other too, so an index
+        in which NULLs are distinct does not suffice."""
         rows = connection.execute(
             "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute "
             "ON attrelid = indrelid AND attnum = ANY((indkey::int2[])[0:indnkeyatts - 1]) "
@@ -159,7 +161,7 @@ def _owner(job: str) -> str:
 
 
 def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> dict[str, TableColumn]:
-    """The columns of a table in their order; none if there is no such table."""
+    """The columns of a table, in order. Empty if there is no such table."""
     rows = connection.execute(
         "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
         "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
@@ -179,7 +181,7 @@ def column_type(field: pa.Field, nested: Collection[str] = ()) -> str:
 
 
 def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Collection[str] = ()) -> list[str]:
-    """What keeps rows of `schema` out of a table with these columns, whatever is added to it."""
+    """The reasons why a table with these columns cannot take rows of `schema`, even after adding columns."""
     wanted = {field.name: column_type(field, nested) for field in schema}
     other = [
         f"column {name} is {existing[name].type}, the output's is {kind}"
@@ -195,7 +197,7 @@ def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Coll
 
 
 def _fits(existing: str, wanted: str) -> bool:
-    """Whether a column of the type `existing` holds every value of the type `wanted`, exactly."""
+    """Whether a column of type `existing` holds every value of type `wanted` exactly."""
     return existing == wanted or existing in _WIDER.get(wanted, ()) or (existing == "numeric" and "numeric" in wanted)
 
 

@@ -1,10 +1,9 @@
-"""Output rows as Protobuf, in the form of Confluent's serializers: a zero byte, the number of the schema, a zero byte
-that says its first message, the message.
+"""Encodes output rows as Protobuf, framed like Confluent's serializers: a zero byte, the number of the schema, a zero
+byte that stands for its first message, the message.
 
-A field's number says which column a value is, for ever: readers have it compiled in. So the newest schema of the
-subject decides. Where it has all columns, it is used as it stands, also with more fields than that. Where it is one
-that a job wrote, a new column gets the number after all that any version of the subject has had. Fields are `optional`:
-a null is a field that is not set.
+A field's number identifies its column for ever, because readers have it compiled in. So the subject's newest schema
+decides. If it has all columns, it is used unchanged, even if it has more fields. If a job wrote it, a new column gets
+the number after the highest that any version of the subject has had. Fields are `optional`: a null is an unset field.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
@@ -27,7 +25,10 @@ from joinery_runtime.protobuf_schemas import InvalidSchema, compiled, imports_of
 from joinery_runtime.registry_client import SchemaRejected
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 
-_FIRST_MESSAGE = b"\0"  # its position in the schema, as Confluent's serializers shorten it
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
+
+_FIRST_MESSAGE = b"\0"  # the first message's position in the schema, as abbreviated by Confluent's serializers
 _TIMESTAMP = "google.protobuf.Timestamp"
 _NAMES = {
     getattr(FieldDescriptor, f"TYPE_{name.upper()}"): name
@@ -40,7 +41,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ProtobufRows:
-    """Rows whose schema the registry has under `number`, with the files that it imports."""
+    """Encodes rows whose schema has `number` in the registry. `imports` are the files that the schema imports."""
 
     schema: str
     imports: tuple[tuple[str, str], ...]
@@ -63,7 +64,7 @@ def _message(schema: str, imports: tuple[tuple[str, str], ...]) -> Any:
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """A column's values as a message takes them, None where a field is not set."""
+    """A column's values as a message takes them; None for an unset field."""
     if pa.types.is_timestamp(column.type):
         times = pc.cast(pc.cast(column, pa.timestamp("ms", column.type.tz)), pa.int64()).to_pylist()
         return [None if ms is None else {"seconds": ms // 1000, "nanos": ms % 1000 * 1_000_000} for ms in times]
@@ -74,7 +75,8 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def _read(message: Any, column: pa.Field) -> Any:
-    """What `_plain` has made of a column's value; None where the message, of an older schema, has no such field."""
+    """Reads back a column's value that `_plain` has converted. None if the message, of an older schema, lacks the
+    field."""
     field = message.DESCRIPTOR.fields_by_name.get(column.name)
     if field is None or (field.has_presence and not message.HasField(column.name)):
         return None
@@ -87,13 +89,13 @@ def _read(message: Any, column: pa.Field) -> Any:
 
 
 def _in_text(column: pa.DataType) -> bool:
-    """An empty text is none of its values."""
+    """Whether the column is written as text. An empty text is never one of its values."""
     return bool(pa.types.is_decimal(column) or pa.types.is_date(column))
 
 
 @dataclass(frozen=True, slots=True)
 class ProtobufOutput(SchemaOutput):
-    """Its schema keeps the numbers of the subject's newest one."""
+    """Registers a schema that keeps the field numbers of the subject's newest one."""
 
     def _register(self) -> ProtobufRows:
         self.check_names("Protobuf")
@@ -102,8 +104,8 @@ class ProtobufOutput(SchemaOutput):
         try:
             return self._registered_after(newest, client)
         except SchemaRejected:
-            # Somebody else may have registered the next version meanwhile, with the numbers that were to be given.
-            client = self.client()  # which remembers nothing
+            # Somebody else may have registered the next version meanwhile, with the numbers that this one would use.
+            client = self.client()  # a new client, without cached answers
             now = self._newest(client)
             if now is None or (newest is not None and newest.version == now.version):
                 raise
@@ -131,10 +133,10 @@ class ProtobufOutput(SchemaOutput):
         return self._registered_as(client, self.schema(known, self._highest(client)), newest.version or 0)
 
     def _registered_as(self, client: SchemaRegistryClient, text: str, after: int) -> ProtobufRows:
-        """`after` is the newest version that the schema follows."""
+        """Registers a schema. `after` is the newest version that the schema takes into account."""
         message = self._compiled(text, {}, "the schema of the job's columns")
         number = self.register(client, text, "PROTOBUF")
-        client = self.client()  # which remembers nothing
+        client = self.client()  # a new client, without cached answers
         own, other = self._came_before(client, number, after, message)
         if other is None:
             return ProtobufRows(text, (), number)
@@ -154,8 +156,8 @@ class ProtobufOutput(SchemaOutput):
     def _came_before(
         self, client: SchemaRegistryClient, number: int, after: int, message: Any
     ) -> tuple[int, RegisteredSchema | None]:
-        """Which version the schema of this number is, and one between `after` and it that contradicts it: a registry
-        that does not look at compatibility takes both of two schemas that follow the same one."""
+        """Returns the version of the schema with this number, and a version between `after` and it that contradicts it,
+        if any. A registry that does not check compatibility accepts two schemas that both follow the same one."""
         other: RegisteredSchema | None = None
         for version in sorted(self.ask(lambda: client.get_versions(self.subject)) or ()):
             if version <= after:
@@ -197,7 +199,7 @@ class ProtobufOutput(SchemaOutput):
                 yield reference.name, version.schema
 
     def _compiled(self, text: str, imports: Mapping[str, str], where: str) -> Any:
-        """The schema's first message."""
+        """Compiles a schema, and returns its first message."""
         try:
             return compiled(text, imports).at([0])
         except (InvalidSchema, LookupError) as error:
@@ -216,7 +218,7 @@ class ProtobufOutput(SchemaOutput):
                 )
 
     def _check_nulls(self, message: Any, where: str) -> None:
-        """Any column may be null, and any two may not be."""
+        """Checks that any column may be null, and that any two columns may have values at once."""
         todo = "Register a schema in which they are `optional`, or write another topic"
         required = [field.name for field in message.fields if field.is_required]
         if required:
@@ -235,7 +237,8 @@ class ProtobufOutput(SchemaOutput):
                 )
 
     def _check_extensible(self, message: Any, known: Mapping[str, Any], where: str) -> None:
-        """Whether the schema is what this class writes for its fields: what somebody else wrote is theirs to extend."""
+        """Raises SinkError unless this class could have written the schema for its fields. Only its authors may extend
+        any other schema."""
         if all(_kind(field) in _WRITTEN for field in message.fields):
             ours = self._compiled(self.schema(known), {}, where)
             if _file(ours) == _file(message):
@@ -248,7 +251,7 @@ class ProtobufOutput(SchemaOutput):
         )
 
     def _highest(self, client: SchemaRegistryClient) -> int:
-        """The highest of all numbers that a version of the subject has used or reserved, deleted ones too."""
+        """The highest number that any version of the subject, deleted ones included, has used or reserved."""
         numbers = {0}
         for message in self._versions(client):
             numbers.update(field.number for field in message.fields)
@@ -257,7 +260,7 @@ class ProtobufOutput(SchemaOutput):
         return max(numbers)
 
     def _versions(self, client: SchemaRegistryClient) -> Iterator[Any]:
-        """The messages of the subject's schemas, deleted ones too."""
+        """Yields the messages of the subject's schemas, deleted ones included."""
         for version in self.ask(lambda: client.get_versions(self.subject, deleted=True)) or ():
             found = self.ask(functools.partial(client.get_version, self.subject, version, deleted=True))
             if found is not None and found.schema.schema_type == "PROTOBUF":
@@ -265,7 +268,7 @@ class ProtobufOutput(SchemaOutput):
                 yield self._compiled(found.schema.schema_str, imports, f"version {version} of {self.subject}")
 
     def defaults(self) -> Mapping[str, Any]:
-        """Defaults of fields without `optional` in any version: a record with one of these may have had null."""
+        """The defaults of fields that lack `optional` in some version. A record with such a value may have had null."""
         found: dict[str, Any] = {}
         for message in self._versions(self.client()):
             for column in self.rows:
@@ -282,8 +285,8 @@ class ProtobufOutput(SchemaOutput):
         return name if name[:1].isalpha() else f"Topic{name}"
 
     def schema(self, known: Mapping[str, Any], highest: int | None = None) -> str:
-        """The schema of the `known` fields (descriptors by name); with the `highest` number that was ever used, also of
-        the columns that are none of these."""
+        """The schema of the `known` fields (descriptors by name). If the `highest` number ever used is given, the
+        schema also has fields for the other columns."""
         fields = {field.number: (_kind(field), name) for name, field in known.items()}
         if highest is not None:
             new = [column for column in self.rows if column.name not in known]
@@ -302,12 +305,12 @@ def _text(name: str, fields: Mapping[int, tuple[str, str]]) -> Iterable[str]:
 
 
 def _is_other(field: Any, column: pa.DataType) -> bool:
-    """Whether the field is not what a column of this type is written as."""
+    """Whether the field differs from the one that a column of this type would have."""
     return bool(field.is_repeated) or _kind(field) != kind_of(column)
 
 
 def _contradict(one: Any, other: Any) -> bool:
-    """Whether a field of one message is another one, by name or by number, in the other message."""
+    """Whether a field of one message differs, by name or by number, from one in the other message."""
     there = {field.name: (field.number, _kind(field)) for field in other.fields}
     names = {field.number: field.name for field in other.fields}
     return any(
@@ -324,14 +327,14 @@ def _kind(field: Any) -> str:
 
 
 def _file(message: Any) -> descriptor_pb2.FileDescriptorProto:
-    """The file that a message is in, without comments and blanks."""
+    """The file that contains a message, without comments and blanks."""
     file = descriptor_pb2.FileDescriptorProto()
     message.file.CopyToProto(file)
     return file
 
 
 def kind_of(column: pa.DataType) -> str:
-    """The type of Protobuf that a column is written as."""
+    """The Protobuf type as which a column is written."""
     return _TIMESTAMP if pa.types.is_timestamp(column) else _KINDS.get(column, "string")
 
 

@@ -1,10 +1,10 @@
-"""Files of many epochs, merged into one before a reader sees them (`output.file.rollSize` and `rollInterval`).
+"""Merges files of many epochs into one before a reader sees them (`output.file.rollSize` and `rollInterval`).
 
-After an epoch's commit its small files are *held*: durable, and not visible. Once held files are large or old enough,
-the driver merges them, and the staged ones of the epoch that it is about to commit, into one staged file. The commit
-names that file. After the commit the file gets its name, `epoch-<this one>-since-<first>`, which is behind the names of
-all files that are there, and what was merged goes. So the store, which fences drivers, decides which rows are in which
-file: what a replaced driver merges is named by no commit (docs/decisions/0055).
+After an epoch's commit its small files are *held*: durable, but not visible. Once held files are large or old enough,
+the driver merges them, and the staged files of the epoch that it is about to commit, into one staged file. The commit
+names that file. After the commit the file gets its name, `epoch-<this one>-since-<first>`, which sorts after all
+existing names, and the merged files are removed. So the store, which fences drivers, decides which rows are in which
+file: no commit names a file that a replaced driver has merged (docs/decisions/0055).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 HELD = ".held"
-_COPIED = 1 << 20  # bytes at a time
-# Of a merged Parquet file: what its readers skip and decode as one.
+_COPIED = 1 << 20  # bytes copied at a time
+# The row group size of merged Parquet files: what readers skip or decode as a whole.
 _GROUP_ROWS, _GROUP_BYTES = 128 * 1024, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Rolling:
-    """When held files are merged: once there are `size` bytes of them, or the oldest is held for `wait_ms`."""
+    """When held files are merged: once they have `size` bytes, or the oldest has been held for `wait_ms`."""
 
     size: int
     wait_ms: int
@@ -35,8 +35,8 @@ class Rolling:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """A file with rows of one epoch and shard that is held, or is to be. `since`: when it was written, in seconds since
-    1970. `life`: of which life of a job (`sinks.base.life_of`)."""
+    """A file with rows of one epoch and shard that is held or about to be. `since` is when it was written, in seconds
+    since 1970. `life` is the life of the job to which it belongs (`sinks.base.life_of`)."""
 
     epoch: int
     shard: int
@@ -48,7 +48,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Under which it is held. The directory alone says what there is, also to a driver that starts."""
+        """The name under which the file is held. It says everything that a starting driver needs to know."""
         of = f"-of-{self.life}" if self.life else ""
         return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{of}{self.path.suffix}"
 
@@ -60,23 +60,23 @@ class Part:
 
 
 def held_parts(directory: Path, life: str | None = None) -> list[Part]:
-    """Those of a life, or of all, in the order of their epochs."""
+    """The held files of a life, or of all lives, in order of their epochs."""
     found = []
     for path in (directory / HELD).glob("epoch-*-rows-*"):
-        with suppress(FileNotFoundError):  # a driver that runs has merged it
+        with suppress(FileNotFoundError):  # a running driver has merged it
             found.append(Part.held(path))
     return sorted(part for part in found if life is None or part.life == life)
 
 
 def held_names(directory: Path, lives: Iterable[str]) -> str:
-    """A pattern for the files that each of these lives holds there."""
+    """Patterns for the files that these lives hold in the directory."""
     names = sorted({f"*-of-{life}.*" if life else "*-rows-*" for life in lives})
     return ", ".join(str(directory / HELD / name) for name in names)
 
 
 def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
-    """Those that can be one file: of one format and, in Parquet, of the same columns. Raises ValueError for one that is
-    gone or torn."""
+    """Groups files that can be merged into one: of one format and, in Parquet, with the same columns. Raises ValueError
+    for a file that is gone or torn."""
     gone = [part.path for part in parts if not part.path.exists()]
     if gone:
         raise ValueError(f"{gone[0]} is gone")
@@ -89,8 +89,8 @@ def _schema(path: Path) -> str:
 
 
 def merge(parts: Sequence[Part], file: IO[bytes]) -> int:
-    """Writes the rows of a group in the order of its parts, and returns how many. No more than a row group is in
-    memory. Raises ValueError where they are not the rows that were written."""
+    """Writes the rows of a group in the order of its parts, and returns their number. Holds at most one row group in
+    memory. Raises ValueError if the number differs from that of the rows that were written."""
     copy = _row_groups if parts[0].path.suffix == ".parquet" else _lines
     count = copy(parts, file)
     expected = sum(part.rows for part in parts)

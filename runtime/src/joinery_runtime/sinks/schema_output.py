@@ -1,4 +1,4 @@
-"""The registry in which the schema of a topic's rows is, and what may go wrong with it."""
+"""Output whose rows have a schema in a registry: registers the schema, and reads records back."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.registry_client import Answer, Registry, SchemaRejected
 from joinery_runtime.sinks.encode import rows_to_json
 
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class EncodedRows(Protocol):
-    """Rows whose schema the registry has. Pickles."""
+    """Encodes rows whose schema the registry has. It can be pickled."""
 
     def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
         """One framed record per row."""
         ...
 
 
-# What this process has registered; drivers do so before their workers.
+# The schemas that this process has registered. Drivers register them before their workers.
 _REGISTERED: dict[tuple[type, str, str, pa.Schema], EncodedRows] = {}
-# What reads the records of a schema, None where the registry has none of that number.
+# The readers of records, by schema; None if the registry has no schema with that number.
 _READERS: dict[tuple[type, str, pa.Schema, int], Callable[[bytes], dict[str, Any]] | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaOutput(ABC):
-    """The registry in which the schema of the topic's rows is, as `<topic>-value`. `rows` is their schema in Arrow."""
+    """The rows of a topic, whose schema is in a registry as `<topic>-value`. `rows` is their Arrow schema."""
 
     topic: str
     rows: pa.Schema
@@ -44,8 +46,8 @@ class SchemaOutput(ABC):
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def registered(self) -> EncodedRows:
-        """Registers the schema, or finds it registered; a process asks once. Raises SinkError for rows that the format
-        has no schema for, and for a schema that the registry refuses; OutputUnavailable where it does not answer."""
+        """Registers the schema, or finds it registered, once per process. Raises SinkError for rows that the format
+        cannot describe and for a schema that the registry refuses, and OutputUnavailable if it does not answer."""
         key = (type(self), self.topic, self.url, self.rows)
         if key not in _REGISTERED:
             try:
@@ -57,7 +59,7 @@ class SchemaOutput(ABC):
 
     @abstractmethod
     def _register(self) -> EncodedRows:
-        """Raises Refused too."""
+        """Registers the schema. Also raises SchemaRejected."""
 
     @property
     def subject(self) -> str:
@@ -74,7 +76,9 @@ class SchemaOutput(ABC):
         return self._registry.client(self.properties)
 
     def register(self, client: SchemaRegistryClient, text: str, kind: str) -> int:
-        """The number of the schema. Raises Refused too."""
+        """Registers a schema, and returns its number. Also raises SchemaRejected."""
+        from confluent_kafka.schema_registry import Schema  # noqa: PLC0415 - see `Registry.client`
+
         number: int | None = self.ask(lambda: client.register_schema(self.subject, Schema(text, kind)))
         if number is None:
             todo = "Check output.schemaRegistry.url"
@@ -82,17 +86,17 @@ class SchemaOutput(ABC):
         return number
 
     def ask(self, ask: Callable[[], Answer]) -> Answer | None:
-        """The registry's answer; None: it has no such thing."""
+        """The registry's answer. None: it has no such thing."""
         return self._registry.ask(ask, f"subject {self.subject}")
 
     def defaults(self) -> Mapping[str, Any]:
-        """What a null reads as, by column that a schema of the subject has no null for. Raises SinkError and
-        OutputUnavailable as `registered` does."""
+        """By column, what a null is read as, if some schema of the subject has no null for the column. Raises SinkError
+        and OutputUnavailable as `registered` does."""
         return {}
 
     def lines(self, records: Sequence[bytes], defaults: Mapping[str, Any] = MappingProxyType({})) -> list[bytes]:
-        """Framed records as lines of JSON with the rows' columns, `defaults` for nulls; one that is none of the rows'
-        stays as it is. Raises SinkError and OutputUnavailable as `registered` does."""
+        """Decodes framed records into lines of JSON with the rows' columns, with `defaults` for nulls. A record that is
+        not such a row stays unchanged. Raises SinkError and OutputUnavailable as `registered` does."""
         rows: list[dict[str, Any]] = []
         other = {}
         for place, record in enumerate(records):
@@ -107,11 +111,11 @@ class SchemaOutput(ABC):
 
     @abstractmethod
     def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
-        """Gives the values of a record that was written with this schema, by column. It, and what it returns, raise
-        ValueError, TypeError, LookupError or EOFError for what is none of the rows'."""
+        """Makes a function that reads the values, by column, of a record written with this schema. Both raise
+        ValueError, TypeError, LookupError or EOFError for schemas and records that are not of such rows."""
 
     def _reader_of(self, number: int) -> Callable[[bytes], dict[str, Any]]:
-        """Raises LookupError where the registry has no schema of this number."""
+        """The reader for a schema. Raises LookupError if the registry has no schema with this number."""
         key = (type(self), self.url, self.rows, number)
         if key not in _READERS:
             client = self.client()
@@ -131,7 +135,7 @@ class SchemaOutput(ABC):
 
 
 def without_nulls(rows: pa.Table, defaults: Mapping[str, Any]) -> pa.Table:
-    """The rows with `defaults`, by column, for nulls."""
+    """Replaces nulls by `defaults`, which are by column."""
     for name, default in defaults.items():
         place = rows.schema.get_field_index(name)
         rows = rows.set_column(place, rows.schema.field(place), pc.fill_null(rows[name], default))
@@ -139,5 +143,5 @@ def without_nulls(rows: pa.Table, defaults: Mapping[str, Any]) -> pa.Table:
 
 
 def framed(number: int) -> bytes:
-    """What a record of this schema begins with."""
+    """The bytes with which a record of this schema begins."""
     return b"\0" + number.to_bytes(4)

@@ -1,4 +1,4 @@
-"""What is in an output table now: in Postgres, Iceberg or Delta."""
+"""Reads the present content of an output table in Postgres, Iceberg or Delta."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SNAPSHOTS = 1000  # tries, of some milliseconds each
 
 
 class PostgresContent:
-    """A table in one snapshot; `schema` is the output's. Of a table in the state's database, which changes with the
-    state's commit, `committed` says which epoch that was last. Of another one `published` reads in the snapshot up to
-    which epoch the table has all rows."""
+    """A table in one snapshot. `schema` is the output's. A table in the state's database changes with the state's
+    commit; `committed` gives the last committed epoch. For a table elsewhere, `published` reads from the snapshot up to
+    which epoch it has all rows."""
 
     exact: ClassVar[bool] = True
     heads: ClassVar[Mapping[int, Sequence[bytes]]] = {}
@@ -58,7 +58,7 @@ class PostgresContent:
                 raise
 
     def _begin(self, committed: Callable[[], int], published: Callable[[psycopg.Connection[Any]], int] | None) -> int:
-        """Takes the snapshot, and returns up to which epoch it has all rows."""
+        """Takes the snapshot, and returns the epoch up to which it has all rows."""
         for _ in range(_SNAPSHOTS):
             before = committed()
             if not columns_of(self._connection, self._table.identifier):
@@ -83,7 +83,8 @@ class PostgresContent:
         return self._lines(rows)
 
     def _lines(self, rows: pa.Table) -> list[bytes]:
-        """JSON in one spelling: jsonb does not keep the order of fields, blanks, or how a number was written."""
+        """Encodes rows with JSON columns in one spelling: jsonb keeps neither the order of fields, nor blanks, nor the
+        spelling of numbers."""
         for place, field in enumerate(rows.schema):
             if field.name in self._table.nested:
                 spelled = [None if text is None else _spelled(text) for text in rows[place].to_pylist()]
@@ -131,7 +132,7 @@ def _spelled(text: str) -> str:
 
 
 def _number(text: str) -> str:
-    """Told from text by a character that no jsonb has."""
+    """Normalises a number. A character that jsonb cannot contain tells it from text."""
     value = Decimal(text)
     return "\0" + format(value if value else abs(value), "f")
 
@@ -145,11 +146,11 @@ def _as_text(column: pa.Field) -> sql.Composed:
 
 
 def _csv_batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Rows that Postgres has copied to a file, in pieces, with the columns of the output."""
+    """Yields the rows that Postgres has copied to a file, in pieces, with the columns of the output."""
     written: dict[str, pa.DataType] = {}
     for column in schema:
         in_text = pa.types.is_binary(column.type)
-        number = pa.types.is_timestamp(column.type) or pa.types.is_int32(column.type)  # which an integer may be beyond
+        number = pa.types.is_timestamp(column.type) or pa.types.is_int32(column.type)  # a value may exceed int32
         written[column.name] = pa.string() if in_text else pa.int64() if number else column.type
     with pacsv.open_csv(
         path,
@@ -172,8 +173,8 @@ def _as_column(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class LakeContent:
-    """An Iceberg or Delta table at one commit of its own; `schema` is the output's. `certain` is the newest epoch that
-    has to be in it, whatever its mark says."""
+    """An Iceberg or Delta table at one of its own commits. `schema` is the output's. `certain` is the newest epoch that
+    has to be in the table, whatever its mark says."""
 
     exact: ClassVar[bool] = True
     heads: ClassVar[Mapping[int, Sequence[bytes]]] = {}
@@ -190,8 +191,8 @@ class LakeContent:
         return rows_to_json(rows.cast(lake_schema(rows.schema)))
 
     def pieces(self) -> Iterator[Piece]:
-        """Rows of files that this job has not written are of other writers, or were put together with its own by a
-        compaction."""
+        """Yields the rows of each file. A file that this job has not written comes from another writer, or from a
+        compaction that combined the job's files with others."""
         number = 0
         for path, batches in self._table.files():
             ours = self._folder in f"/{path}"

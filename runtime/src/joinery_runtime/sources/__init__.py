@@ -9,7 +9,7 @@ from joinery_runtime.sources.base import (
     SourceReader,
     StoredOffsets,
 )
-from joinery_runtime.sources.factory import decoder_for, json_decoder_for, planner_for, reader_for
+from joinery_runtime.sources.factory import check_registry, decoder_for, json_decoder_for, planner_for, reader_for
 from joinery_runtime.sources.files import line_number
 from joinery_runtime.sources.formats.csv import CsvDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
@@ -31,6 +31,7 @@ __all__ = [
     "SourceReader",
     "StoredOffsets",
     "TableDecoder",
+    "check_registry",
     "decoder_for",
     "json_decoder_for",
     "line_number",

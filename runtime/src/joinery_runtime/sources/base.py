@@ -1,8 +1,8 @@
-"""The port between the engine and where records come from.
+"""The port between the engine and the sources of records.
 
-A source has two halves. The *planner* half lives in the driver and answers "which partitions are there, and how far
-can each be read now". The *reader* half lives in a task and returns exactly the records of a planned range, however
-often it is asked. What the driver plans is what the tasks read: nothing is decided in a task.
+A source has two halves. The *planner* runs in the driver: it lists the partitions and says how far each can be read
+now. The *reader* runs in a task and returns exactly the records of a planned range, however often the task asks. Tasks
+read what the driver planned and decide nothing themselves.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.errors import Unavailable
 from joinery_runtime.store_identity import StoreIdentity
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionRef:
-    """One partition of one input. `topic` is a Kafka topic or a file path, `partition` is 0 for a file."""
+    """One partition of one input. `topic` is a Kafka topic or a file path; `partition` is 0 for a file."""
 
     input: str
     topic: str
@@ -28,19 +29,22 @@ class PartitionRef:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What can be read of a partition now: records with `start <= offset < end_exclusive`.
+    """The part of a partition that can be read now: records with `start <= offset < end_exclusive`.
 
-    `start` is the stored position or, where none is stored, what `startFrom` says. `end_exclusive` is the last stable
-    offset (Kafka), the file's size in bytes (a file) or the job's `stopAt`. `undecided` counts offsets from there up to
-    the high watermark (or `stopAt`, if that is lower): a transaction is open, its records may still come. `final` says
-    that nothing will ever follow `end_exclusive`: the partition is bounded. `lost` counts offsets that were skipped
-    under `onDataLoss: continue`. `held` False: the partition is there, and another member of the consumer group has it,
-    or nobody yet; it is not read, and it is not idle. `stop` is where a bounded partition ends, and `topic_id` which
-    topic of this name it is of ("" where that is not known): both are stored with the plan that is made of these
-    bounds. `deleted` says that the topic is no more and was read to its end: what is stored of it is to be forgotten.
-    `record_bytes` is about how long a record is, where offsets count bytes (None: they count records). `waits`: other
-    partitions of the input are read to their ends before it; until then it is not read, and neither it nor its absence
-    moves the watermark.
+    - `start`: the stored position or, without one, the position that `startFrom` gives.
+    - `end_exclusive`: the last stable offset (Kafka), the size in bytes (a file) or the job's `stopAt`.
+    - `undecided`: how many offsets lie between `end_exclusive` and the high watermark (or `stopAt`, if lower). They
+      belong to open transactions, whose records may still become readable.
+    - `final`: the partition is bounded, and nothing will ever follow `end_exclusive`.
+    - `lost`: how many offsets were skipped under `onDataLoss: continue`.
+    - `held` False: another member of the consumer group owns the partition, or no member does yet. It is not read and
+      does not count as idle.
+    - `stop`: the offset at which a bounded partition ends. `topic_id`: the id of its topic, which tells topics of one
+      name apart ("" if unknown). Both are stored with the plan made from these bounds.
+    - `deleted`: the topic was deleted after it had been read to its end. Its stored progress is to be forgotten.
+    - `record_bytes`: the approximate length of a record, where offsets count bytes (None: offsets count records).
+    - `waits`: other partitions of the input are read to their ends first. Until then this one is not read, and neither
+      it nor its absence moves the watermark.
     """
 
     partition: PartitionRef
@@ -58,13 +62,13 @@ class Bounds:
 
     @property
     def at_end(self) -> bool:
-        """Whether the job has read all that was ever written to the partition, as far as that is known now (T4)."""
+        """Whether the job has read everything written to the partition so far, as far as is known now (T4)."""
         return self.start >= self.end_exclusive and not self.undecided
 
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsets:
-    """What is stored of one input: next offset and stop (first offset not to be read) per partition, id per topic."""
+    """Stored progress of one input: next offset and stop (first offset not to read) per partition, id per topic."""
 
     offsets: Mapping[PartitionRef, int] = field(default_factory=dict)
     stops: Mapping[PartitionRef, int] = field(default_factory=dict)
@@ -82,9 +86,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a file is cut into records: each line is one. A line break between two of the bytes `quote` (None: there are
-    no quotes) belongs to its record. With a `header` the first record names the columns, between `separator`s, after
-    which there may be blanks."""
+    """How a file is cut into records: one per line. A line break inside a pair of `quote` bytes (None: no quoting)
+    belongs to the record. With `header`, the first record holds the column names, divided by `separator`; blanks may
+    follow a separator if `blanks_after_separator`."""
 
     quote: int | None = None
     header: bool = False
@@ -96,11 +100,11 @@ class Cut:
 class RawBatch:
     """Undecoded records of one partition, in offset order.
 
-    `values` and `keys` are binary arrays of n records (null where the record has none), `offsets` is int64[n].
-    `timestamps` gives those of the Kafka records at these positions (int64), in milliseconds (int64, negative where a
-    record has none); from files there are none. Rows of a columnar file are `columns` (n rows, with the names and types
-    of the file), and `values` holds nothing. Keys and headers (by name, of several of one name the last) are only there
-    where the input needs them, and only from Kafka. `lost` counts offsets of the range that the broker had deleted
+    `values` and `keys` are binary arrays of n records (null where the record has none); `offsets` is int64[n].
+    `timestamps` maps positions in the batch (int64) to the Kafka records' timestamps in milliseconds (int64, negative
+    where a record has none); it is None for files. A columnar file gives `columns` (n rows, with the file's names and
+    types) and empty `values`. Only Kafka gives keys and headers, and only where the input needs them; of several
+    headers with one name, the last counts. `lost` counts offsets of the range that the broker had deleted
     (`onDataLoss: continue`); n is 0 then.
     """
 
@@ -119,14 +123,14 @@ class RawBatch:
 
     @property
     def bytes(self) -> int:
-        """The bytes of values or columns, keys and headers, with what Arrow needs to find them."""
+        """The size of values or columns, keys and headers, including Arrow's offsets."""
         keys = 0 if self.keys is None else self.keys.nbytes
         values = self.values.nbytes if self.columns is None else self.columns.nbytes
         return int(values + keys + sum(each.nbytes for each in self.headers.values()))
 
     @classmethod
     def joined(cls, batches: Sequence[RawBatch]) -> RawBatch:
-        """Batches of one partition from Kafka, in offset order, as one. Bytes are copied."""
+        """Concatenates batches of one Kafka partition, given in offset order. Copies the bytes."""
         first = batches[0]
         if len(batches) == 1:
             return first
@@ -141,7 +145,7 @@ class RawBatch:
         )
 
     def part(self, start: int, stop: int | None = None) -> RawBatch:
-        """The records at these positions of the batch (as of a slice)."""
+        """The records from position `start` up to `stop`, as in a slice."""
         cut = slice(start, stop)
         keys = None if self.keys is None else self.keys[cut]
         of_all = self.timestamps
@@ -165,60 +169,67 @@ class RawBatch:
 
 
 class SourcePlanner(Protocol):
-    """Driver half. Its methods are called by one thread; `close` ends its connections.
+    """The driver half. One thread calls its methods; `close` ends its connections.
 
-    A source whose partitions are shared out (a Kafka consumer group) may lose some at any time. What an epoch reads is
-    held from its plan to its commit: a rebalance waits for that, within limits.
+    A source that shares its partitions with others (a Kafka consumer group) may lose some at any time. The driver holds
+    the partitions of an epoch from plan to commit: a rebalance waits for the commit, within limits.
     """
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        """Bounds of every partition of this input, given what is stored of it (nothing: never read).
+        """Bounds of every partition of this input, given its stored progress (empty: the input was never read).
 
-        Raises SourceError when the topic, file or broker is not there, DataLoss when a stored offset is gone or a
-        topic was recreated and the job does not allow it, Fenced when another driver of the job has joined its group
-        (an older one may have, after a long pause: the state store says which is the newest)."""
+        Raises SourceError if the topic, file or broker is missing. Raises DataLoss if a stored offset is gone or a
+        topic was recreated, unless the job allows that. Raises Fenced if another driver of the job has joined its
+        group. That driver may be an older one after a long pause: the state store knows which is the newest."""
         ...
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
-        """A range from `bounds.start` of about `max_records` records that ends on a record boundary."""
+        """A range of about `max_records` records that begins at `bounds.start` and ends on a record boundary."""
         ...
 
     def records(self, planned: Range, record_bytes: float) -> int:
-        """About how many records a range holds, if a record has so many bytes; none only where the range is empty."""
+        """The approximate number of records in a range, at `record_bytes` each. 0 only if the range is empty."""
         ...
 
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
-        """Which of these partitions of a plan that is replayed belong to a topic that is no more, or is another one of
-        the same name. Raises DataLoss for them unless the job allows it."""
+        """Which of these partitions, of a plan about to be replayed, belong to a topic that was deleted or recreated.
+        Raises DataLoss for them unless the job allows it."""
         ...
 
     def hold(self, partitions: Collection[PartitionRef]) -> bool:
-        """Before an epoch runs: True if all are this driver's, which then keeps them until `release`."""
+        """Called before an epoch runs. Returns True if this driver owns all of them; it then keeps them until
+        `release`."""
         ...
 
     def still_held(self) -> bool:
-        """Before its commit: whether none of the held partitions was lost to another member meanwhile."""
+        """Called before the epoch's commit: whether the driver has kept all held partitions."""
         ...
 
     def release(self, committed: Mapping[PartitionRef, int]) -> None:
-        """Ends the hold. `committed` are the next offsets if the epoch was committed, for lag tools (else empty)."""
+        """Ends the hold. `committed` holds the next offsets, for lag tools; it is empty if the epoch did not commit."""
         ...
 
     def rejoin(self) -> None:
-        """After Fenced, by a driver that the state store says is the newest: joins anew, under the same name."""
+        """Joins the group again under the same name. Called after Fenced, by the driver that the state store says is
+        the newest."""
         ...
 
     def committed_by(self) -> StoreIdentity | None:
-        """The state store of the driver that committed the group's offsets last; None where no driver has, or there is
-        no group. May take as long as the brokers' answer."""
+        """The state store of the driver that last committed the group's offsets. None if no driver has, or if there is
+        no group. Waits for the brokers' answer."""
+        ...
+
+    def away(self) -> Unavailable | None:
+        """What the source cannot reach right now; None also if the source cannot tell. Called from another thread while
+        a task or another method waits."""
         ...
 
     def close(self) -> None: ...
 
 
 class UnsharedSource:
-    """The part of `SourcePlanner` that is trivial where nobody else can take partitions, nothing is recreated, and
-    offsets count records."""
+    """The trivial part of `SourcePlanner`, for sources whose partitions nobody else can take and nobody recreates, and
+    whose offsets count records."""
 
     def records(self, planned: Range, record_bytes: float) -> int:
         return planned.end_exclusive - planned.start
@@ -233,22 +244,25 @@ class UnsharedSource:
         return True
 
     def release(self, committed: Mapping[PartitionRef, int]) -> None:
-        """Nobody waits for it."""
+        """Does nothing: nobody waits for the partitions."""
 
     def rejoin(self) -> None:
-        """There is no group."""
+        """Does nothing: there is no group."""
 
     def committed_by(self) -> StoreIdentity | None:
         return None
 
+    def away(self) -> Unavailable | None:
+        return None
+
 
 class SourceReader(Protocol):
-    """Task half; kept alive between epochs, so that a client may prefetch."""
+    """The task half. It lives on between epochs, so that a client may prefetch."""
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        """Exactly the records of these ranges, which are of different partitions of the input. Batches of a partition
-        come in its order, and between those of others. Ends when all positions are at or past the ends, also where
-        offsets are missing (control records, compaction)."""
+        """Yields exactly the records of these ranges, which belong to different partitions of the input. Batches of one
+        partition come in offset order, interleaved with those of others. Stops when every position has reached the end
+        of its range or passed it, which also covers missing offsets (control records, compaction)."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""Loads kernels: functions that numba compiles, for what has to be done to each record.
+"""Loads kernels: functions compiled by numba, for work on every single record.
 
-Every caller has a way without its kernel, which gives the same result: numba may be missing, or unable to compile.
-`python -m joinery_runtime.sources.kernels` compiles all of them ahead (`make setup`, and the image's build).
+Every caller can also get the same result without its kernel: numba may be missing, or unable to compile.
+`python -m joinery_runtime.sources.kernels` compiles all kernels ahead of time (`make setup`, and the image's build).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _PACKAGE = "joinery_runtime.sources.kernels"
 
 @functools.cache
 def kernels(name: str) -> ModuleType | None:
-    """The module `name` of `sources.kernels`, compiled; None where that cannot be, which is logged once per process.
+    """The compiled module `name` of `sources.kernels`. None if it cannot be compiled, which is logged once per process.
 
-    The first call costs about 0.4 seconds of CPU with a cache of what was compiled, seconds without one.
+    The first call takes about 0.4 seconds of CPU if the machine code is cached, else some seconds.
     """
     try:
         return import_module(f"{_PACKAGE}.{name}")
-    except Exception as problem:  # whatever ails numba or its cache, a job runs without
+    except Exception as problem:  # whatever is wrong with numba or its cache, a job runs without it
         logger.warning(
             "Kernel %s is not used: %s: %s. Results are the same, at more CPU time per record",
             name,

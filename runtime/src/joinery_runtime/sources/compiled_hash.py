@@ -1,5 +1,5 @@
-"""The key hash with strings hashed by a kernel, in the thread that asks: Polars hands them to a thread of its own, and
-the caller waits (docs/decisions/0060)."""
+"""Computes the key hash with a compiled kernel that hashes strings in the calling thread. Polars hashes strings in a
+thread of its own while the caller waits (docs/decisions/0060)."""
 
 from __future__ import annotations
 

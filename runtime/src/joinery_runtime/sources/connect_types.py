@@ -1,4 +1,5 @@
-"""What schemas of Kafka Connect say of numbers: a field's `name` in JSON, its type's `connect.name` in Avro."""
+"""Finds out which numbers are times or dates in schemas of Kafka Connect: by a field's `name` in JSON, or its type's
+`connect.name` in Avro."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ TIMES: Mapping[str, int] = {
     "io.debezium.time.MicroTimestamp": 1_000,
     "io.debezium.time.NanoTimestamp": 1_000_000,
 }
-"""Times, by what their numbers since 1970 are divided to be milliseconds."""
+"""Types of times. Dividing their numbers since 1970 by these values gives milliseconds."""
 DATES = ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date")
-"""Days since 1970."""
+"""Types of dates, which are days since 1970."""
 
 
 def name_in_json(schema: Any, path: Path) -> str | None:
-    """The name of what the path leads to in values of a schema that is beside a payload of JSON."""
+    """The type name of the value at this path, by the schema that comes with a JSON payload."""
     for step in path:
         if not isinstance(schema, dict):
             return None
@@ -36,12 +37,12 @@ def name_in_json(schema: Any, path: Path) -> str | None:
 
 
 def name_in_avro(schema: Any, path: Path) -> str | None:
-    """The name of what the path leads to in values of a schema that fastavro has parsed."""
+    """The type name of the value at this path, by a schema that fastavro has parsed."""
     return _in_avro(schema, path, schema.get("__named_schemas", {}) if isinstance(schema, dict) else {})
 
 
 def _in_avro(schema: Any, path: Path, named: Mapping[str, Any]) -> str | None:
-    if isinstance(schema, list):  # of a union's types one leads on, mostly: the other one is null
+    if isinstance(schema, list):  # mostly one type of a union leads on, and the other one is null
         return next((name for each in schema if (name := _in_avro(each, path, named)) is not None), None)
     schema = named.get(schema, schema) if isinstance(schema, str) else schema
     if not isinstance(schema, dict):

@@ -1,15 +1,15 @@
-"""Vectorised reading of text columns into typed columns (rule V3).
+"""Converts text columns to typed columns, vectorised (rule V3).
 
-A value that its type cannot hold is a fault of its row. The accepted forms:
+A value that its type cannot hold is a fault of its row. The accepted forms are:
 
 * int32, int64: decimal digits with an optional sign, in range;
 * float, double: decimal or scientific notation, `nan`, `inf`; a finite number that overflows the type is refused;
-* decimal(p,s): digits with at most p-s before and s after the point, zeros at either end apart; never rounded;
+* decimal(p,s): at most p-s digits before the point and s after it, not counting zeros at either end; never rounded;
 * boolean: `true` or `false` in any case;
 * date: `YYYY-MM-DD`; binary: base64 with padding;
-* timestamp: an integer (milliseconds) or RFC 3339 with any offset, in any mix, of the years 1 to
-  9999; digits below a millisecond are cut off. Integers that are times of the years 2000 to 2099 if they count seconds
-  are refused: as milliseconds they are in January or February 1970.
+* timestamp: an integer (milliseconds) or RFC 3339 with any offset, in any mix, in the years 1 to 9999; digits below a
+  millisecond are cut off. Integers that would be in the years 2000 to 2099 as seconds are refused: as milliseconds
+  they are in January or February 1970.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from joinery_runtime.sources.records import Fault
 
 _INTEGER = re.compile(r"[+-]?\d{1,19}\Z")
 _RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})$"
-# What `format: iso` reads and RFC 3339 does not: times without an offset or seconds, and days.
+# What `format: iso` reads. Unlike RFC 3339, it allows times without an offset or seconds, and days.
 _ISO = re.compile(
     r"\d{4}-\d{2}-\d{2}([Tt ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?\s?([Zz]|[+-]\d{2}(:?\d{2})?)?\Z", re.ASCII
 )
-# Milliseconds since the epoch: the years that all who may read a timestamp later can represent.
+# Milliseconds since the epoch. Every later reader of a timestamp can represent these years.
 _YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999
-# 2000 to 2099 in seconds: what a producer that counts seconds sends.
+# The years 2000 to 2099 in seconds, as sent by producers that count seconds.
 SECONDS_2000, SECONDS_2100 = 946_684_800, 4_102_444_800
-_SHOWN = 60  # characters of an offending value that a reason repeats
+_SHOWN = 60  # characters of a bad value that a reason quotes
 
 
 def convert(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
-    """The text column read as `target`, and at most one fault: the rows that could not be read."""
+    """Reads a text column as `target`. Returns the column, and at most one fault: the rows that could not be read."""
     return checked(column, text, _reader(target)(text), target)
 
 
 def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
-    """A column of doubles as 32-bit floats, and at most one fault: finite numbers too large for one."""
+    """Converts doubles to 32-bit floats. Returns the column, and at most one fault: finite numbers that overflow."""
     return checked(column, numbers, _to_float32(numbers), pa.float32())
 
 
 def in_range(column: str, times: pl.Series) -> tuple[pa.Array, list[Fault]]:
-    """Milliseconds since the epoch as timestamps, and at most one fault: times outside the years 1 to 9999."""
-    # As text, as which they are read beside times in RFC 3339: a reason does not depend on a record's neighbours.
+    """Converts milliseconds since the epoch to timestamps. Returns the column, and at most one fault: times that
+    probably count seconds, or outside the years 1 to 9999."""
+    # Reasons quote numbers as text, as they do among RFC 3339 times: a reason does not depend on a record's neighbours.
     return checked(column, times.cast(pl.String), _guessed(times), pa.timestamp("ms", tz="UTC"))
 
 
 def checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
-    """The column that was read, and at most one fault: of the rows that have a value `before` and none `after`."""
+    """Returns the converted column, and at most one fault: the rows that have a value `before` and none `after`."""
     typed = after.to_arrow().cast(target)
     if typed.null_count == before.null_count():
         return typed, []
@@ -62,7 +63,7 @@ def checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataTyp
 
 
 def fault(column: str, value: object, target: pa.DataType) -> str:
-    """Why a value cannot be in a column."""
+    """The reason why a value does not fit a column."""
     number = int(value) if isinstance(value, str) and _INTEGER.match(value) else 0
     if pa.types.is_timestamp(target) and SECONDS_2000 <= number < SECONDS_2100:
         moment = datetime.fromtimestamp(number, UTC).date()
@@ -84,7 +85,7 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as reasons show it."""
+    """A value as quoted in reasons."""
     text = repr(value)
     return text[:_SHOWN] + "..." if len(text) > _SHOWN else text
 
@@ -121,7 +122,7 @@ def _decimal(text: pl.Series, target: pa.Decimal128Type) -> pl.Series:
 
 
 def _timestamps(text: pl.Series) -> pl.Series:
-    """Integer milliseconds or RFC 3339 text, mixed: milliseconds since the epoch, null where neither."""
+    """Reads a mix of integer milliseconds and RFC 3339 text as milliseconds since the epoch; null for anything else."""
     numbers = text.cast(pl.Int64, strict=False)
     if numbers.null_count() == text.null_count():
         return _guessed(numbers)
@@ -132,7 +133,7 @@ def _timestamps(text: pl.Series) -> pl.Series:
 
 
 def _guessed(numbers: pl.Series) -> pl.Series:
-    """Milliseconds; null where they most likely count seconds, or are outside the years 1 to 9999."""
+    """Numbers as milliseconds; null where they most likely count seconds, or are outside the years 1 to 9999."""
     if numbers.is_between(SECONDS_2000, SECONDS_2100, closed="left").any():
         seconds = _T.is_between(SECONDS_2000, SECONDS_2100, closed="left")
         numbers = _apply(numbers, pl.when(~seconds).then(_T))
@@ -140,7 +141,7 @@ def _guessed(numbers: pl.Series) -> pl.Series:
 
 
 def in_years(times: pl.Series) -> pl.Series:
-    """Times outside the years 1 to 9999 become null."""
+    """Replaces times outside the years 1 to 9999 by null."""
     if times.is_between(_YEAR_1, _YEAR_9999_END).all():
         return times
     return _apply(times, pl.when(_T.is_between(_YEAR_1, _YEAR_9999_END)).then(_T))
@@ -158,7 +159,7 @@ def _doubles(text: pl.Series) -> pl.Series:
 
 
 def _to_float32(numbers: pl.Series) -> pl.Series:
-    """Doubles as 32-bit floats; null where a finite number is too large for one."""
+    """Converts doubles to 32-bit floats; null where a finite number overflows."""
     overflowed = _T.is_finite() & _T.cast(pl.Float32).is_infinite()
     return _apply(numbers, pl.when(~overflowed).then(_T.cast(pl.Float32)))
 

@@ -3,19 +3,18 @@
     {"op": "u", "before": {...}, "after": {...}, "source": {...}, "ts_ms": 1700000000000}
 
 Rows that were created, read by a snapshot or updated (`c`, `r`, `u`) are the row after. A deletion (`d`) has the row
-before, of which databases may log the key only. In a table a deletion deletes; in a stream, which has no deletions, it
+before; some databases log only its key. In a table a deletion deletes; in a stream, which has no deletions, it
 is dropped and counted, as is the record without a value that follows each deletion for the sake of compaction.
 Anything else (`t`, a table was emptied) is a bad record.
 
 Dates are days since 1970. Where the connector's schema is beside the envelope (JSON) or each record names it (Avro), it
-says what numbers of timestamp columns count. MongoDB's rows are documents, which are text of JSON: `debezium_documents`
-reads these.
+says what numbers of timestamp columns count. MongoDB's rows are documents, which are text of JSON (`_Documents`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,6 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.connect_types import TIMES, name_in_json
 from joinery_runtime.sources.convert import checked, convert, in_years
-from joinery_runtime.sources.debezium_documents import Documents, Make
 from joinery_runtime.sources.records import (
     BadRecord,
     ByValue,
@@ -46,8 +44,27 @@ _OP = "$op"
 _BEFORE = "before."
 _ROWS = pa.array(["c", "r", "u"])
 _SCHEMA = "$schema"
+_NO_CHANGE = "not a change of a row by Debezium"
+_NO_ROW_BEFORE = (
+    "its op 'd' comes without the row before, and so without a key; have the connector send that row "
+    "(MongoDB: capture.mode change_streams_update_full_with_pre_image)"
+)
+_NO_ROW_AFTER = (
+    "its op {!r} comes without the row after; have the connector send that row "
+    "(MongoDB: capture.mode change_streams_update_full)"
+)
 _MOST_SCHEMAS = 64  # of the connector's that a decoder remembers
 _YEAR_1, _YEAR_9999 = -719_162, 2_932_896  # the first and the last day, since 1970
+# What MongoDB's extended JSON wraps values in. Inside of JSON's texts quotes are escaped, so that none of the patterns
+# begins there.
+_WRAPPERS = {"$oid", "$date", "$numberInt", "$numberLong", "$numberDouble", "$numberDecimal"}
+_UNWRAPPED = (
+    (r'\{\s*"\$number(?:Int|Long|Double|Decimal)"\s*:\s*"(-?[0-9][-+.0-9eE]*)"\s*\}', "$1"),
+    (r'\{\s*"\$number(?:Double|Decimal)"\s*:\s*"[^"]*"\s*\}', "null"),
+    (r'\{\s*"\$(?:oid|date)"\s*:\s*("[^"]*"|-?[0-9]+)\s*\}', "$1"),
+)
+
+Make = Callable[[pa.Schema, Mapping[str, Path]], ByValue]
 
 
 class ChangeEvents(ByValue):
@@ -70,7 +87,7 @@ class ChangeEvents(ByValue):
             f"{side}{number}": (*place, side) for number, place in enumerate(around) for side in ("after", "before")
         }
         self._texts = make(pa.schema([pa.field(name, pa.string()) for name in texts]), texts)
-        self._documents = Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row, make_json)
+        self._documents = _Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row, make_json)
 
     def _wire(self, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]) -> tuple[pa.Schema, dict[str, Path]]:
         """The columns of an envelope, and their paths."""
@@ -109,7 +126,7 @@ class ChangeEvents(ByValue):
 
     def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
         """The same, with the columns of rows that are documents. Only where an event has no value for any column of its
-        row does one look for a document."""
+        row does one look for a document, and whether there is a row at all."""
         rows, wanted = events.rows, self._documents.names
         deletion = pc.fill_null(pc.equal(rows[_OP], "d"), False).to_numpy()
         row = pc.fill_null(pc.is_in(rows[_OP], _ROWS), False).to_numpy()
@@ -122,18 +139,23 @@ class ChangeEvents(ByValue):
             side: [texts.rows[name] for name in texts.rows.column_names if name.startswith(side)]
             for side in ("after", "before")
         }
-        places, gone = events.index[texts.index], pa.array(deletion[texts.index])
+        gone = pa.array(deletion[texts.index])
         written = pc.if_else(gone, pc.coalesce(*sides["before"]), pc.coalesce(*sides["after"]))
-        found = self._documents.decode(written)
-        gone, table = gone.take(pa.array(found.index)), rows.take(pa.array(texts.index[found.index]))
+        there = pc.is_valid(written).to_numpy()
+        unread = [replace(bad, index=int(events.index[bad.index])) for bad in texts.bad]
+        for place in texts.index[~there].tolist():
+            reason = _NO_ROW_BEFORE if deletion[place] else _NO_ROW_AFTER.format(rows[_OP][place].as_py())
+            unread.append(BadRecord(int(events.index[place]), f"{_NO_CHANGE}: {reason}"))
+        places = texts.index[there]
+        found = self._documents.decode(written.filter(pa.array(there)))
+        gone, table = pa.array(deletion[places[found.index]]), rows.take(pa.array(places[found.index]))
         for name in wanted:
             value, nothing = found.rows[name], pa.scalar(None, found.rows[name].type)
             table = _replaced(table, name, pc.if_else(gone, nothing, value))
             if _BEFORE + name in before:
                 table = _replaced(table, _BEFORE + name, pc.if_else(gone, value, nothing))
-        unread = [replace(bad, index=int(events.index[bad.index])) for bad in texts.bad]
         kept = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
-        return with_bad(_together(kept, Decoded(table, found.index, found.bad).at(places)), unread)
+        return with_bad(_together(kept, Decoded(table, found.index, found.bad).at(events.index[places])), unread)
 
     def _changes(self, events: Decoded) -> Decoded:
         op = events.rows[_OP]
@@ -143,7 +165,7 @@ class ChangeEvents(ByValue):
         for place in np.flatnonzero(~row & ~deletion).tolist():
             done = op[place].as_py()
             reason = "it has no op" if done is None else f"its op {done!r} changes no row"
-            bad += all_bad(events.index[place : place + 1], f"not a change of a row by Debezium: {reason}")
+            bad += all_bad(events.index[place : place + 1], f"{_NO_CHANGE}: {reason}")
         kept = row | deletion if self._deletes else row
         found = events.rows.filter(pa.array(kept))
         deleted = pa.array(deletion[kept])
@@ -206,6 +228,40 @@ class _Envelope(ByValue):
         return self._known[written]
 
 
+class _Documents:
+    r"""Decodes documents of MongoDB into rows of `schema`, by paths from the document on: text of JSON, in which
+    MongoDB's extended JSON has the types. `make_json` makes a decoder of JSON.
+
+        {"after": "{\"_id\": {\"$oid\": \"65f...\"}, \"amount\": {\"$numberLong\": \"7\"}}", "op": "c"}
+
+    Numbers, times and object ids are read as the values that they wrap; what has no value of its own in JSON (NaN) is
+    null. A path may name the wrapper, as the document has it, or not: `_id.$oid` is `_id`. Other wrappers (`$binary`)
+    are objects as any.
+    """
+
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], make_json: Make) -> None:
+        self._schema = schema
+        inside = {name: tuple(step for step in path if step not in _WRAPPERS) for name, path in paths.items()}
+        self._decoder = make_json(schema, {name: inside[name] or paths[name] for name in schema.names})
+
+    @property
+    def names(self) -> Sequence[str]:
+        names: list[str] = self._schema.names
+        return names
+
+    def decode(self, written: pa.ChunkedArray) -> Decoded:
+        """Rows of all of these texts. One that is no document gives a row of nulls."""
+        present = np.flatnonzero(pc.fill_null(pc.starts_with(written, "{"), False).to_numpy())
+        texts = pl.Series(written.take(pa.array(present)), dtype=pl.String)
+        for pattern, value in _UNWRAPPED:
+            texts = texts.str.replace_all(pattern, value)
+        found = self._decoder.decode(texts.to_arrow().cast(pa.binary())).at(present)
+        bad = [replace(record, reason=f"the document: {record.reason}") for record in found.bad]
+        fine = np.setdiff1d(np.arange(len(written)), [record.index for record in bad])
+        rows, _ = found.in_place(len(written))
+        return Decoded(rows.take(pa.array(fine)), fine, bad)
+
+
 def _days(field: pa.Field, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """Dates as numbers of days since 1970, or as text."""
     numbers = text.cast(pl.Int64, strict=False)
@@ -217,7 +273,7 @@ def _days(field: pa.Field, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
 
 
 def _counted(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[pa.Array, list[Fault]]:
-    """Times of which numbers are divided by their factor; 0: nobody says what they count."""
+    """Converts times. Divides each number by its factor; a factor of 0 means that the unit is unknown."""
     numbers = text.cast(pl.Int64, strict=False)
     named = pl.Series(factors > 0) & numbers.is_not_null()
     if not named.any():

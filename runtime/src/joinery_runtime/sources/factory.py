@@ -1,4 +1,4 @@
-"""Which planner, reader and decoder an input needs."""
+"""Makes the planner, reader and decoder that an input needs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from joinery_runtime.sources.metadata import MetadataDecoder
 from joinery_runtime.sources.opened_files import MOST_FILES
 from joinery_runtime.sources.parquet import ParquetPlanner, ParquetReader
 from joinery_runtime.sources.records import ByValue, Decoder, FormatDecoder
-from joinery_runtime.sources.schema_registry import Framed
+from joinery_runtime.sources.schema_registry import Framed, Schemas
 from joinery_runtime.sources.table_decoder import DELETE, DELETE_FIELD, Changelog, TableDecoder
 from joinery_runtime.sources.text_columns import TextDecoder, as_text
 from joinery_runtime.sources.watched_files import WINDOW, WatchedFiles
 from joinery_runtime.store_identity import StoreIdentity
 
-# Around whose records a registry's frame may be. Exactly these: what derives from them (Debezium as Avro) may need the
-# number in the frame.
+# Decoders whose records may have a registry's frame, which is removed. Not their subclasses: these (Debezium as Avro)
+# may need the number in the frame.
 _FRAMED = (JsonDecoder, DebeziumJsonDecoder)
+_BY_REGISTRY = ("avro", "protobuf", "debezium-avro")
 
 
 def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool = False) -> SourcePlanner:
-    """The driver half of an input of that job, which has that state store; `once` for a run that ends with what is
-    there at its start. Nothing is contacted or opened before its first use."""
+    """The driver half of an input of the job with this name and state store. `once`: the run ends at what exists at its
+    start. Contacts and opens nothing before its first use."""
     match model:
         case Input(kafka=KafkaInput() as kafka, history=History() as history):
             topics = KafkaPlanner(model.name, kafka, job_name, store, since=history.until)
@@ -55,6 +56,13 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
             raise _no_source(model)
 
 
+def check_registry(model: Input) -> None:
+    """Asks the registry that the input's records need, if there is one. Records name their schemas, so a wrong address
+    would otherwise be found in the first epoch, where it is waited for. Raises SourceError."""
+    if model.schema_registry is not None and model.format in _BY_REGISTRY:
+        Schemas.of(model).check()
+
+
 def _file_planner(model: Input) -> ListedFiles:
     assert model.file is not None, "an input of files"
     path = model.file.path
@@ -65,7 +73,7 @@ def _file_planner(model: Input) -> ListedFiles:
 
 
 def reader_for(model: Input) -> SourceReader:
-    """The task half of an input: one per process, kept from epoch to epoch."""
+    """The task half of an input. A process has one and keeps it from epoch to epoch."""
     match model:
         case Input(kafka=KafkaInput(), history=History() as history):
             return HistoryReader(reader_for(_history(model, history)), reader_for(_topics(model)))
@@ -80,7 +88,7 @@ def reader_for(model: Input) -> SourceReader:
 
 
 def decoder_for(model: Input) -> Decoder:
-    """A decoder of the input's records. The header of a CSV file is read here: SourceError if it does not fit."""
+    """A decoder of the input's records. Reads the header of a CSV file; raises SourceError if it does not fit."""
     history = model.history
     if history is None:
         return _decoder(model, format_of(model))
@@ -89,7 +97,7 @@ def decoder_for(model: Input) -> Decoder:
 
 
 def json_decoder_for(model: Input) -> Decoder:
-    """A decoder of the input's rows or change events as JSON, whatever its format: so steps of a trace give them."""
+    """A decoder of the input's rows or change events as JSON, whatever its format: steps of a trace are in JSON."""
     events = model.format.startswith("debezium")
     plain = model.model_copy(update={"schema_registry": None})
     decoder = _decoder(plain, DebeziumJsonDecoder if events else JsonDecoder)
@@ -99,13 +107,13 @@ def json_decoder_for(model: Input) -> Decoder:
 
 
 def _history(model: Input, history: History) -> Input:
-    """The history as an input of its own. What else a Kafka record has is a field of its files."""
+    """The history as a separate input. What a Kafka record has besides its value is a field in the files."""
     events = history.format.startswith("debezium")
     return model.model_copy(
         update={
             "kafka": None,
             "history": None,
-            # A file is told from a topic by a slash in its name.
+            # A slash in the name tells a file from a topic.
             "file": FileInput(path=str(pathlib.Path(history.path).absolute())),
             "format": history.format,
             "csv": history.csv,
@@ -121,7 +129,7 @@ def _history(model: Input, history: History) -> Input:
 
 
 def _topics(model: Input) -> Input:
-    """What comes after the history."""
+    """The part of the input after its history."""
     return model.model_copy(update={"history": None})
 
 
@@ -137,7 +145,7 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
 
 
 def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
-    """What columnar files hold: the columns' types, text where they have a format of their own, and their paths."""
+    """The columns to read from columnar files: their types (text if a column has its own format) and their paths."""
     schema = as_text(arrow_schema(model.columns), [column for column in model.columns if column.format is not None])
     paths = {column.name: column.steps for column in model.columns}
     if model.table is None:
@@ -146,7 +154,7 @@ def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
 
 
 def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
-    """Rows of `schema`, of which some columns may have a format of their own, or be JSON."""
+    """A decoder of rows of `schema`, in which columns may have their own format or be JSON."""
     nested = [column.name for column in model.columns if column.type.name == "json"]
     made = _with_own_formats(model, decoder, schema)
     return JsonColumns(nested, made) if nested else made
@@ -160,7 +168,7 @@ def _with_own_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Sch
 
 
 def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
-    """Rows of `schema`, of which some columns may not come from the value."""
+    """A decoder of rows of `schema`, in which columns may not come from the value."""
     elsewhere = [column for column in model.columns if column.origin not in (None, "envelope")]
     if not elsewhere:
         return _of_value(model, decoder, schema)
@@ -175,7 +183,7 @@ def _framed_keys(model: Input) -> FramedKeys | None:
 
 
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
-    """Rows of `schema` from the records' values."""
+    """A decoder of rows of `schema` from the records' values."""
     made = decoder.of(schema, model)
     if model.schema_registry is not None and decoder in _FRAMED and isinstance(made, ByValue):
         return Framed(made)
@@ -183,5 +191,5 @@ def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> 
 
 
 def _no_source(model: Input) -> SourceError:
-    """A kind of input that the model knows and nothing reads."""
+    """The error for a kind of input that the model knows but nothing reads."""
     return SourceError(f"Nothing reads input {model.name}: it names neither kafka nor file", todo="Name one of them")

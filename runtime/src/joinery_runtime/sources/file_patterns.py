@@ -1,4 +1,4 @@
-"""Patterns of paths that are looked up again and again: where to look, and which files fit."""
+"""Path patterns for repeated look-ups: which directories to look into, and which files match."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 Rest = frozenset[tuple[str, ...]]
-"""Of a directory: what may follow it. Each is parts of a pattern, of which the last one is for a file's name."""
+"""What may follow a directory: alternatives, each made of pattern parts. The last part matches a file name."""
 
 _ANY_DIRECTORIES = "**"
 
 
 class FilePattern:
-    """A directory, of which all files are meant, or a pattern with `*`, `?`, `[abc]` and `**` (any directories, or
-    none). What begins with a dot or an underscore is hidden. `root` is the directory that all files are below."""
+    """A directory, which stands for all of its files, or a pattern with `*`, `?`, `[abc]` and `**` (any directories, or
+    none). Names that begin with a dot or an underscore are hidden. `root` is the directory above all files."""
 
     def __init__(self, path: str) -> None:
         parts = Path(path).parts
@@ -24,7 +24,7 @@ class FilePattern:
         self.below: Rest = frozenset([parts[fixed:] or ("*",)])
 
     def follows(self, file: str) -> bool:
-        """Whether the file fits, if it is there."""
+        """Whether the file would match if it existed."""
         if not Path(file).is_relative_to(self.root):
             return False
         *directories, name = Path(file).relative_to(self.root).parts or ("",)
@@ -35,7 +35,7 @@ class FilePattern:
 
 
 def inside(rest: Rest, directory: str) -> Rest:
-    """What may follow a directory of this name; nothing where it does not fit."""
+    """What may follow a directory with this name; nothing if it does not match."""
     if _hidden(directory):
         return frozenset()
     found = set()
@@ -57,7 +57,7 @@ def _last(rest: Rest) -> Iterable[str]:
 
 
 def _steps(rest: Rest) -> set[tuple[str, ...]]:
-    """With what follows where `**` stands for no directory."""
+    """Adds the alternatives in which a leading `**` stands for no directory."""
     shorter = {parts[1:] for parts in rest if len(parts) > 1 and parts[0] == _ANY_DIRECTORIES}
     return set(rest) | (_steps(frozenset(shorter)) if shorter else shorter)
 

@@ -1,20 +1,22 @@
-"""JSON lines and CSV files as bounded inputs: one file, or those of a directory or a pattern.
+"""JSON lines and CSV files as bounded inputs: one file, or all files of a directory or a pattern.
 
-A position is an offset in bytes, unpacked where the file is compressed, so a stored one is found again without reading
-what is before it. Records are lines without their terminator (LF or CRLF); empty lines are no records. In CSV a line
-break inside quotes belongs to the record: it is one where the number of quotes before it in the file is odd. The header
-of a CSV file is no record. All files are there when the job starts: one that appears later is read by the next start.
+A position is an offset in (uncompressed) bytes, so a stored position is found again without reading what precedes it.
+Records are lines without their terminator (LF or CRLF); empty lines are not records. In CSV, a line break inside quotes
+belongs to the record; it is inside quotes if the number of quotes before it in the file is odd. The header of a CSV
+file is not a record. A job reads the files that exist at its start; files that appear later are read after the next
+start.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,26 +26,29 @@ import pyarrow.compute as pc
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import Bounds, Cut, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
-from joinery_runtime.sources.opened_files import Bytes, files_of, means, opened, stamp_of
+from joinery_runtime.sources.opened_files import Bytes, files_of, means, of_input, opened, require_planned, stamp_of
 
 _CHUNK = 4 * 2**20  # bytes that a reader scans at a time
 _LF = 10
 _BOM = b"\xef\xbb\xbf"
-_SAMPLE = 64 * 2**10  # bytes from which the planner estimates a record's length
+_SAMPLE = 64 * 2**10  # bytes from which the planner estimates the length of a record
 
 Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """Where the records of a file begin and end."""
+    """The positions at which a file's records begin and end."""
 
     first: int
     size: int
 
 
 class ListedFiles(UnsharedSource):
-    """A partition for each file of a path. They are listed once, and are all there at once."""
+    """Plans one partition for each file of a path. The files are listed once, when all of them exist. `unit` is what
+    positions count."""
+
+    unit: ClassVar[str] = "byte"
 
     def __init__(self, name: str, path: str) -> None:
         self._name, self._path = name, path
@@ -51,7 +56,8 @@ class ListedFiles(UnsharedSource):
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         if not self._partitions:
-            self._partitions = [PartitionRef(self._name, file, 0) for file in files_of(self._path)]
+            with of_input(self._name):
+                self._partitions = [PartitionRef(self._name, file, 0) for file in files_of(self._path)]
         watched = sorted(ref.topic for ref in stored.offsets if ref.topic in stored.topic_ids)
         if watched:
             raise SourceError(
@@ -67,21 +73,22 @@ class ListedFiles(UnsharedSource):
                 "does not have now",
                 todo="Put them back, or start the job with new state",
             )
-        return [self.bounds_of(ref, stored.offsets.get(ref)) for ref in self._partitions]
+        with of_input(self._name):
+            return [self.bounds_of(ref, stored.offsets.get(ref)) for ref in self._partitions]
 
     @abstractmethod
     def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
-        """The bounds of a file that was read up to `position` (None: not yet)."""
+        """The bounds of a file that was read up to `position` (None: not read yet)."""
 
     @abstractmethod
     def cut(self, bounds: Bounds, max_records: int) -> Range: ...
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no file stays open."""
 
 
 class FilePlanner(ListedFiles):
-    """Driver half."""
+    """The driver half for files of lines."""
 
     def __init__(self, name: str, path: str, *, cut: Cut, columns: Sequence[str]) -> None:
         super().__init__(name, path)
@@ -115,7 +122,7 @@ class FilePlanner(ListedFiles):
         return self._known[stamp]
 
     def _check_header(self, path: str) -> None:
-        """The decoder reads all files by the header of the first one."""
+        """Checks that the file has the first file's header, by which the decoder reads all files."""
         first = self._partitions[0].topic
         names, expected = csv_header(path, self._columns, self._cut), csv_header(first, self._columns, self._cut)
         if names != expected:
@@ -126,7 +133,7 @@ class FilePlanner(ListedFiles):
             )
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
-        """About `max_records`, going by the length of the next records."""
+        """Cuts a range of about `max_records`, estimated from the length of the next records."""
         with opened(bounds.partition.topic) as data:
             length = self._record_bytes(bounds.partition, data, bounds.start, bounds.end_exclusive)
             wanted = bounds.start + max(1, round(length * max_records))
@@ -134,13 +141,13 @@ class FilePlanner(ListedFiles):
         return Range(bounds.partition, bounds.start, end)
 
     def _record_bytes(self, ref: PartitionRef, data: Bytes, start: int, end: int) -> float:
-        """By the next records."""
+        """The mean length of the next records in bytes."""
         sample = data[start : min(start + _SAMPLE, end)]
         ends = _record_ends(sample, self._cut.quote)
         records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
         if records:
             return float(ends[-1] / records)
-        # The next record is longer than that.
+        # The next record is longer than the sample.
         first = _boundary(data, Bounds(ref, start, end), start + 1, self._cut.quote) - start
         return float(max(1, len(sample), first))
 
@@ -149,7 +156,7 @@ class FilePlanner(ListedFiles):
 
 
 class FileReader:
-    """Task half. Needs the file at the same path as the driver."""
+    """The task half for files of lines. Needs the file at the same path as the driver."""
 
     def __init__(self, cut: Cut) -> None:
         self._cut = cut
@@ -159,6 +166,7 @@ class FileReader:
             yield from self._read(each)
 
     def _read(self, planned: Range) -> Iterator[RawBatch]:
+        require_planned(planned.partition.topic, "bytes", planned.start, planned.end_exclusive)
         with opened(planned.partition.topic) as data:
             if planned.end_exclusive > len(data):
                 raise SourceError(
@@ -174,7 +182,7 @@ class FileReader:
                     yield batch
 
     def _chunk(self, data: Bytes, start: int, end: int) -> tuple[Bytes, Positions]:
-        """Whole records from `start`, and where each ends; the last one may lack its line break."""
+        """Returns the bytes of whole records from `start`, and where each ends. The last may lack its line break."""
         size = _CHUNK
         while True:
             chunk = data[start : min(start + size, end)]
@@ -186,11 +194,11 @@ class FileReader:
             size *= 2
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no file stays open."""
 
 
 def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
-    """The names in a CSV file's header, in its order. Raises SourceError when one of `columns` is not among them."""
+    """The names in a CSV file's header, in order. Raises SourceError if one of `columns` is missing."""
     with opened(path) as data:
         line = data[: _header_end(data, cut.quote)].tobytes()
     text = io.StringIO(line.decode("utf-8-sig", errors="replace"), newline="")
@@ -208,21 +216,31 @@ def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
         raise SourceError(
             f"The header of {path} does not fit the schema",
             facts=f"no column {', '.join(missing)}; it has {', '.join(names) or 'no columns'}",
-            todo="The first line of a CSV file must name every column of the schema",
+            todo=_other_dialect(names, columns)
+            or "The first line of a CSV file must name every column of the schema; without such a line, write "
+            "csv: {header: false}",
         )
     if len(set(names)) < len(names):
         raise SourceError(f"The header of {path} names a column twice", facts=", ".join(names))
     return names
 
 
+def _other_dialect(names: Sequence[str], columns: Sequence[str]) -> str | None:
+    """What to write if a header that was read as one name has the columns between other separators."""
+    for separator in ";\t|,":
+        if len(names) == 1 and set(columns) <= {name.strip(' "') for name in names[0].split(separator)}:
+            return f"The fields have another separator: write csv: {{separator: {json.dumps(separator)}}}"
+    return None
+
+
 def line_number(path: str, offset: int) -> int:
-    """The 1-based number of the line that starts at (or holds) byte `offset`."""
+    """The number, from 1, of the line that begins at byte `offset` or contains it."""
     with opened(path) as data:
         return int(np.count_nonzero(data[:offset] == _LF)) + 1
 
 
 def _record_ends(chunk: Bytes, quote: int | None) -> Positions:
-    """Where each record that starts in `chunk` ends: behind its line break."""
+    """Where each record that begins in `chunk` ends: after its line break."""
     breaks = np.flatnonzero(chunk == _LF)
     if quote is not None and len(breaks):
         quotes = np.flatnonzero(chunk == quote)
@@ -240,7 +258,7 @@ def _header_end(data: Bytes, quote: int | None) -> int:
 
 
 def _boundary(data: Bytes, bounds: Bounds, wanted: int, quote: int | None) -> int:
-    """The end of the record that holds byte `wanted - 1`."""
+    """The end of the record that contains byte `wanted - 1`."""
     if wanted >= bounds.end_exclusive:
         return bounds.end_exclusive
     start = wanted - 1 if quote is None else bounds.start

@@ -1,6 +1,9 @@
-"""Recognises what a record is that is not what its input's format says, by its first bytes."""
+"""Recognises by its first bytes what a record is, if it is not in its input's format."""
 
 from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from joinery_runtime.sources.records import varint
 
@@ -12,12 +15,18 @@ _OTHERS = {
     b"PAR1": "Parquet",
 }
 _MARKS = (b"\xff\xfe", b"\xfe\xff")  # how UTF-16 begins
-_TOLD = 8  # bytes of text without such a mark that tell
-FRAME = 5  # bytes of Confluent's framing: zero, and the number of the schema
+_TOLD = 8  # how many first bytes identify UTF-16 without such a mark
+FRAME = 5  # bytes of Confluent's framing: a zero, and the schema's number
+
+
+def is_framed(values: pa.BinaryArray) -> pa.BooleanArray:
+    """Which values may begin with Confluent's framing."""
+    long = pc.greater_equal(pc.binary_length(values), FRAME)
+    return pc.fill_null(pc.and_(pc.starts_with(values, "\0"), long), False)
 
 
 def looks_like(record: bytes) -> str | None:
-    """What a record that is not what its input's format says is instead; None where that is not known."""
+    """Says what a record is that is not in its input's format; None if that is not known."""
     for begins, what in _OTHERS.items():
         if record.startswith(begins):
             return what
@@ -33,16 +42,16 @@ def looks_like(record: bytes) -> str | None:
 
 
 def _alternates(record: bytes) -> bool:
-    """Whether every second byte is a zero, as of text in UTF-16 that begins with letters of English or with digits.
-    Lines of a file begin after half of a line break."""
+    """Whether every second byte is zero, as in UTF-16 text that begins with ASCII letters or digits. The zeros may come
+    first or second, because lines of a file begin after half of a line break."""
     begins = record[:_TOLD]
     even, odd = begins[::2], begins[1::2]
     return len(begins) == _TOLD and ((not any(even) and all(odd)) or (not any(odd) and all(even)))
 
 
 def _may_be_protobuf(framed: bytes) -> bool:
-    """Whether the first message's mark (a zero) is followed by fields of Protobuf to the end. Avro that begins with a
-    zero seldom is."""
+    """Whether the first message's mark (a zero) is followed by Protobuf fields up to the end. This is seldom true of
+    Avro that begins with a zero."""
     at, size = 1, len(framed)
     try:
         while at < size:

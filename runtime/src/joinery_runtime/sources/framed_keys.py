@@ -1,7 +1,7 @@
-"""Record keys that may begin with a registry's frame: what JSON has for their values, whatever they are written in.
+"""Record keys that may begin with a registry's frame. Their values are read as JSON, whatever their format.
 
-A framed key that is a JSON object is that; of any other one the registry says whether it is Avro or JSON. A topic whose
-producers have changed has keys with a frame and without.
+A framed key that is a JSON object counts as such. For any other one, the registry says whether it is Avro or JSON. A
+topic whose producers have changed has keys with and without a frame.
 """
 
 from __future__ import annotations
@@ -11,35 +11,34 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.sources.foreign import FRAME
+from joinery_runtime.sources.foreign import FRAME, is_framed
 from joinery_runtime.sources.formats.avro import read_record
 from joinery_runtime.sources.one_by_one import RefusedRecord
-from joinery_runtime.sources.records import BadRecord, ByValue, Decoded, json_text, with_bad
+from joinery_runtime.sources.records import BadRecord, ByValue, Decoded, is_json, json_text, with_bad
 from joinery_runtime.sources.schema_registry import Schemas, UnknownSchema, schema_number
 
 
 class FramedKeys:
-    """Of an input that names a registry, which is asked no earlier than it has to be."""
+    """The framed keys of an input that names a registry. The registry is asked no earlier than necessary."""
 
     def __init__(self, model: Input) -> None:
         self._model = model
         self._schemas: Schemas | None = None
 
     def json(self, decoder: ByValue) -> ByValue:
-        """Has `decoder` read keys that are objects, as JSON."""
+        """A decoder that gives keys that are objects to `decoder`, as JSON."""
         return _Unframed(decoder, self._json)
 
     def text(self, decoder: ByValue) -> ByValue:
-        """Has `decoder` read keys that are one value, as text; of an object it is JSON."""
+        """A decoder that gives keys that are single values to `decoder`, as text. An object's text is JSON."""
         return _Unframed(decoder, self._text)
 
     def _json(self, key: bytes) -> bytes:
-        """Raises RefusedRecord."""
+        """A framed key as JSON. Raises RefusedRecord."""
         value = key[FRAME:]
-        if value.startswith(b"{") and _is_json(value):
+        if value.startswith(b"{") and is_json(value):
             return value
         self._schemas = self._schemas or Schemas.of(self._model)
         try:
@@ -65,14 +64,13 @@ class FramedKeys:
 
 
 class _Unframed(ByValue):
-    """Takes the frame off where a key has one, and leaves the rest to `decoder`."""
+    """Removes the frame from keys that have one, and gives the keys to `decoder`."""
 
     def __init__(self, decoder: ByValue, read: Callable[[bytes], bytes]) -> None:
         self._decoder, self._read = decoder, read
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        framed = pc.and_(pc.starts_with(values, "\0"), pc.greater_equal(pc.binary_length(values), FRAME))
-        places = np.flatnonzero(pc.fill_null(framed, False).to_numpy(zero_copy_only=False)).tolist()
+        places = np.flatnonzero(is_framed(values).to_numpy(zero_copy_only=False)).tolist()
         if not places:
             return self._decoder.decode(values)
         keys = values.to_pylist()
@@ -84,11 +82,3 @@ class _Unframed(ByValue):
                 bad.append(BadRecord(place, str(refused)))
         fine = np.setdiff1d(np.arange(len(keys)), [each.index for each in bad])
         return with_bad(self._decoder.decode(pa.array(keys, pa.binary()).take(pa.array(fine))).at(fine), bad)
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True

@@ -1,12 +1,12 @@
-"""Topics with a history: files up to a time, and Kafka from there on, as one input (rule T12).
+"""Topics with a history: files up to a time, and Kafka from then on, as one input (rule T12).
 
-The files are read first. Until each of them has been read to its end and that is committed, the partitions of the
-topics wait: they are not read, and the input's watermark is that of the files. The next epoch is the seam: its plan
-forgets the files, fixes where the topics' partitions start, and notes that the history has been read, as the id of a
-topic that cannot exist. From then on no file is looked at, and they may go.
+The files are read first. The partitions of the topics wait until every file has been read to its end and that is
+committed. Until then they are not read, and the input's watermark is that of the files. The next epoch is the seam. Its
+plan forgets the files, fixes where the topics' partitions start, and records that the history has been read, as the id
+of a topic that cannot exist. From then on no file is needed or looked at.
 
-Which rows count does not depend on where the seam is: a row of a file with an event time from `until` on is skipped,
-and so is a record of a topic from before it. So a record that is in both counts once.
+Which rows count does not depend on the position of the seam. Rows of files with event times at or after `until` are
+skipped, and so are records of topics before it. A record that is in both therefore counts once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
-from joinery_runtime.errors import SourceError
+from joinery_runtime.errors import SourceError, Unavailable
 from joinery_runtime.sources.base import (
     Bounds,
     PartitionRef,
@@ -35,13 +35,13 @@ from joinery_runtime.sources.records import Decoded, Decoder
 from joinery_runtime.store_identity import StoreIdentity
 
 SKIPPED = "history"
-"""The reason by which rows and records are counted that the other part of the input has (T10)."""
+"""The reason under which rows and records are counted that belong to the other part of the input (T10)."""
 READ = "history:read"
-"""What is stored as a topic with an id once the history has been read; no topic can have a colon in its name."""
+"""The name stored, like a topic with an id, once the history has been read. A topic's name cannot have a colon."""
 
 
 def of_files(ref: PartitionRef) -> bool:
-    """Whether it is a file of the history: its path is absolute, and no topic's name has a slash."""
+    """Whether the partition is a file of the history. Its path is absolute, and a topic's name cannot have a slash."""
     return "/" in ref.topic
 
 
@@ -49,12 +49,12 @@ class TopicPlanner(SourcePlanner, Protocol):
     """The driver half of the topics."""
 
     def forget_starts(self) -> None:
-        """Before anything of the input has been read: where its partitions start is asked for anew."""
+        """Forgets where partitions start, so that it is resolved again. Only before any topic has been read."""
         ...
 
 
 class HistoryPlanner:
-    """Driver half. `files` has the history's files, by absolute paths; `until` (ms) is where it ends."""
+    """The driver half. `files` plans the history's files, by absolute paths. The history ends at `until` (ms)."""
 
     def __init__(self, name: str, until: int, files: ListedFiles, topics: TopicPlanner) -> None:
         self._name, self._until, self._files, self._topics = name, until, files, topics
@@ -64,14 +64,14 @@ class HistoryPlanner:
         of_topics = replace(stored, offsets={ref: at for ref, at in stored.offsets.items() if not of_files(ref)})
         if READ in stored.topic_ids:
             if not of_topics.offsets:
-                # The seam has fixed no start where another member held the partitions: as after a restart.
+                # The seam fixed no start, because another member held the partitions. This is as after a restart.
                 self._topics.forget_starts()
             return self._topics.bounds(of_topics)
-        # A topic that cannot be read is found before all files have been.
+        # Asked now, so that a topic that cannot be read is found before all files have been read.
         topics = self._topics.bounds(of_topics)
         unread = self._unread(files, stored)
         if unread:
-            # While it waits, retention may take records that nobody needs.
+            # While the topics wait, retention may delete records that nobody needs.
             self._topics.forget_starts()
             return [*unread, *(replace(bound, waits=True) for bound in topics)]
         mark = Bounds(PartitionRef(self._name, READ, 0), 0, 0, topic_id=str(self._until), waits=True)
@@ -79,8 +79,8 @@ class HistoryPlanner:
         return [*forgotten, mark, *topics]
 
     def _unread(self, files: Mapping[PartitionRef, int], stored: StoredOffsets) -> list[Bounds]:
-        """Those that have not been read to their ends: nothing more can come of the others, and they hold no watermark
-        back. None of them is the input's end."""
+        """The bounds of files that have not been read to their ends. The others have nothing more to give, and hold
+        back no watermark. None is final, because no file is the end of the input."""
         found = self._files.bounds(replace(stored, offsets=files))
         gone = sorted(files.keys() - {bound.partition for bound in found})
         if gone:
@@ -119,6 +119,9 @@ class HistoryPlanner:
     def committed_by(self) -> StoreIdentity | None:
         return self._topics.committed_by()
 
+    def away(self) -> Unavailable | None:
+        return self._topics.away()
+
     def close(self) -> None:
         self._files.close()
         self._topics.close()
@@ -128,7 +131,7 @@ class HistoryPlanner:
 
 
 class HistoryReader:
-    """Task half."""
+    """The task half."""
 
     def __init__(self, files: SourceReader, topics: SourceReader) -> None:
         self._files, self._topics = files, topics
@@ -145,8 +148,8 @@ class HistoryReader:
 
 
 class HistoryDecoder:
-    """Decodes each part as it is written, and skips the rows that the other part has. The decoder of a part is made
-    when it is first read: files may be gone while the topics are."""
+    """Decodes each part in its own format, and skips the rows that belong to the other part. A part's decoder is made
+    when the part is first read: the files may be gone when the topics are read."""
 
     def __init__(
         self, event_time: str, until: int, files: Callable[[], Decoder], topics: Callable[[], Decoder]
@@ -156,18 +159,25 @@ class HistoryDecoder:
         self._made: dict[bool, Decoder] = {}
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
+        return self.without_skipped(raw, self.with_skipped(raw))
+
+    def with_skipped(self, raw: RawBatch) -> Decoded:
+        """Also the rows that the other part has."""
         part = of_files(raw.partition)
         if part not in self._made:
             self._made[part] = self._makers[part]()
-        decoded = self._made[part].decode_batch(raw)
+        return self._made[part].decode_batch(raw)
+
+    def without_skipped(self, raw: RawBatch, decoded: Decoded) -> Decoded:
+        part = of_files(raw.partition)
         times = pc.fill_null(decoded.rows[self._event_time].cast(pa.int64()), EVENT_TIME_MIN - 1).to_numpy()
-        # What is no time at all is for the dead letters.
+        # Invalid times are left for the dead letters.
         known = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
         skipped = known & ((times >= self._until) if part else (times < self._until))
         count = int(np.count_nonzero(skipped))
         if not count:
             return decoded
-        # A file that has come to the history's end is no further than that: the topic's rows begin there.
+        # A file's rows take the input no further than the history's end, because the topics' rows begin there.
         passed = np.minimum(times[skipped], self._until - 1)
         return replace(
             decoded,

@@ -1,8 +1,8 @@
-"""Columns of JSON: text that is checked where it is read, so that every output can hold it.
+"""JSON columns: text that is checked when it is read, so that every output can hold it.
 
-An object or an array of a record is its own text. Text that a record has (a column of Debezium's, a field of CSV) is
-taken as JSON. A fault is what is not JSON, and what Postgres has no jsonb for: U+0000, half of a surrogate pair,
-numbers of thousands of digits.
+An object or an array in a record is taken as its own text. Text in a record (a Debezium column, a CSV field) is taken
+as JSON. Faults are text that is not JSON, and text that Postgres cannot store as jsonb: U+0000, half of a surrogate
+pair, numbers of thousands of digits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import shown
 from joinery_runtime.sources.records import Decoded, Decoder, Fault, drop_rows, with_bad
 
-_MOST_DIGITS = 1_000  # of a number, also as its exponent makes them
+_MOST_DIGITS = 1_000  # of a number, written out or by its exponent
 
 
 class JsonColumns:
-    """Checks the columns of these names, which `values` decodes as text. A line break between values becomes a
-    blank."""
+    """Checks the columns with these names, which `values` decodes as text. Line breaks, which can only be between
+    values, become blanks."""
 
     def __init__(self, names: Sequence[str], values: Decoder) -> None:
         self._names, self._values = names, values

@@ -1,4 +1,4 @@
-"""JSON records that are as usual, decoded by a kernel: the tables that it reads, and Arrow columns of what it wrote."""
+"""Decodes ordinary JSON records by a kernel: prepares the tables that it reads, and turns its output into columns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from joinery_runtime.sources.json_texts import WantedValue, tree
 from joinery_runtime.sources.records import IntArray
 
 _NO_NAME = -1
-_ROOM = 16  # bytes that the kernel may write or read beyond a text
+_ROOM = 16  # bytes that the kernel may read or write beyond a text
 
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What the kernel made of a batch: `rows` of the records `taken`, in order; the other ones were `given_up`."""
+    """The kernel's result for a batch: `rows` of the records `taken`, in order. The other records were `given_up`."""
 
     rows: pa.Table
     taken: IntArray
@@ -29,8 +29,8 @@ class Usual:
 
 
 class JsonKernel:
-    """Decodes what is usual into rows of `schema`. `paths` are by column; others are fields of the record. They are
-    such as `follows` is true of."""
+    """Decodes ordinary records into rows of `schema`. `paths` maps columns to paths, for which `follows` must be true.
+    Other columns are fields of the record."""
 
     def __init__(self, kernel: Any, schema: pa.Schema, paths: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._kernel, self._schema = kernel, schema
@@ -96,8 +96,8 @@ def _kind(kernel: ModuleType, arrow: pa.DataType) -> tuple[int, int, int]:
 
 
 def follows(paths: Sequence[Path]) -> bool:
-    """Whether the kernel can find all of these: none twice, none inside of what another one takes whole, and nothing
-    that is to be an object and an array."""
+    """Whether the kernel can find all of these paths: none occurs twice, none leads into a value that another one takes
+    as a whole, and no value would have to be both an object and an array."""
 
     def plain(node: WantedValue) -> bool:
         kinds = {type(step) for step in node.inner}
@@ -109,8 +109,8 @@ def follows(paths: Sequence[Path]) -> bool:
 def _tables(
     kernel: ModuleType, paths: Sequence[Path]
 ) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray, IntArray, IntArray]:
-    """The names, each with a quote and room for a word; where each is and what it is; the first entry of each bucket;
-    what is in arrays; and which nodes are arrays: as the kernel's `decode` says."""
+    """Returns tables as described in the kernel's `decode`: the names, each with a quote and room for a word; where
+    each name is and what it stands for; the first entry of each bucket; the items of arrays; which nodes are arrays."""
     text = b""
     table: list[list[int]] = []
     items: list[list[int]] = []
@@ -142,13 +142,13 @@ def _tables(
 
 
 def _needs_escape(name: str) -> bool:
-    """Whether no record can have the name as it is; the kernel gives up names with escapes."""
+    """Whether JSON has to write the name with escapes. The kernel gives up such names."""
     return any(letter in '"\\' or letter < " " for letter in name)
 
 
 def _powers(largest: int) -> IntArray:
-    """The upper 128 bits of powers of ten, rounded down, lower word first; of negative ones rounded up, as Eisel and
-    Lemire have them."""
+    """The upper 128 bits of powers of ten, lower word first, as Eisel and Lemire define them: rounded down, or up for
+    negative powers."""
     words = []
     for power in range(-largest, largest + 1):
         if power >= 0:
@@ -164,7 +164,8 @@ def _powers(largest: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where texts are: addresses of the records' bytes and of their end, and the memory of those with escapes."""
+    """Where texts are stored: the addresses of the records' bytes and of their end, and the memory for texts that had
+    escapes."""
 
     kernel: ModuleType
     data: int
@@ -193,7 +194,7 @@ def _column(arrow: pa.DataType, places: _Places, slots: IntArray, valid: npt.NDA
 
 
 def _texts(places: _Places, slots: IntArray) -> list[npt.NDArray[Any]]:
-    """Offsets and bytes."""
+    """The offsets and the bytes of a text column."""
     offsets = np.empty(len(slots) + 1, np.int32)
     size = places.kernel.lay_out(slots, offsets)
     text = np.empty(size + _ROOM, np.uint8)

@@ -1,6 +1,6 @@
-"""Says what is wrong with one JSON record: for records that a whole-batch parser has already refused.
+"""Explains what is wrong with a single JSON record that a whole-batch parser has already refused.
 
-`explain` only names faults that the parsers refuse for certain; what it cannot judge it leaves to them.
+`explain` names only faults that the parsers certainly refuse. It leaves to them what it cannot judge.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from joinery_runtime.sources.convert import fault
 from joinery_runtime.sources.foreign import looks_like
 
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+_BLANK = " \t\r\n"
+_LINE_OF_MORE = "it may be a line of an array or of an object on several lines; each line of a file is one object"
 _KINDS = {bool: "a boolean", int: "a number", Decimal: "a number", str: "text", list: "an array", type(None): "null"}
 
 
@@ -27,7 +29,7 @@ class Explainer:
         self._checks = [(field, check) for field in schema if (check := _check(field.type)) is not None]
 
     def explain(self, record: bytes) -> str | None:
-        """Why the record is bad, or None if that is for the parsers to say."""
+        """Why the record is bad, or None if only the parsers can say."""
         looks = looks_like(record)
         if looks is not None:
             return f"not JSON: it looks like {looks}"
@@ -35,19 +37,20 @@ class Explainer:
             text = record.decode("utf-8")
         except UnicodeDecodeError as error:
             return f"not UTF-8: byte 0x{record[error.start]:02x} at position {error.start}"
-        if not text.strip(" \t\r\n"):
+        if not text.strip(_BLANK):
             return "empty record"
         try:
             reason = self._judge(_DECODER.decode(text))
-            # Of two equal names the usual decoder takes the last, the parsers the first: be certain before blaming.
+            # Of two equal names, this decoder takes the last and the parsers the first: blame only if both fail.
             return reason and self._judge(_FIRST_NAME_DECODER.decode(text))
         except json.JSONDecodeError as error:
             # One message of Python is "Unterminated string starting at".
-            return f"not JSON: {error.msg.removesuffix(' at')} at character {error.pos}"
+            cut = f"; {_LINE_OF_MORE}" if text.strip(_BLANK)[:1] == "[" or text.strip(_BLANK) == "{" else ""
+            return f"not JSON: {error.msg.removesuffix(' at')} at character {error.pos}{cut}"
         except _ConstantError as error:
             return f"not JSON: {error}"
         except (RecursionError, ValueError, InvalidOperation):
-            # Too deep, an integer of thousands of digits, or an exponent of twenty: limits of Python's.
+            # Limits of Python: deep nesting, an integer of thousands of digits, or an exponent of twenty digits.
             return None
 
     def _judge(self, row: Any) -> str | None:

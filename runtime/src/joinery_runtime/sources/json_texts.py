@@ -1,8 +1,8 @@
-"""The texts that a JSON record has for its values, found by their paths.
+"""Finds the original texts of values in JSON records, by their paths.
 
-Strings columns keep them: numbers, arrays and objects, which Polars would print anew, numbers through a double. Few
-columns have any, so records are looked at only where a value begins like one, and taken apart in Python only where
-patterns cannot tell which of several names counts.
+String columns keep the original text of numbers, arrays and objects, which Polars would reformat (numbers through a
+double). Few columns have such values. So records are searched only where a value begins like one, and parsed in Python
+only where patterns cannot tell which of several names counts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from joinery_runtime.job.model.paths import Path
 
-_NUMBER = r"-?[0-9][-+.0-9eE]*"  # in what is JSON, a token that begins like a number is one
-_ESCAPED_NAME = r'\\[^"\\]*"\s*:'  # in JSON only a name is followed by a colon
+_NUMBER = r"-?[0-9][-+.0-9eE]*"  # in valid JSON, a token that begins like a number is one
+_ESCAPED_NAME = r'\\[^"\\]*"\s*:'  # in JSON, only a name is followed by a colon
 
 
 def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.Series:
-    """A text column of n rows that Polars has read from n records, with numbers, arrays and objects as the records have
-    them."""
+    """Restores the original texts of numbers, arrays and objects in a text column that Polars has read from `values`,
+    one row per record."""
     looks = (
         column.is_between("-", ":", closed="left")
         | column.is_between("[", "\\", closed="left")
@@ -50,24 +50,24 @@ def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.S
 
 
 def _own(record: str, wanted: WantedValue) -> str | None:
-    """The text of a number, an array or an object; None where it is something else."""
+    """The wanted value's text if it is a number, an array or an object, else None."""
     try:
         text = (texts(record, wanted) or {}).get(0, '"')
     except (ValueError, IndexError, RecursionError):
-        return None  # Polars reads what this cannot
+        return None  # Polars reads some records that this parser does not
     return text if text[0] in "-0123456789[{" else None
 
 
 @dataclass(frozen=True, slots=True)
 class WantedValue:
-    """What is wanted of a value: itself, for these columns, and values inside of it by name or position."""
+    """What is wanted of a value: the value itself, for these columns, and inner values by name or position."""
 
     columns: list[int] = field(default_factory=list)
     inner: dict[str | int, WantedValue] = field(default_factory=dict)
 
 
 def tree(paths: Sequence[Path]) -> WantedValue:
-    """The paths of columns 0, 1, ... from the record on."""
+    """Makes a tree, with the record as its root, of the paths of columns 0, 1, ..."""
     root = WantedValue()
     for column, path in enumerate(paths):
         node = root
@@ -78,8 +78,8 @@ def tree(paths: Sequence[Path]) -> WantedValue:
 
 
 def texts(record: str, root: WantedValue) -> dict[int, str] | None:
-    """By column the JSON text that the record has for it; columns that are not there are left out. None: the record is
-    no object. Raises ValueError, IndexError or RecursionError for what is not JSON."""
+    """Returns, by column, the JSON text of its value; missing columns are left out. None if the record is not an
+    object. Raises ValueError, IndexError or RecursionError if it is not JSON."""
     found: dict[int, str] = {}
     at = _space(record, 0)
     if record[at] != "{":
@@ -100,7 +100,7 @@ def _space(text: str, at: int) -> int:
 
 
 def _take(text: str, at: int, node: WantedValue, found: dict[int, str]) -> int:
-    """Takes what is wanted of the value at this place; the place after it."""
+    """Extracts what is wanted of the value at this position. Returns the position after the value."""
     begin = at
     opening = text[at]
     if opening == "{" and any(isinstance(step, str) for step in node.inner):
@@ -156,7 +156,7 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-# Numbers are left as they are: none is too long to be skipped.
+# Numbers are not converted, so none is too long to be skipped.
 _SCANNER: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(
     parse_float=str, parse_int=str, parse_constant=_refuse, strict=False
 ).scan_once  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What the two halves of the Kafka source share: librdkafka's settings and its errors as ours."""
+"""What the two halves of the Kafka source share: librdkafka's settings, and its errors turned into ours."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.kafka_errors import DENIED, MISSING, SILENT, LastError, is_away, soon_back
+from joinery_runtime.kafka_errors import (
+    DENIED,
+    MISSING,
+    SILENT,
+    LastError,
+    check_address,
+    check_tls,
+    is_away,
+    soon_back,
+)
 
 logger = logging.getLogger("joinery.kafka")
 
-# Why a property of the job's is refused: each would change which records an epoch has.
+# Properties that a job may not set, and why: each would change which records an epoch reads.
 _OWNED = {
     "bootstrap.servers": "write it as bootstrapServers",
     "enable.auto.commit": "offsets are committed with the state",
@@ -25,7 +34,7 @@ _OWNED = {
     "enable.partition.eof": "the reader needs it",
     "allow.auto.create.topics": "a missing topic is an error",
 }
-# What only a group's member may be told: the clients that read and ask belong to no group.
+# Properties for the group's member only: the clients that read records and metadata belong to no group.
 _OF_MEMBERS = {
     "group.id",
     "group.instance.id",
@@ -40,7 +49,7 @@ _OF_MEMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A topic, or those that match a pattern, and how to reach them. `properties` are librdkafka's and may hold
+    """A topic, or the topics that match a pattern, and how to reach them. `properties` are librdkafka's and may hold
     secrets."""
 
     input: str
@@ -61,12 +70,12 @@ class Cluster:
         return cls(name, kafka.topics, kafka.bootstrap_servers, kafka.properties)
 
     def at(self, topic: str) -> Cluster:
-        """The same, for errors that are about one topic."""
+        """The same cluster, for errors about one topic."""
         return replace(self, topics=f"topic {topic}")
 
     @property
     def plain_properties(self) -> dict[str, str]:
-        """The job's properties without those of a group's member."""
+        """The job's properties without those for the group's member."""
         return {name: value for name, value in self.properties.items() if name not in _OF_MEMBERS}
 
     def problem(self, what: str, facts: str, todo: str = "") -> SourceError:
@@ -74,15 +83,15 @@ class Cluster:
         return SourceError(f"Input {self.input}: {what}", facts=f"{facts} ({self})", todo=todo)
 
     def away(self, what: str, facts: str) -> SourceUnavailable:
-        """An error that waiting may mend."""
-        todo = "Check bootstrapServers and that the brokers run and can be reached from here"
+        """An error for which waiting may help."""
+        todo = check_address(self.bootstrap_servers, facts)
         return SourceUnavailable(f"Input {self.input}: {what}", facts=f"{facts} ({self})", todo=todo)
 
     def missing(self, facts: str) -> SourceError:
         return self.problem(f"{self.topics} does not exist", facts, "Create it, or correct kafka.topic in the job")
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> SourceError:
-        """A client's error as ours."""
+        """Turns a client's error into ours."""
         cause = error.args[0] if isinstance(error, KafkaException) else error
         if cause.code() in MISSING:
             return self.missing(cause.str())
@@ -94,37 +103,39 @@ class Cluster:
             )
         if is_away(cause):
             return self.away(f"{doing} failed", cause.str())
-        return self.problem(f"{doing} failed", cause.str())
+        return self.problem(f"{doing} failed", cause.str(), check_tls(cause.str()))
 
     def __str__(self) -> str:
         return f"{self.topics}, bootstrapServers {self.bootstrap_servers}"
 
 
 class LoggedErrors(LastError):
-    """Logs each error that differs from the one before; missing rights do not heal by waiting either."""
+    """Logs each error that differs from the one before and says more. Counts missing rights as permanent too."""
 
     permanent: ClassVar[frozenset[int]] = frozenset(DENIED)
 
     def __call__(self, error: KafkaError) -> None:
-        if self._error is None or error.code() != self._error.code():
-            logger.warning("kafka: %s", error.str())
+        before = self._error
         super().__call__(error)
+        says_more = self._error is error
+        if says_more and (before is None or error.code() != before.code()):
+            logger.warning("kafka: %s", error.str())
 
 
-# What a consumer keeps of all of its partitions, beside one answer of a broker: enough while a batch is decoded, and
-# little to throw away when another process reads on.
+# What a consumer queues for all of its partitions, besides one answer of a broker: enough to last while a batch is
+# decoded, and little to throw away when another process reads on.
 _QUEUE_RECORDS, _QUEUE_KB = 20_000, 3_000
-_ANSWER_BYTES = 4 << 20  # of a broker, with all partitions
+_ANSWER_BYTES = 4 << 20  # of one broker, for all partitions
 _MOST_AT_ONCE, _LEAST_AT_ONCE = 1 << 20, 64 << 10  # bytes of one partition in an answer
 
 
 def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 1) -> dict[str, Any]:
     """Settings of a consumer that reads committed records at assigned offsets and leaves no trace in the cluster. With
-    many partitions an answer brings little of each (and it is compressed): few of them would fill the queue before the
-    others come."""
+    many partitions, an answer holds little (compressed) of each: otherwise a few partitions would fill the queue before
+    the others come."""
     share = _ANSWER_BYTES // max(1, partitions)
     return {
-        # Never joined or committed to; the client insists on a name.
+        # The client insists on a group's name, but never joins the group or commits to it.
         "group.id": f"joinery.{cluster.input}",
         "client.id": f"joinery.{cluster.input}",
         # Many small records: fill the queue, and look again soon when it was full (the default is a second).
@@ -133,7 +144,7 @@ def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 
         "fetch.message.max.bytes": max(_LEAST_AT_ONCE, min(share, _MOST_AT_ONCE)),
         "fetch.queue.backoff.ms": 10,
         "fetch.error.backoff.ms": 100,
-        # How long an empty fetch, and with it the news of having reached the end, may take.
+        # The longest time for an empty fetch, and so for learning that the end was reached.
         "fetch.wait.max.ms": 100,
         **soon_back(cluster.plain_properties),
         **cluster.plain_properties,
@@ -149,21 +160,21 @@ def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 
 
 
 def member_settings(cluster: Cluster, group: str, errors: LoggedErrors) -> dict[str, Any]:
-    """Settings of a consumer that joins a group and never fetches. The group's name and the member's own are `group`
+    """Settings of a consumer that joins a group and never fetches. Both the group and the member are called `group`
     (`<job>.<input>`) unless the job names them."""
     classic = cluster.properties.get("group.protocol", "classic") == "classic"
     own = {
-        # A new driver takes over at once instead of waiting for the dead one's session to end. The newer protocol
-        # refuses a second member of the same name until then, which would only be worse.
+        # With it, a new driver takes over at once instead of waiting for the dead one's session to end. In the newer
+        # protocol it would only hurt: until then, that refuses a second member of the same name.
         "group.instance.id": group,
-        # How soon a rebalance, and having been replaced, is heard of (with the newer protocol the broker says).
+        # How soon a member learns of a rebalance, or that it was replaced (in the newer protocol the broker decides).
         "heartbeat.interval.ms": 1_000,
     }
     return {
         **consumer_settings(cluster, errors),
         "group.id": group,
         "client.id": f"joinery.{group}",
-        # How soon a new partition or topic is assigned.
+        # How soon new partitions and topics are assigned.
         "topic.metadata.refresh.interval.ms": 5_000,
         **(own if classic else {}),
         **cluster.properties,
@@ -174,7 +185,7 @@ def member_settings(cluster: Cluster, group: str, errors: LoggedErrors) -> dict[
 
 
 def callbacks(errors: LoggedErrors) -> dict[str, Any]:
-    """Settings that send a client's errors to `errors` instead of, many times a second, to standard error."""
+    """Settings that send a client's errors to `errors`. By default they go to standard error, many times a second."""
     return {"error_cb": errors, "log_level": 0}
 
 
@@ -182,7 +193,7 @@ Client = TypeVar("Client")
 
 
 def connect(client: Callable[[dict[str, Any]], Client], settings: dict[str, Any], cluster: Cluster) -> Client:
-    """Makes a client (which connects later, by itself); a property that librdkafka refuses is a SourceError."""
+    """Makes a client, which connects later on its own. Raises SourceError for a property that librdkafka refuses."""
     try:
         return client(settings)
     except KafkaException as error:

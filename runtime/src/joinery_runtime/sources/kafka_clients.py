@@ -1,12 +1,10 @@
-"""How a reader gets records from Kafka: in batches that a kernel takes apart, or record by record with Python's client.
+"""Clients that fetch records from Kafka: in batches that a kernel takes apart, or record by record by Python's client.
 
-Both see the same: which one a process uses is a matter of time only (decision 20).
+Both return the same records; they differ only in speed (decision 20).
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +16,20 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from joinery_runtime.librdkafka import MessageStruct, UnknownLibrary, address, library, message_error, say_once
 from joinery_runtime.sources.base import PartitionRef, RawBatch
 from joinery_runtime.sources.compiled import kernels
-from joinery_runtime.sources.kafka_client import Cluster, connect, logger
-from joinery_runtime.sources.librdkafka import Handle, UnknownLibrary, address, library
+from joinery_runtime.sources.consumer_handle import ConsumerHandle
+from joinery_runtime.sources.kafka_client import Cluster, connect
 
-MOST_RECORDS = 10_000  # that one call may ask for
-_MOST_BYTES = 1 << 30  # of values in a batch: Arrow's offsets are of 32 bits
+MOST_RECORDS = 10_000  # the most records that one call may ask for
+_MOST_BYTES = 1 << 30  # of values in a batch: Arrow's offsets have 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerEvent:
-    """The news that a partition's end was reached (at `offset`), or an error: of a partition, or, without a topic, of
-    the client as a whole."""
+    """A partition's end was reached (at `offset`), or an error occurred: in a partition or, without a topic, in the
+    client as a whole."""
 
     error: KafkaError
     topic: str | None = None
@@ -39,21 +38,21 @@ class ConsumerEvent:
 
 
 class RecordClient(Protocol):
-    """A consumer that reads the partitions assigned to it, used by one thread at a time. It raises KafkaException; what
-    it meets by the way it tells to the settings' `error_cb`, within `fetch`."""
+    """A consumer that reads the partitions assigned to it. One thread uses it at a time. It raises KafkaException, and
+    reports background errors to the settings' `error_cb` during `fetch`."""
 
     def assign(self, at: Mapping[PartitionRef, int]) -> None:
-        """Fetches these partitions as well, from these offsets."""
+        """Adds these partitions, from these offsets."""
         ...
 
     def unassign(self, refs: Iterable[PartitionRef]) -> None: ...
 
     def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
-        """Waits until there are `most` (up to MOST_RECORDS) records and events, or the time is over."""
+        """Waits for `most` (up to MOST_RECORDS) records and events, or until the time is over."""
         ...
 
     def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
-        """The offsets of the earliest record there is and of the next one to come, asked of the broker."""
+        """Asks the broker for the offsets of the earliest record and of the next one to come."""
         ...
 
     def close(self) -> None: ...
@@ -62,8 +61,8 @@ class RecordClient(Protocol):
 def open_client(
     cluster: Cluster, settings: dict[str, Any], *, keyed: bool, headers: tuple[str, ...] = ()
 ) -> RecordClient:
-    """A client for these settings of Python's client; `keyed`: batches have the records' keys too, and `headers`: these
-    headers."""
+    """Opens a client with these settings, which are those of Python's client. `keyed`: batches also have the records'
+    keys. `headers`: the headers that batches have."""
     try:
         version, kernel = library().rd_kafka_version(), kernels("messages")
     except UnknownLibrary as unknown:
@@ -71,28 +70,22 @@ def open_client(
     if kernel is None:
         return _by_record(cluster, settings, keyed, headers, "its kernel is missing")
     number = f"{version >> 24}.{version >> 16 & 0xFF}.{version >> 8 & 0xFF}"
-    _say(logging.INFO, f"Kafka is read in batches, with librdkafka {number}")
-    return BatchClient(cluster.input, connect(Handle, settings, cluster), kernel, keyed, headers)
+    say_once(logging.INFO, f"Kafka is read in batches, with librdkafka {number}")
+    return BatchClient(cluster.input, connect(ConsumerHandle, settings, cluster), kernel, keyed, headers)
 
 
 def _by_record(
     cluster: Cluster, settings: dict[str, Any], keyed: bool, headers: tuple[str, ...], why: str
 ) -> RecordClient:
-    _say(logging.WARNING, f"Kafka is read record by record, which takes more time: {why}")
+    say_once(logging.WARNING, f"Kafka is read record by record, which takes more time: {why}")
     return MessageClient(cluster.input, connect(Consumer, settings, cluster), keyed, headers)
 
 
-@functools.cache
-def _say(level: int, line: str) -> None:
-    """Once per process."""
-    logger.log(level, "%s", line)
-
-
 class BatchClient:
-    """librdkafka's own batches. The kernel copies the records into Arrow arrays and gives the messages back."""
+    """Fetches librdkafka's own batches. The kernel copies the records into Arrow arrays and frees the messages."""
 
     def __init__(
-        self, name: str, handle: Handle, kernel: ModuleType, keyed: bool, headers: tuple[str, ...] = ()
+        self, name: str, handle: ConsumerHandle, kernel: ModuleType, keyed: bool, headers: tuple[str, ...] = ()
     ) -> None:
         self._input, self._handle, self._kernel, self._keyed = name, handle, kernel, keyed
         self._headers = headers
@@ -127,17 +120,17 @@ class BatchClient:
         facts = (offsets, stamps, self._starts, self._value_bytes, self._key_bytes)
         runs = self._kernel.describe(self._messages, count, _MOST_BYTES, self._timestamp, *facts)
         for run, (start, stop) in enumerate(pairwise(self._starts[: runs + 1].tolist())):
-            message = _Message.from_address(int(self._messages[start]))
+            message = MessageStruct.from_address(int(self._messages[start]))
             topic = self._handle.topic_of(message.topic)
             if message.err:
-                error = self._handle.error_of(int(self._messages[start]), message.err)
+                error = message_error(int(self._messages[start]), message.err)
                 events.append(ConsumerEvent(error, topic, message.partition, message.offset))
                 continue
             assert topic is not None, "a record is of a topic"
             batches.append(
                 RawBatch(
                     PartitionRef(self._input, topic, message.partition),
-                    # Copied, so that a small batch that is kept does not keep all others of its time.
+                    # A copy: otherwise keeping a small batch would keep all others of this call in memory.
                     offsets[start:stop].copy(),
                     self._gathered(start, stop, int(self._value_bytes[run]), keys=False),
                     self._gathered(start, stop, int(self._key_bytes[run]), keys=True) if self._keyed else None,
@@ -148,7 +141,7 @@ class BatchClient:
         return batches, events
 
     def _header(self, start: int, stop: int, name: str) -> pa.BinaryArray:
-        """Record by record: few inputs ask for headers, and these cost a microsecond each."""
+        """Reads a header record by record: few inputs need headers, and one costs a microsecond."""
         return _binary(self._handle.header_of(message, name) for message in self._messages[start:stop].tolist())
 
     def _gathered(self, start: int, stop: int, size: int, *, keys: bool) -> pa.BinaryArray:
@@ -160,28 +153,12 @@ class BatchClient:
         return pa.Array.from_buffers(pa.binary(), records, buffers, nulls)
 
 
-class _Message(ctypes.Structure):
-    """`rd_kafka_message_t`; the kernel knows it too."""
-
-    _fields_ = (
-        ("err", ctypes.c_int),
-        ("topic", ctypes.c_void_p),
-        ("partition", ctypes.c_int32),
-        ("payload", ctypes.c_void_p),
-        ("len", ctypes.c_size_t),
-        ("key", ctypes.c_void_p),
-        ("key_len", ctypes.c_size_t),
-        ("offset", ctypes.c_int64),
-        ("private", ctypes.c_void_p),
-    )
-
-
 class MessageClient:
-    """Python's client, which makes an object of each record."""
+    """Fetches with Python's client, which creates an object for each record."""
 
     def __init__(self, name: str, consumer: Any, keyed: bool, headers: tuple[str, ...] = ()) -> None:
         self._input, self._consumer, self._keyed, self._headers = name, consumer, keyed, headers
-        self._ever: set[tuple[str, int]] = set()  # what was assigned at some time
+        self._ever: set[tuple[str, int]] = set()  # topics and partitions that were assigned at any time
 
     def assign(self, at: Mapping[PartitionRef, int]) -> None:
         self._ever |= {(ref.topic, ref.partition) for ref in at}
@@ -208,8 +185,8 @@ class MessageClient:
         return [self._batch(run) for run in self._runs(messages)], events
 
     def _runs(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
-        """Pieces that are of one partition each. A record is only asked for its topic and partition where there may be
-        several."""
+        """Cuts messages into runs of one partition each. Asks a record for its topic and partition only where there may
+        be several."""
         if not messages:
             return []
         if len(self._ever) == 1:
@@ -235,7 +212,7 @@ class MessageClient:
 
 
 def _last(message: Message, name: str) -> bytes | None:
-    """The last header of that name."""
+    """The value of the last header with this name."""
     found = [value for each, value in message.headers() or () if each == name]
     return found[-1] if found else None
 

@@ -1,8 +1,8 @@
-"""Membership in a Kafka consumer group: which partitions are this driver's, and keeping them while an epoch runs.
+"""Membership in a Kafka consumer group: which partitions this driver owns, and keeping them while an epoch runs.
 
-The member subscribes and polls in a thread of its own and never fetches: tasks read planned ranges with clients that
-belong to no group. What the group is told of offsets is for lag tools; the state store is the truth. Nothing but that
-thread calls the client: it lets one thread in at a time, and another would wait between two polls for a long time.
+The member subscribes and polls in its own thread and never fetches: tasks read planned ranges with clients that belong
+to no group. Offsets committed to the group are for lag tools; the state store is the truth. Only that thread calls the
+client, which lets one thread in at a time: another would wait between two polls for a long time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, connect, logger, member_settings
 from joinery_runtime.store_identity import StoreIdentity
 
-HOLD_SECONDS = 30.0  # how long a rebalance waits for a running epoch
+HOLD_SECONDS = 30.0  # how long a rebalance may wait for a running epoch
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 1.0  # how long `close` waits for offsets that are being published
 _ANSWER_SECONDS = 10.0
@@ -40,12 +40,12 @@ _REFUSED = {
 
 
 class GroupMember:
-    """One input's member of the group. `follow` makes it join; all methods return at once and, but for `close`, raise
-    Fenced when another driver has joined under the member's name, SourceError when the group refuses the member.
+    """One input's member of the group. `follow` makes it join. All methods return at once. Except for `close`, they
+    raise Fenced if another driver has joined under the member's name, and SourceError if the group refuses the member.
 
-    A rebalance that takes held partitions waits until they are released, `hold_seconds` at most; then they are lost.
-    What it tells the group of offsets, it signs with its job's `store`: so the other one of two jobs of one name with
-    different stores can be named.
+    A rebalance that takes held partitions waits until they are released, at most `hold_seconds`. Then they are lost.
+    The member signs the offsets that it commits with its job's `store`, so that of two jobs with one name and different
+    stores, each can name the other.
     """
 
     def __init__(self, cluster: Cluster, name: str, store: StoreIdentity, hold_seconds: float = HOLD_SECONDS) -> None:
@@ -62,15 +62,15 @@ class GroupMember:
         self._hold_seconds = min(hold_seconds, (int(patience) if patience.isdecimal() else _MAX_POLL_MS) / 2000)
         self._changed = Condition()
         self._thread: Thread | None = None
-        # All of these are shared with the thread, under `_changed`.
+        # The thread shares all of these, under `_changed`.
         self._topics: frozenset[str] = frozenset()
         self._starts: dict[PartitionRef, int] = {}
         self._owned: set[PartitionRef] = set()
-        self._leaving: set[PartitionRef] = set()  # owned until the held ones among them are released
+        self._leaving: set[PartitionRef] = set()  # still owned, until the held ones among them are released
         self._held: frozenset[PartitionRef] = frozenset()
         self._lost = False
         self._to_publish: dict[PartitionRef, int] = {}
-        self._told: dict[PartitionRef, int] = {}  # what the group has been told, or is about to be
+        self._told: dict[PartitionRef, int] = {}  # offsets that the group has been told, or is about to be
         self._unacknowledged = 0
         self._failure: JoineryError | None = None
         self._closing = False
@@ -78,7 +78,7 @@ class GroupMember:
     # --- the driver's side --------------------------------------------------------------------------------------------
 
     def follow(self, topics: Collection[str], starts: Mapping[PartitionRef, int]) -> None:
-        """Subscribes to exactly these topics (none: stays as it is). `starts` are next offsets for the partitions."""
+        """Subscribes to exactly these topics (none: changes nothing). `starts` are the partitions' next offsets."""
         with self._changed:
             self._check()
             self._starts = dict(starts)
@@ -93,13 +93,13 @@ class GroupMember:
                 self._subscribe(self._topics.union(topics))
 
     def assigned(self) -> frozenset[PartitionRef]:
-        """Partitions that are this member's and stay so for now."""
+        """The partitions that this member owns and is not about to lose."""
         with self._changed:
             self._check()
             return frozenset(self._owned - self._leaving)
 
     def hold(self, partitions: Collection[PartitionRef]) -> bool:
-        """Keeps these if all are assigned; replaces what was held before."""
+        """Holds these partitions, if all are assigned, instead of those held before."""
         with self._changed:
             self._check()
             self._held, self._lost = frozenset(), False
@@ -110,13 +110,13 @@ class GroupMember:
             return True
 
     def still_held(self) -> bool:
-        """Whether none of the held partitions has been lost."""
+        """Whether the member has kept all held partitions."""
         with self._changed:
             self._check()
             return not self._lost
 
     def release(self, committed: Mapping[PartitionRef, int]) -> None:
-        """Lets a waiting rebalance go on. Next offsets of partitions that are still owned are published soon."""
+        """Lets a waiting rebalance continue. Publishes the next offsets of partitions that are still owned, soon."""
         with self._changed:
             self._starts |= committed
             news = {ref: at for ref, at in committed.items() if ref in self._owned and self._told.get(ref) != at}
@@ -126,7 +126,7 @@ class GroupMember:
             self._changed.notify_all()
 
     def rejoin(self) -> None:
-        """After Fenced: what is followed next is subscribed to anew, and fences who took the name."""
+        """After Fenced, makes the next `follow` join again, which fences the member that took the name."""
         if not isinstance(self._failure, Fenced):
             return
         if self._thread is not None:
@@ -135,7 +135,7 @@ class GroupMember:
             self._thread, self._failure, self._topics = None, None, frozenset()
 
     def committed_by(self) -> StoreIdentity | None:
-        """As `SourcePlanner.committed_by`; None too where the brokers do not answer."""
+        """See `SourcePlanner.committed_by`. None also if the brokers do not answer."""
         partitions = [TopicPartition(ref.topic, ref.partition) for ref in self._starts]
         settings = {name: value for name, value in self._settings.items() if name != "group.instance.id"}
         consumer = connect(Consumer, settings, self._cluster)
@@ -149,8 +149,8 @@ class GroupMember:
         return next((store for store in stores if store is not None), None)
 
     def close(self) -> None:
-        """Publishes what is left and ends the thread. A member with an instance id stays in the group until its session
-        ends or its successor takes over."""
+        """Publishes remaining offsets and ends the thread. A member with an instance id stays in the group until its
+        session ends or its successor takes over."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -159,7 +159,7 @@ class GroupMember:
 
     def _check(self) -> None:
         failure = self._failure
-        if isinstance(failure, Unavailable):  # its thread has ended; what is followed next starts another one
+        if isinstance(failure, Unavailable):  # the thread has ended; the next `follow` starts another one
             self._thread, self._failure, self._topics = None, None, frozenset()
         if failure is not None:
             raise failure
@@ -182,11 +182,11 @@ class GroupMember:
             if self._failure is None:
                 self._fail(self._cluster.failure(error, f"being a member of consumer group {self._group}"))
         except Exception as error:
-            # Nobody else would hear of it: the driver would wait for its partitions for ever.
+            # Nobody else would notice, and the driver would wait for its partitions for ever.
             self._fail(self._cluster.problem(f"being a member of consumer group {self._group} failed", repr(error)))
         finally:
             with self._changed:
-                if self._thread is current_thread():  # else another one has joined anew
+                if self._thread is current_thread():  # else another thread has joined again
                     self._lost |= bool(self._held)
                     self._owned, self._leaving = set(), set()
             consumer.close()
@@ -213,11 +213,11 @@ class GroupMember:
         with self._changed:
             refs = self._refs(partitions)
             for ref, partition in zip(refs, partitions, strict=True):
-                # One that the driver has not seen yet is new: it is read from its earliest record.
+                # A partition that the driver has not seen yet is new, and is read from its earliest record.
                 partition.offset = self._starts.get(ref, OFFSET_BEGINNING)
             (consumer.incremental_assign if self._incremental else consumer.assign)(partitions)
             consumer.pause(partitions)
-            # Tells who has them now, too.
+            # Publishing also shows in the group which job has them now.
             known = {ref: self._starts[ref] for ref in refs if ref in self._starts}
             self._to_publish |= known
             self._told |= known
@@ -254,7 +254,8 @@ class GroupMember:
             self._told.pop(ref, None)
 
     def _publish(self, consumer: Any) -> None:
-        """Asynchronously: the broker gets it before the answer to a rebalance, which goes the same way."""
+        """Commits offsets asynchronously. They reach the broker before the answer to a rebalance, which takes the same
+        connection."""
         with self._changed:
             offsets, self._to_publish = self._to_publish, {}
             if not offsets:
@@ -272,8 +273,8 @@ class GroupMember:
         with self._changed:
             self._unacknowledged -= 1
             if error is not None:
-                self._told.clear()  # the next release tells all again
-        # A member that was replaced says so by itself; its client refuses everything from then on, as a fatal error.
+                self._told.clear()  # the next release publishes all offsets again
+        # A replaced member reports that itself. From then on its client refuses everything with a fatal error.
         if error is not None and _FENCED not in error.str() and error.code() != KafkaError._FATAL:
             logger.warning("kafka group %s: offsets were not published: %s", self._group, error.str())
 

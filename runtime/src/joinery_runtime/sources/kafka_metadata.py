@@ -1,4 +1,4 @@
-"""Questions to a Kafka cluster: which topics there are, what each one's id and partitions are, and its offsets."""
+"""Metadata of a Kafka cluster: which topics exist, their ids and partitions, and offsets."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicDescription
 
 from joinery_runtime import kafka_errors
-from joinery_runtime.errors import SourceError
-from joinery_runtime.kafka_errors import MISSING, NO_ANSWER, no_offset, soon_back, tls_port
+from joinery_runtime.errors import SourceError, SourceUnavailable
+from joinery_runtime.kafka_errors import ASK_SECONDS, MISSING, NO_ANSWER, no_offset, silence, soon_back, tls_port
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, callbacks, connect
 
 _ANSWER_SECONDS = 15.0  # how long a broker may take to answer
-_TURN_SECONDS = 1.0  # how often a wait is checked for an error that time does not heal
+_TURN_SECONDS = 1.0  # how often a wait is checked for an error for which waiting does not help
 
 _URL_SAFE = str.maketrans("+/", "-_")
-_NO_RECORD = -1  # has the timestamp that was asked for, or a later one
+_NO_RECORD = -1  # the offset if no record has the timestamp that was asked for, or a later one
 _UNSETTLED = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -33,7 +33,7 @@ _UNSETTLED = {
 }
 
 HIGH_WATERMARK: Final = "high watermark"
-"""The offset after the newest record, also of a transaction that is open."""
+"""The offset after the newest record, including records of open transactions."""
 OffsetQuery: TypeAlias = OffsetSpec | Literal["high watermark"]
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ OffsetFutures = Mapping[PartitionRef, "Future[ListOffsetsResultInfo]"]
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic that exists. `id` tells it from others of the same name ("" where the broker has no ids)."""
+    """An existing topic. `id` tells it from others of the same name ("" if the broker has no ids)."""
 
     name: str
     id: str
@@ -50,8 +50,8 @@ class Topic:
 
 
 class KafkaMetadata:
-    """All methods raise SourceUnavailable when the broker does not answer, and SourceError when it refuses the login or
-    denies the access."""
+    """Queries a cluster. All methods raise SourceUnavailable if the broker does not answer, and SourceError if it
+    refuses the login or denies access."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._errors = cluster, LoggedErrors()
@@ -62,8 +62,12 @@ class KafkaMetadata:
         }
         self._client = connect(AdminClient, {**settings, **callbacks(self._errors)}, cluster)
 
+    def away(self) -> SourceUnavailable | None:
+        why = silence(self._client, self._errors, ASK_SECONDS)
+        return None if why is None else self._cluster.away("the Kafka broker does not answer", why)
+
     def names(self) -> set[str]:
-        """All topics that may be seen, internal ones too."""
+        """The names of all visible topics, including internal ones."""
         self._errors.forget()
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
@@ -75,7 +79,7 @@ class KafkaMetadata:
                     raise self._unanswered(error.args[0], self._cluster) from error
 
     def topics(self, names: Collection[str]) -> dict[str, Topic]:
-        """Those of the topics that exist, by name."""
+        """The topics among `names` that exist, by name."""
         if not names:
             return {}
         asked = self._client.describe_topics(TopicCollection(list(names)), request_timeout=_ANSWER_SECONDS)
@@ -83,8 +87,8 @@ class KafkaMetadata:
         return {name: topic for name, topic in found.items() if topic is not None}
 
     def offsets(self, partitions: Collection[PartitionRef], *specs: OffsetQuery) -> list[dict[PartitionRef, int]]:
-        """For each spec the offsets of committed records (HIGH_WATERMARK: of all); -1 where no record has its timestamp
-        or a later one. Leaders that move and partitions that have just been made are asked again for a while."""
+        """For each spec, the offsets among committed records (HIGH_WATERMARK: among all). -1 if no record has the
+        spec's timestamp or a later one. Retries for a while when leaders move or partitions have just been created."""
         deadline = time.monotonic() + kafka_errors.SETTLE_SECONDS
         while True:
             asked = [self.ask(partitions, spec) for spec in specs]
@@ -94,7 +98,7 @@ class KafkaMetadata:
             time.sleep(kafka_errors.RETRY_SECONDS)
 
     def ask(self, partitions: Collection[PartitionRef], spec: OffsetQuery) -> OffsetFutures:
-        """One request for all partitions (with none the client raises)."""
+        """Sends one request for all partitions, if there are any: the client raises for none."""
         if not partitions:
             return {}
         wanted = {TopicPartition(ref.topic, ref.partition): ref for ref in partitions}
@@ -106,7 +110,7 @@ class KafkaMetadata:
         return {wanted[key]: answer for key, answer in asked.items()}
 
     def answers(self, asked: OffsetFutures) -> dict[PartitionRef, int]:
-        """The offsets that were asked for."""
+        """Waits for the offsets that were asked for."""
         for ref, error in self._failures(asked):
             raise self._unanswered(error, self._cluster.at(ref.topic)) from KafkaException(error)
         return {ref: int(answer.result().offset) for ref, answer in asked.items()}
@@ -134,7 +138,7 @@ class KafkaMetadata:
         )
 
     def _result(self, asked: Future[Result]) -> Result:
-        """Waits in short turns: a refused login is reported between them, and needs no patience."""
+        """Waits for an answer in short turns. Stops early if a refused login is reported in between."""
         if not asked.done():
             self._errors.forget()
         deadline = time.monotonic() + _ANSWER_SECONDS
@@ -144,25 +148,31 @@ class KafkaMetadata:
             except TimeoutError:
                 self._client.poll(0)
                 if self._errors.denied is not None or time.monotonic() >= deadline:
-                    raise self._silence(self._cluster) from None
+                    raise self._silence(self._cluster, self._waited()) from None
 
     def _unanswered(self, error: KafkaError, cluster: Cluster) -> SourceError:
         self._client.poll(0)
         if self._errors.denied is None and error.code() not in NO_ANSWER:
             return cluster.failure(error, "asking for offsets")
-        return self._silence(cluster)
+        # The client's own limit may end a moment before this class's, and its text names an internal step.
+        timed_out = error.code() == KafkaError._TIMED_OUT
+        return self._silence(cluster, self._waited() if timed_out else error.str())
 
-    def _silence(self, cluster: Cluster) -> SourceError:
+    @staticmethod
+    def _waited() -> str:
+        return f"waited {_ANSWER_SECONDS:.0f} s"
+
+    def _silence(self, cluster: Cluster, what: str) -> SourceError:
         if self._errors.denied is not None:
             return cluster.failure(self._errors.denied, "connecting")
         secure = tls_port(cluster.bootstrap_servers, cluster.properties)
         if secure is not None:
             todo = "Set security.protocol: SSL (or SASL_SSL, with a login) in kafka.properties"
             return cluster.problem("the port speaks TLS, and the job does not", secure, todo)
-        return cluster.away("the Kafka broker does not answer", f"waited {_ANSWER_SECONDS:.0f} s; {self._errors}")
+        return cluster.away("the Kafka broker does not answer", f"{what}; {self._errors}")
 
 
 def _topic_id_text(topic_id: Uuid) -> str:
-    """As Kafka's own tools print it: base64 that is safe in URLs. All zeros stand for none."""
+    """A topic id as Kafka's own tools print it, in URL-safe base64. All zeros mean no id: ""."""
     known = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
     return str(topic_id).translate(_URL_SAFE) if known else ""

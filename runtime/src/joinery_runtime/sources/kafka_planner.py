@@ -1,4 +1,4 @@
-"""The driver half of the Kafka source: which partitions there are, whose they are, and how far each can be read now."""
+"""The driver half of the Kafka source: which partitions exist, who owns them, and how far each can be read now."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from confluent_kafka.admin import OffsetSpec
 
-from joinery_runtime.errors import DataLoss
+from joinery_runtime.errors import DataLoss, Unavailable
 from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.job.model.wording import counted
@@ -20,11 +20,12 @@ from joinery_runtime.store_identity import StoreIdentity
 
 
 class KafkaPlanner:
-    """Bounds are fresh at every call; what `latest` and a timestamp mean is fixed when a partition is first seen. The
-    job is a member of the consumer group `<job>.<input>` from the first call on, which never waits for it.
+    """Plans a Kafka input. Every call gives fresh bounds, but the meaning of `latest` and of a timestamp is fixed when
+    a partition is first seen. The first call makes the job a member of the consumer group `<job>.<input>`, without
+    waiting for that.
 
-    `since` (ms, None: any time): records from this event time on are needed, and those that are earlier by their Kafka
-    timestamps may be gone."""
+    `since` (ms, None: any time): the input needs records from this event time on. Records with earlier Kafka timestamps
+    may be gone."""
 
     def __init__(
         self, name: str, kafka: KafkaInput, job_name: str, store: StoreIdentity, since: int | None = None
@@ -37,7 +38,7 @@ class KafkaPlanner:
         self._positions = Positions(kafka, self._admin)
         self._ids: dict[str, str] = {}
         self._ends: dict[PartitionRef, int] = {}
-        self._reported: set[tuple[PartitionRef, int]] = set()  # losses that the job allows, by stored offset
+        self._reported: set[tuple[PartitionRef, int]] = set()  # losses that the job allows, with the stored offset
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         ours = {
@@ -73,7 +74,7 @@ class KafkaPlanner:
         ]
 
     def forget_starts(self) -> None:
-        """Before anything of the input has been read: where its partitions start is asked for anew."""
+        """See `TopicPlanner.forget_starts`."""
         self._positions.forget_starts()
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
@@ -86,7 +87,7 @@ class KafkaPlanner:
         return self._topics.gone(partitions, topic_ids)
 
     def hold(self, partitions: Collection[PartitionRef]) -> bool:
-        # The plan of an earlier driver is replayed before any bounds are asked for.
+        # An earlier driver's plan is replayed before any call of `bounds`.
         self._member.follow_also({ref.topic for ref in partitions})
         return self._member.hold(partitions)
 
@@ -102,11 +103,14 @@ class KafkaPlanner:
     def committed_by(self) -> StoreIdentity | None:
         return self._member.committed_by()
 
+    def away(self) -> Unavailable | None:
+        return self._admin.away()
+
     def close(self) -> None:
         self._member.close()
 
     def _forget_former(self, topics: Mapping[str, Topic]) -> None:
-        """What was resolved for a topic counts for it, not for another one of the same name."""
+        """Forgets what was resolved for topics that were since replaced by others of the same name."""
         former = {name for name, topic in topics.items() if self._ids.get(name, topic.id) != topic.id}
         forgotten = [ref for ref in self._ends if ref.topic in former]
         self._positions.forget(forgotten)
@@ -118,8 +122,8 @@ class KafkaPlanner:
         self, ref: PartitionRef, start: int, stop: int | None, offsets: LogOffsets, topic: Topic, *, held: bool
     ) -> Bounds:
         lost = 0
-        # Whether what another member has can still be read here is judged when it comes back.
-        # Nor is anything lost of one that has been read to its stop.
+        # A loss in a partition of another member is judged when the partition comes back. A partition that was read to
+        # its stop cannot lose anything.
         if held and not (stop is not None and start >= stop) and not offsets.earliest <= start <= offsets.stable:
             start, lost = self._after_loss(ref, start, offsets)
         end = max(start, offsets.stable if stop is None else min(stop, offsets.stable))
@@ -128,8 +132,8 @@ class KafkaPlanner:
         return Bounds(ref, start, end, final, lost, held, stop, topic.id, undecided=max(0, last - end))
 
     def _check_since(self, since: int, found: Mapping[PartitionRef, LogOffsets]) -> None:
-        """Checks partitions whose first records are gone, and that are read from their earliest one: whether those from
-        `since` on are there, as far as Kafka's timestamps tell."""
+        """Checks whether records from `since` on still exist, as far as Kafka's timestamps tell. `found` are partitions
+        whose first records are gone and which are read from the earliest one."""
         (first,) = self._admin.offsets(found, OffsetSpec.for_timestamp(since)) if found else ({},)
         for ref, offset in first.items():
             offsets = found[ref]
@@ -152,8 +156,8 @@ class KafkaPlanner:
                 self._reported.add((ref, offsets.earliest))
 
     def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets) -> tuple[int, int]:
-        """Where to go on, and how many offsets are gone. Retention takes records that were not read: what is left of
-        them comes next. A truncated log has lost records that were read: what is left was read, too."""
+        """Returns where to go on, and how many offsets are gone. Retention deletes unread records: reading goes on with
+        the first one left. A truncated log has lost records that were read: everything left was read too."""
         if position < offsets.earliest:
             following, lost = offsets.earliest, offsets.earliest - position
             gone, place = f"{counted(lost, 'record', 'are')} gone", "the earliest offset"

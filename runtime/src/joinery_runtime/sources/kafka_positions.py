@@ -1,4 +1,4 @@
-"""Where reading starts and stops: what `startFrom` and `stopAt` mean for the partitions at hand."""
+"""Resolves `startFrom` and `stopAt`: where reading starts and stops in each partition."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from joinery_runtime.sources.kafka_metadata import HIGH_WATERMARK, KafkaMetadata
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets:
-    """The offsets that the broker has of a partition: `earliest <= offset < stable` can be read, `stable <= offset <
-    high` wait for a transaction to end."""
+    """A partition's offsets at the broker: `earliest <= offset < stable` can be read, `stable <= offset < high` wait
+    for a transaction to end."""
 
     earliest: int
     stable: int
@@ -27,15 +27,15 @@ LogOffsetsByPartition = Mapping[PartitionRef, LogOffsets]
 
 
 def log_offsets(admin: KafkaMetadata, partitions: Collection[PartitionRef]) -> dict[PartitionRef, LogOffsets]:
-    """What the broker has of each now."""
+    """Asks the broker for the present offsets of each partition."""
     earliest, stable, high = admin.offsets(partitions, OffsetSpec.earliest(), OffsetSpec.latest(), HIGH_WATERMARK)
-    # The answers are not of one moment: what is written between them may be in one and not in the other.
+    # The answers come at different moments: one may include a record that another does not.
     return {ref: LogOffsets(earliest[ref], stable[ref], max(stable[ref], high[ref])) for ref in partitions}
 
 
 class Positions:
-    """Resolves both once per partition. A partition that appears when others have been resolved or stored already holds
-    records that nobody has seen: it starts at the earliest."""
+    """Resolves the start and the stop of each partition once. A partition that appears after others have been resolved
+    or stored holds records that nobody has seen, so it starts at the earliest."""
 
     def __init__(self, kafka: KafkaInput, admin: KafkaMetadata) -> None:
         self._kafka, self._admin = kafka, admin
@@ -44,19 +44,20 @@ class Positions:
         self._stops: dict[PartitionRef, int] = {}
 
     def forget(self, partitions: Collection[PartitionRef]) -> None:
-        """What was resolved for them is of a topic that is no more."""
+        """Forgets what was resolved for partitions of a topic that no longer exists."""
         for ref in partitions:
             self._starts.pop(ref, None)
             self._stops.pop(ref, None)
 
     def forget_starts(self) -> None:
-        """Nothing has been read yet: where partitions start is asked for anew."""
+        """Forgets all starts, so that they are resolved again. Only before anything has been read."""
         self._seen, self._starts = False, {}
 
     def starts(
         self, stored: Mapping[PartitionRef, int], found: LogOffsetsByPartition, *, later: bool
     ) -> dict[PartitionRef, int]:
-        """The next offset of each: the stored one, else what `startFrom` says. `later`: not the input's first start."""
+        """The next offset of each partition: the stored one, else that of `startFrom`. `later`: this is not the input's
+        first start."""
         fresh = [ref for ref in found if ref not in stored and ref not in self._starts]
         if fresh:
             known = later or self._seen
@@ -65,8 +66,8 @@ class Positions:
         return {ref: stored[ref] if ref in stored else self._starts[ref] for ref in found}
 
     def stops(self, stored: Mapping[PartitionRef, int], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:
-        """The first offset of each that is not to be read, where that is known by now. Offsets that the job names come
-        before stored ones, and these before anything that would be another answer today."""
+        """The first offset not to be read of each partition, where known. Offsets that the job names win over stored
+        ones. Stored ones win over asking the broker, whose answer could be different today."""
         named = self._kafka.stop_at.offsets if isinstance(self._kafka.stop_at, AtOffsets) else {}
         given = {ref: named.get(ref.partition, stored.get(ref)) for ref in found}
         fixed = {} if self._kafka.stop_at is None else {ref: stop for ref, stop in given.items() if stop is not None}
@@ -90,7 +91,7 @@ class Positions:
         if not isinstance(stop, AtTimestamp):
             return {ref: found[ref].stable for ref in partitions}
         (offsets,) = self._admin.offsets(partitions, OffsetSpec.for_timestamp(stop.timestamp))
-        # Without such a record the end is known only once that time has passed.
+        # If no record has that timestamp or a later one, the end is known only once that time has passed.
         passed = stop.timestamp <= time.time() * 1000
         known = [ref for ref in partitions if offsets[ref] >= 0 or passed]
         return {ref: offsets[ref] if offsets[ref] >= 0 else found[ref].stable for ref in known}

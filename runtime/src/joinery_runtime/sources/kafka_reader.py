@@ -1,4 +1,4 @@
-"""The task half of the Kafka source: exactly the records of planned ranges, with a client that reads ahead."""
+"""The task half of the Kafka source: reads exactly the records of planned ranges, with a client that reads ahead."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
 from joinery_runtime.sources.kafka_clients import MOST_RECORDS, ConsumerEvent, RecordClient, open_client
 
-_AHEAD_BYTES = 64 << 20  # of records that were taken from the client and are not asked for yet
-# A batch of fewer records is handed out with its neighbours: at a steady rate a fetch brings a few records, and what
-# decodes and prepares them takes a millisecond per batch.
+_AHEAD_BYTES = 64 << 20  # of records that were fetched and are not asked for yet
+# A batch of fewer records is handed out together with its neighbours: at a steady rate a fetch brings few records, and
+# decoding and preparing takes a millisecond per batch.
 _SMALL = 256
-_OUTGROWN = 4  # times more partitions than a consumer was made for need another one
+_OUTGROWN = 4  # this many times more partitions than a consumer was made for need a new consumer
 _POLL_SECONDS = 0.05
-_STALLED_SECONDS = 30.0  # a planned record that has not come by then is an error
+_STALLED_SECONDS = 30.0  # if no planned record has come by then, that is an error
 _GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 
-Planned = dict[PartitionRef, Range]  # what is still to be read
+Planned = dict[PartitionRef, Range]  # the ranges that are still to be read
 
 
 @dataclass(slots=True)
 class _Partition:
-    """What is known of a partition that this process reads: `seen`, offsets below it will not come any more;
-    `position`, where the next range is expected to start, -1 while one is read; `assigned`, whether the consumer
-    fetches it. `ahead` are batches that were fetched and are not asked for, with the bytes that each keeps in memory,
-    also when most of it has been handed out; `lost` counts offsets that were skipped and not yet told of."""
+    """The state of a partition that this process reads. No offset below `seen` will come any more. `position` is where
+    the next range is expected to start, or -1 while a range is read. `assigned`: the consumer fetches it. `ahead` holds
+    batches that were fetched but not asked for, with the bytes that each keeps in memory, even once most of it has been
+    handed out. `lost` counts offsets that were skipped but not yet reported."""
 
     seen: int
     position: int = -1
@@ -49,10 +49,10 @@ class _Partition:
 
 
 class KafkaReader:
-    """One consumer for all partitions of an input that this process reads. Records are handed out as they come, so that
-    no partition waits for another one; what comes beyond the planned ranges is kept for the next call, up to
-    `_AHEAD_BYTES`. `keyed`: batches have the records' keys too; `headers`: and these headers. Used by one thread at a
-    time."""
+    """Reads all partitions of an input that belong to this process, with one consumer. Hands records out as they come,
+    so that no partition waits for another. Keeps records beyond the planned ranges for the next call, up to
+    `_AHEAD_BYTES`. `keyed`: batches also have the records' keys. `headers`: the headers that batches have. One thread
+    uses it at a time."""
 
     def __init__(self, name: str, kafka: KafkaInput, *, keyed: bool = False, headers: Sequence[str] = ()) -> None:
         self._cluster, self._keyed, self._headers = Cluster.of(name, kafka), keyed, tuple(headers)
@@ -78,15 +78,15 @@ class KafkaReader:
     # --- which partitions are fetched ---------------------------------------------------------------------------------
 
     def _prepare(self, waiting: Planned) -> None:
-        """Has the consumer fetch these from where they begin, or from where what is kept of them ends."""
+        """Makes the consumer fetch these ranges from their start, or from the end of what is kept of them."""
         known = {ref: self._partitions[ref] for ref in waiting if ref in self._partitions}
         moved = [ref for ref, partition in known.items() if partition.position != waiting[ref].start]
         if moved:
-            # Another process has read them meanwhile, and most likely the rest of what this one had too.
+            # Another process has read them meanwhile, and most likely also the other partitions that this one had.
             self._forget([*moved, *(ref for ref in self._partitions if ref not in waiting)])
         for ref, planned in waiting.items():
             partition = self._partitions.setdefault(ref, _Partition(planned.start))
-            # Until a range has been read whole, what was handed out of it cannot be read again without a seek.
+            # Until a range has been read completely, the part already handed out cannot be read again without a seek.
             partition.position = -1
         if self._client is None or len(self._partitions) > _OUTGROWN * self._made_for:
             self._connect(len(self._partitions))
@@ -107,7 +107,7 @@ class KafkaReader:
         return self._client
 
     def _assign(self, refs: Iterable[PartitionRef]) -> None:
-        """Those that are not assigned yet, from what has been seen of them."""
+        """Assigns those that are not assigned yet, from the offset up to which they have been seen."""
         added = [ref for ref in refs if not self._partitions[ref].assigned]
         if added:
             self._connected.assign({ref: self._partitions[ref].seen for ref in added})
@@ -132,8 +132,8 @@ class KafkaReader:
         self._assign([ref])
 
     def _limit_ahead(self, waiting: Planned, planned: Collection[PartitionRef]) -> None:
-        """When too much is kept: what was not asked for in this call goes, and what has been read is not fetched
-        further before it is asked for."""
+        """If too much is kept, drops the partitions that this call did not ask for, and stops fetching those that have
+        been read until they are asked for again."""
         if sum(partition.ahead_bytes for partition in self._partitions.values()) > _AHEAD_BYTES:
             self._forget([ref for ref in self._partitions if ref not in planned])
             self._unassign([ref for ref in self._partitions if ref not in waiting])
@@ -141,8 +141,8 @@ class KafkaReader:
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _hand_out(self, waiting: Planned, refs: Iterable[PartitionRef]) -> Iterator[RawBatch]:
-        """What is there of the planned ranges of these partitions; those that have been read whole are not waited for
-        any more."""
+        """Yields what has been fetched of the planned ranges of these partitions. Removes ranges that have been read
+        completely from `waiting`."""
         for ref in refs:
             if ref not in waiting:
                 continue
@@ -175,12 +175,12 @@ class KafkaReader:
                 del waiting[ref]
 
     def _fetch(self, waiting: Planned) -> list[PartitionRef]:
-        """Takes the next records, or the news that there are none up to an offset, from the client. Returns which of
-        the waiting partitions got any."""
+        """Takes records from the client, or the news that there are none up to an offset. Returns the waiting
+        partitions that got any."""
         deadline = time.monotonic() + _STALLED_SECONDS
         self._errors.forget()
         while time.monotonic() < deadline:
-            # Asking for more than is planned would wait for it; offsets with no record still cost one poll.
+            # Asking for more than is planned would wait for it. Offsets without a record still cost one poll.
             missing = sum(max(1, each.end_exclusive - self._partitions[ref].seen) for ref, each in waiting.items())
             batches, events = self._connected.fetch(min(MOST_RECORDS, missing), _POLL_SECONDS)
             came = {batch.partition for batch in batches if self._take(batch)}
@@ -193,7 +193,7 @@ class KafkaReader:
                 raise self._cluster.failure(self._errors.denied, "reading")
         short = [ref for ref, each in waiting.items() if self._watermarks(ref)[1] < each.end_exclusive]
         for ref in short:
-            # It did not when the range was planned.
+            # When the range was planned, the log did not end before it.
             facts = ", and the log ends before that now: it was truncated"
             todo = "Set onDataLoss: continue to go on without them"
             self._skip_to(waiting[ref].end_exclusive, ref, waiting[ref], facts, todo)
@@ -211,12 +211,12 @@ class KafkaReader:
         return self._partitions[ref].lost > 0 or self._partitions[ref].seen >= planned.end_exclusive
 
     def _take(self, batch: RawBatch) -> bool:
-        """Puts records to what is ahead of their partition; False for those that were on their way when the partition
-        was let go."""
+        """Adds records to `ahead` of their partition. Returns False if the partition was dropped while they were on
+        their way."""
         partition = self._partitions.get(batch.partition)
         if partition is None or not partition.assigned:
             return False
-        # An offset and a timestamp of eight bytes each come with every record.
+        # Every record also has an offset and a timestamp of eight bytes each.
         partition.ahead.append((batch, batch.bytes + 16 * len(batch.offsets)))
         partition.seen = int(batch.offsets[-1]) + 1
         return True
@@ -224,8 +224,8 @@ class KafkaReader:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _heed(self, event: ConsumerEvent, waiting: Planned) -> None:
-        """The news that an end was reached, or an error. An error of a partition that nobody waits for is found again
-        when it is read."""
+        """Handles an event: an end was reached, or an error occurred. An error of a partition that nobody waits for
+        will show again when the partition is read."""
         error = event.error
         ref = None if event.topic is None else PartitionRef(self._cluster.input, event.topic, event.partition)
         if ref is not None and (ref not in self._partitions or not self._partitions[ref].assigned):
@@ -245,9 +245,10 @@ class KafkaReader:
             raise self._cluster.at(ref.topic).failure(error, f"reading partition {_name(ref)}")
 
     def _lose(self, error: KafkaError, ref: PartitionRef, planned: Range) -> None:
-        """Goes on at the earliest offset there is, or at the range's end if that comes first.
+        """Continues at the earliest existing offset, or at the range's end if that comes first.
 
-        The news may be old, of an offset that was read before the last seek: then nothing of this range is gone.
+        The error may be outdated, about an offset that was read before the last seek. Then nothing of this range is
+        gone.
         """
         seen, (earliest, latest) = self._partitions[ref].seen, self._watermarks(ref)
         if earliest <= seen <= latest:
@@ -258,7 +259,7 @@ class KafkaReader:
         self._skip_to(following, ref, planned, f"; {error.str()}", todo)
 
     def _skip_to(self, offset: int, ref: PartitionRef, planned: Range, facts: str, todo: str) -> None:
-        """Counts what is before this offset as lost and goes on there; DataLoss unless the job allows it."""
+        """Counts the offsets before this one as lost and continues there. Raises DataLoss unless the job allows it."""
         if not self._skip:
             raise DataLoss(
                 f"Input {self._cluster.input}: records of partition {_name(ref)} are gone",
@@ -270,13 +271,13 @@ class KafkaReader:
         self._go_on(ref, offset)
 
     def _watermarks(self, ref: PartitionRef) -> tuple[int, int]:
-        """The offsets of the earliest record there is and of the next one to come."""
+        """The offsets of the earliest record and of the next one to come."""
         try:
             return watermarks(lambda: self._connected.watermarks(ref, _STALLED_SECONDS))
         except KafkaException as problem:
             cluster, error = self._cluster.at(ref.topic), problem.args[0]
             doing = f"asking for the offsets of {_name(ref)}"
-            # A client that never met a broker knows no partition: whether the topic is gone is for the driver to judge.
+            # A client that never reached a broker knows no partitions. The driver judges whether the topic is gone.
             if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
                 raise cluster.away(f"{doing} failed", f"{error.str()}; {self._errors}") from problem
             raise cluster.failure(problem, doing) from problem

@@ -1,4 +1,4 @@
-"""Which topics an input has now: the one that it names, or those that match its pattern, and what became of others."""
+"""Finds an input's present topics (the named one, or those that match its pattern) and what became of others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class InputTopics:
         self._pattern = re.compile(kafka.topic_pattern) if kafka.topic_pattern is not None else None
         self._matching: set[str] = {kafka.topic} if kafka.topic is not None else set()
         self._listed_at = float("-inf")
-        self._settled: set[tuple[str, str]] = set()  # former topics (name and id) that were reported and are no error
+        self._settled: set[tuple[str, str]] = set()  # former topics (name, id) that were reported and are not an error
         self._waiting = False
 
     def named(self, topic: str) -> bool:
-        """Whether a topic of this name is the input's."""
+        """Whether a topic with this name belongs to the input."""
         if self._pattern is None:
             return topic == self._kafka.topic
         return not topic.startswith(_INTERNAL) and self._pattern.fullmatch(topic) is not None
@@ -37,7 +37,7 @@ class InputTopics:
     def existing(self, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
         """The topics that exist, by name. `ends` are the newest known ends of partitions.
 
-        Raises SourceError when the named topic does not exist, DataLoss when a matching one was deleted before it was
+        Raises SourceError if the named topic does not exist, and DataLoss if a matching one was deleted before it was
         read to its known end.
         """
         read_before = {ref.topic for ref in stored.offsets}
@@ -55,13 +55,13 @@ class InputTopics:
         return found
 
     def valid(self, stored: StoredOffsets, found: Mapping[str, Topic]) -> StoredOffsets:
-        """What is stored of the topics that exist. Raises DataLoss when one of them was recreated meanwhile."""
+        """The stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""
         valid = {name for name, topic in found.items() if not self._is_another(topic, stored)}
         offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic in valid}
         return replace(stored, offsets=offsets, stops={r: stop for r, stop in stored.stops.items() if r.topic in valid})
 
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
-        """Planned partitions of topics that are no more. Raises DataLoss unless the job allows it."""
+        """Planned partitions of topics that were deleted or recreated. Raises DataLoss unless the job allows it."""
         topics = {ref.topic for ref in partitions}
         found = self._admin.topics(topics)
         former = {name for name in topics if self._is_former(name, topic_ids.get(name, ""), found.get(name))}
@@ -106,14 +106,14 @@ class InputTopics:
         self._warn(topic, topic_id, what, facts)
 
     def _warn(self, topic: str, topic_id: str, what: str, facts: str) -> None:
-        """Once for each topic that was."""
+        """Warns once for each former topic."""
         if (topic, topic_id) not in self._settled:
             logger.warning("input %s: topic %s %s: %s", self._cluster.input, topic, what, facts)
         self._settled.add((topic, topic_id))
 
 
 def _differ(stored_id: str, topic_id: str) -> bool:
-    """A broker without topic ids cannot tell."""
+    """Whether the ids are known to differ. A broker without topic ids cannot tell."""
     return bool(stored_id and topic_id and stored_id != topic_id)
 
 

@@ -1,4 +1,4 @@
-"""Columns that do not come from a record's value: its key, headers, timestamp, and place in Kafka."""
+"""Decodes columns that do not come from a record's value, but from its key, headers, timestamp or place in Kafka."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from joinery_runtime.sources.records import ByValue, Decoded, Decoder, Fault, In
 
 
 class MetadataDecoder:
-    """Adds `columns`, which have an origin, to the rows of `values`, in the order of `schema`. Where `values` is None
-    no column comes from the value, and a record without one is as good. `framed` reads keys that have a
-    registry's frame."""
+    """Adds `columns`, which have an origin, to the rows that `values` decodes, in the order of `schema`. If `values` is
+    None, no column comes from the value, and records may lack one. `framed` reads keys with a registry's frame."""
 
     def __init__(
         self, schema: pa.Schema, columns: Sequence[Column], values: Decoder | None, *, framed: FramedKeys | None = None
@@ -54,7 +53,7 @@ class MetadataDecoder:
             faults += fault
         if self._keys is not None:
             assert raw.keys is not None, "the reader gives keys where a column comes from them"
-            keys = pc.fill_null(raw.keys.take(pa.array(index)), b"{}")  # without a key they are null
+            keys = pc.fill_null(raw.keys.take(pa.array(index)), b"{}")  # without a key, its columns are null
             made, fault = _of_keys(self._keys, keys)
             found |= {name: made[name] for name in self._nested.names}
             faults += fault
@@ -65,12 +64,10 @@ class MetadataDecoder:
 
 
 def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fault]]:
-    """Columns of all keys, and those that `decoder` does not read."""
+    """Returns the columns of all keys, and the keys that `decoder` cannot read."""
     decoded = decoder.decode(keys)
-    back = np.full(len(keys), -1, np.int64)
-    back[decoded.index] = np.arange(len(decoded.index))
-    rows = decoded.rows.take(pa.array(back, mask=back < 0))
-    return rows, [(back < 0, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
+    rows, there = decoded.in_place(len(keys))
+    return rows, [(~there, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
 
 
 def _whole_key(raw: RawBatch, index: IntArray, field: pa.Field, framed: FramedKeys) -> tuple[pa.Array, list[Fault]]:
@@ -81,14 +78,14 @@ def _whole_key(raw: RawBatch, index: IntArray, field: pa.Field, framed: FramedKe
 
 
 class _Bytes(ByValue):
-    """A column of the values as they are."""
+    """Decodes the values unchanged into one column."""
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         return Decoded(pa.table({"key": values}), np.arange(len(values), dtype=np.int64), [])
 
 
 def _column(raw: RawBatch, index: IntArray, column: Column, field: pa.Field) -> tuple[pa.Array, list[Fault]]:
-    """A column of the records at these places of the batch, and the records that have no such value."""
+    """Returns a column for the records at these places of the batch, and the records whose value does not fit."""
     match column.origin:
         case "timestamp":
             assert raw.timestamps is not None, "a Kafka reader gives timestamps"
@@ -108,7 +105,7 @@ def _column(raw: RawBatch, index: IntArray, column: Column, field: pa.Field) -> 
 
 
 def _text(field: pa.Field, values: pa.BinaryArray) -> tuple[pa.Array, list[Fault]]:
-    """Bytes as they are, or as text that `convert` reads."""
+    """Returns the bytes unchanged for a binary column, else read as text by `convert`."""
     if pa.types.is_binary(field.type):
         return values, []
     garbled = not_utf8(values).to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Formats whose records are read one by one, each into a flat JSON object, which the decoder of JSON then reads
+"""The base of formats whose records are read one by one into flat JSON objects, which the JSON decoder then reads
 (decisions 35 and 49)."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from joinery_runtime.sources.records import NULL_VALUE, BadRecord, ByValue, Deco
 
 
 class RefusedRecord(Exception):
-    """The text is the reason."""
+    """A record cannot be read. The text is the reason."""
 
 
 class OneByOne(ByValue, FormatDecoder):
-    """Decodes records into rows of `schema`. `paths` are by column; others are fields of the record."""
+    """Decodes records into rows of `schema`. `paths` maps columns to paths. Other columns are fields of the record."""
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
         self._columns = [(name, paths.get(name, (name,))) for name in schema.names]
@@ -28,7 +28,7 @@ class OneByOne(ByValue, FormatDecoder):
 
     @abstractmethod
     def values_of(self, record: bytes) -> Mapping[str, Any]:
-        """The record's values by column, as `json_text` takes them. Raises RefusedRecord."""
+        """Reads the record's values by column, as `json_text` takes them. Raises RefusedRecord."""
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         flat: list[bytes] = []
@@ -47,7 +47,7 @@ class OneByOne(ByValue, FormatDecoder):
 
 
 def inside(value: Any, path: Path) -> Any:
-    """What a path leads to in objects and arrays of Python; None where it leads nowhere."""
+    """The value at a path in Python dicts and lists; None if the path leads nowhere."""
     for step in path:
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, dict) else None

@@ -1,7 +1,7 @@
-"""Input files as bytes in memory: those of a path, directory or glob, mapped, and unpacked where they are compressed.
+"""Opens input files as bytes in memory: finds those of a path, directory or glob, unpacks compressed ones, maps them.
 
-Positions count unpacked bytes. A process unpacks a file once, into a temporary file that nobody else sees, and keeps
-the last few of these.
+Positions count unpacked bytes. A process unpacks a file once, into a private temporary file, and keeps the last few of
+these.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import pyarrow as pa
 from joinery_runtime.errors import SourceError
 
 Bytes = npt.NDArray[np.uint8]
-MOST_FILES = 10_000  # of one input: each is a partition of its plans
+MOST_FILES = 10_000  # of one input: each is a partition in its plans
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-# How files begin that are neither lines nor packed in a way that is read here.
+# How files begin that are neither lines nor compressed in a supported way.
 _OTHERS = {
     b"BZh": "bzip2: unpack it, or pack it with gzip or zstd",
     b"\xfd7zXZ\x00": "xz: unpack it, or pack it with gzip or zstd",
@@ -40,14 +40,14 @@ _OTHERS = {
     b"\xfe\xff": "UTF-16: write it as UTF-8",
     b"Obj\x01": "an Avro container, which is not supported yet",
 }
-_KEPT = 8  # unpacked files of this process
+_KEPT = 8  # unpacked files that a process keeps
 _unpacked: OrderedDict[tuple[str, int, int], Bytes] = OrderedDict()
 _lock = threading.Lock()
 
 
 def files_of(path: str) -> list[str]:
-    """The files that a path means, in order: itself, those in a directory that are not hidden, or those that fit a
-    pattern (`*`, `?`, `[abc]`, `**` for any directories). Raises SourceError where there are none."""
+    """The files that a path stands for, in order: itself, a directory's files that are not hidden, or those that match
+    a pattern (`*`, `?`, `[abc]`, `**` for any directories). Raises SourceError if there are none."""
     if Path(path).is_dir():
         found = [str(file) for file in Path(path).iterdir() if file.is_file() and file.name[0] not in "._"]
     elif Path(path).is_file() or not glob.has_magic(path):
@@ -56,12 +56,15 @@ def files_of(path: str) -> list[str]:
         matching = glob.glob(path, recursive=True)  # noqa: PTH207  of any path, also an absolute one
         found = [file for file in matching if Path(file).is_file()]
     if not found:
-        inner = [file.name for file in Path(path).iterdir() if file.is_dir()] if Path(path).is_dir() else []
-        raise SourceError(
-            f"There is no input file in {path}",
-            facts=f"it has only directories, such as {min(inner)}" if inner else "",
-            todo=f'Name the files below them: path: "{path}/**/*.<suffix>"' if inner else "Check the path in the job",
-        )
+        entries = list(Path(path).iterdir()) if Path(path).is_dir() else []
+        inner, hidden = ([entry.name for entry in entries if entry.is_dir() == kind] for kind in (True, False))
+        facts, todo = "", "Check the path in the job"
+        if inner:
+            facts = f"it has only directories, such as {min(inner)}"
+            todo = f'Name the files below them: path: "{path}/**/*.<suffix>"'
+        elif hidden:
+            facts, todo = f"it has only hidden ones, such as {min(hidden)}", "Names must not begin with . or _"
+        raise SourceError(f"There is no input file in {path}", facts=facts, todo=todo)
     if len(found) > MOST_FILES:
         raise SourceError(
             f"There are too many input files in {path}",
@@ -71,8 +74,18 @@ def files_of(path: str) -> list[str]:
     return sorted(found)
 
 
+@contextmanager
+def of_input(name: str) -> Iterator[None]:
+    """Adds the input's name to SourceErrors of the block, which name the file."""
+    try:
+        yield
+    except SourceError as error:
+        what = f"Input {name}: {error.what[:1].lower()}{error.what[1:]}"
+        raise type(error)(what, facts=error.facts, todo=error.todo) from error
+
+
 def stamp_of(path: str) -> tuple[str, int, int]:
-    """What changes when the file does. Raises SourceError where it cannot be read."""
+    """A value that changes when the file does. Raises SourceError if the file cannot be read."""
     with readable(path):
         found = Path(path).stat()
         return path, found.st_mtime_ns, found.st_size
@@ -80,7 +93,7 @@ def stamp_of(path: str) -> tuple[str, int, int]:
 
 @contextmanager
 def opened(path: str) -> Iterator[Bytes]:
-    """The file's bytes, unpacked, and mapped into memory while the context lasts. Raises SourceError."""
+    """Maps the file's bytes, unpacked, into memory. Raises SourceError."""
     with readable(path), Path(path).open("rb") as file:
         beginning = file.read(6)
         for magic, what in _OTHERS.items():
@@ -92,19 +105,19 @@ def opened(path: str) -> Iterator[Bytes]:
 
 
 def means(path: str, file: str) -> bool:
-    """Whether the path, of a directory or a pattern, means that file, if it is there."""
+    """Whether the path, a directory or a pattern, would stand for that file if it existed."""
     return Path(file).parent == Path(path) or fnmatch.fnmatchcase(file, path)
 
 
 def _mapped(file: IO[bytes]) -> Bytes:
-    """Without an explicit close the mapping goes with the last array that looks into it."""
+    """Maps a file. The mapping is not closed explicitly: it goes with the last array that refers to it."""
     size = file.seek(0, io.SEEK_END)
     return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b"", dtype=np.uint8)
 
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Errors of the file system are SourceErrors that name the file."""
+    """Turns errors of the file system in the block into SourceErrors that name the file."""
     try:
         yield
     except OSError as error:
@@ -113,6 +126,17 @@ def readable(path: str) -> Iterator[None]:
             facts=error.strerror or str(error),
             todo="Check the path in the job",
         ) from error
+
+
+def require_planned(path: str, units: str, start: int, end: int) -> None:
+    """Raises SourceError if a file is gone that an epoch reads from `start` to `end`."""
+    if not Path(path).exists():
+        raise SourceError(
+            f"The input file {path} is not there any more",
+            facts=f"an epoch is to read its {units} {start:,} to {end:,}",
+            todo="Put the same file back and start the job again: it goes on where it was. If it was not removed: "
+            "every machine of the job needs the file at this path",
+        )
 
 
 def _plain(path: str, *, gzipped: bool) -> Bytes:

@@ -1,7 +1,7 @@
-"""Parquet files as bounded inputs: one file, or those of a directory or a pattern.
+"""Parquet files as bounded inputs: one file, or all files of a directory or a pattern.
 
-A position is the number of a row in its file. Rows stay columns on their way: they are never records of bytes. Only the
-columns that the job names are read, and a row group is decoded from its start up to the last row that is asked for.
+A position is the number of a row in its file. Rows stay columnar throughout and never become records of bytes. Only the
+columns that the job names are read. A row group is decoded from its start up to the last row that is needed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, StoredOffsets
 from joinery_runtime.sources.files import ListedFiles
-from joinery_runtime.sources.opened_files import readable, stamp_of
+from joinery_runtime.sources.opened_files import readable, require_planned, stamp_of
 from joinery_runtime.sources.parquet_columns import can_be, type_at
 
 _BATCH_ROWS = 65_536
-_BATCH_BYTES = 16 * 2**20  # by the mean of a row group's rows, unpacked
+_BATCH_BYTES = 16 * 2**20  # of unpacked rows, by the mean size in their row group
 
 
 class ParquetPlanner(ListedFiles):
-    """Driver half. `schema` has the columns and the types that they are read as, `paths` where they are. A column may
-    be missing in some files, where it is null, and one of the engine (`$`) in all; the event time in none."""
+    """The driver half. `schema` has the columns with the types as which they are read; `paths` says where they are. A
+    column is null in files that lack it. An engine column (`$`) may be missing in all files, others not in all, and the
+    event time in none."""
+
+    unit = "row"
 
     def __init__(self, name: str, path: str, schema: pa.Schema, paths: Mapping[str, Path], event_time: str) -> None:
         super().__init__(name, path)
@@ -76,13 +79,14 @@ class ParquetPlanner(ListedFiles):
 
 
 class ParquetReader:
-    """Task half. Needs the file at the same path as the driver."""
+    """The task half. Needs the file at the same path as the driver."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._names = {path[0] for path in paths}
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
         for each in planned:
+            require_planned(each.partition.topic, "rows", each.start, each.end_exclusive)
             with _opened(each.partition.topic) as file:
                 if each.end_exclusive > file.metadata.num_rows:
                     raise SourceError(
@@ -111,12 +115,12 @@ class ParquetReader:
                     return
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no file stays open."""
 
 
 @contextmanager
 def _opened(path: str) -> Iterator[pq.ParquetFile]:
-    """Raises SourceError, also for what the file turns out to be while it is read."""
+    """Opens a file. Raises SourceError, also for errors that show while the block reads the file."""
     try:
         with readable(path), pq.ParquetFile(path, memory_map=True) as file:
             yield file

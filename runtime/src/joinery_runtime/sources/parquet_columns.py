@@ -1,15 +1,17 @@
-"""Columns of Parquet files as columns of an input: the value at a path, in the type that the schema names (V3).
+"""Converts columns of Parquet files to columns of an input: the value at a path, in the type of the schema (V3).
 
 | column | from |
 |---|---|
-| boolean, binary, date | the same |
+| boolean, binary | the same |
+| date | a date of the years 1 to 9999 |
 | int32, int64 | any integer, or a decimal without a fraction that fits |
 | float, double | any number |
 | decimal(p,s) | any decimal or integer that fits; never rounded |
 | timestamp | a timestamp of any unit (without a zone: UTC), cut off below a millisecond; an integer of milliseconds |
 | string | anything: nested values as JSON |
 
-A value that its column cannot hold is a fault of its row; a type that cannot be read as the column's is refused before.
+A value that its column cannot hold is a fault of its row. A type that cannot be read as the column's type is refused
+beforehand.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from joinery_runtime.sources.convert import checked, convert, in_range, in_years
 from joinery_runtime.sources.records import Fault, json_text, not_utf8, python_values
 
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
+_MS_OF_A_DAY = 86_400_000
 
 
 def type_at(schema: pa.Schema, path: Path) -> pa.DataType | None:
-    """The type of what a path leads to, without dictionaries; None where it leads nowhere."""
+    """The type of the value at a path, with dictionaries decoded; None if the path leads nowhere."""
     if path[0] not in schema.names:
         return None
     found = schema.field(str(path[0])).type
@@ -42,7 +45,7 @@ def type_at(schema: pa.Schema, path: Path) -> pa.DataType | None:
 
 
 def can_be(found: pa.DataType, target: pa.DataType) -> bool:
-    """Whether values of a type in a file can be read as a column's."""
+    """Whether values of a file's type can be read as the column's type."""
     if kinds.is_null(found) or kinds.is_string(target):
         return True
     whole = kinds.is_integer(found) or (kinds.is_decimal(found) and found.scale == 0)
@@ -58,7 +61,7 @@ def can_be(found: pa.DataType, target: pa.DataType) -> bool:
 
 
 def column_at(columns: pa.Table, path: Path) -> pa.Array:
-    """What a path leads to in each row; null where it leads nowhere."""
+    """The value at a path in each row; null where the path leads nowhere."""
     if type_at(columns.schema, path) is None:
         return pa.nulls(columns.num_rows)
     found = columns.column(str(path[0])).combine_chunks()
@@ -73,12 +76,15 @@ def column_at(columns: pa.Table, path: Path) -> pa.Array:
 
 
 def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
-    """The values as a column's type, which `can_be` has found them to fit, and the rows with values that do not."""
+    """Converts values to the column's type, for which `can_be` is true. Returns the column, and the rows whose values
+    do not fit."""
     found = values.type
     if kinds.is_null(found):
         return values.cast(target), []
     if kinds.is_timestamp(target):
         return _times(column, values, target)
+    if kinds.is_date(target):
+        return _dates(column, values, target)
     if found == target:
         return values, []
     if kinds.is_string(target):
@@ -106,6 +112,14 @@ def _times(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array
     return checked(column, physical.cast(pl.String), in_years(times), target)
 
 
+def _dates(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+    """Arrow has days that nobody else can represent: of the year 10000, say."""
+    per_day = 1 if kinds.is_date32(values.type) else _MS_OF_A_DAY
+    physical = pl.Series(values.cast(pa.int32() if per_day == 1 else pa.int64())).cast(pl.Int64)
+    days = in_years(physical // per_day * _MS_OF_A_DAY) // _MS_OF_A_DAY
+    return checked(column, physical.cast(pl.String), days.cast(pl.Int32), target)
+
+
 def _texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
     found = values.type
     if _is_bytes(found):
@@ -120,7 +134,7 @@ def _texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
 
 
 def _plain_text(values: pa.Array) -> pl.Series:
-    """Values that are not nested, as JSON or RFC 3339 writes them."""
+    """Converts values that are not nested to text, as written in JSON or RFC 3339."""
     found = values.type
     if kinds.is_timestamp(found):
         utc = pl.Series(values.cast(pa.timestamp("ms" if found.unit == "s" else found.unit, found.tz and "UTC")))

@@ -1,4 +1,4 @@
-"""What decoding a batch of records returns."""
+"""The interface of decoders, the result of decoding a batch, and helpers that decoders share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from joinery_runtime.sources.base import Cut, RawBatch
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-# Which rows of a batch are bad, and the reason of each of these rows in turn.
+# Marks the bad rows of a batch, and gives the reason of each marked row in turn.
 Fault = tuple[BoolArray, Sequence[str]]
 
 NULL_VALUE = "null value"
@@ -31,7 +31,7 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that cannot be used: its position in the batch and why (rule T8)."""
+    """A record that cannot be used: its position in the batch, and why (rule T8)."""
 
     index: int
     reason: str
@@ -39,12 +39,13 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """`rows` has the input's schema; `index[i]` is the position in the batch of the record that row i comes from.
+    """The result of decoding a batch. `rows` has the input's schema. `index[i]` is the position in the batch of the
+    record from which row i comes.
 
-    `index` ascends, and together with `bad` (ascending too) it names every record of the batch exactly once, but for
-    those that stand for no row: `dropped` counts them by reason (T10), and `passed` is the lowest and the highest event
-    time (ms) that the input has come to with them (None: they have none). `deleted` (None: the input is no table) says
-    which rows are deletions: of these only key and event time count, the other columns are null.
+    `index` and `bad` both ascend. Together they name every record of the batch exactly once, except records that stand
+    for no row. `dropped` counts these by reason (T10), and `passed` is the lowest and the highest event time (ms) that
+    the input has reached with them (None: they have none). `deleted` (None: the input is not a table) marks deletions:
+    only their key and event time count, and their other columns are null.
     """
 
     rows: pa.Table
@@ -55,19 +56,25 @@ class Decoded:
     passed: tuple[int, int] | None = None
 
     def at(self, places: IntArray) -> Decoded:
-        """The same of a larger batch, in which the records have these places (ascending)."""
+        """The same result for a larger batch, in which the records are at these places (ascending)."""
         bad = [BadRecord(int(places[record.index]), record.reason) for record in self.bad]
         return replace(self, index=places[self.index], bad=bad)
 
+    def in_place(self, count: int) -> tuple[pa.Table, BoolArray]:
+        """Returns one row for each of `count` records, and bool[count]: which were decoded. The other rows are null."""
+        back = np.full(count, -1, np.int64)
+        back[self.index] = np.arange(len(self.index))
+        return self.rows.take(pa.array(back, mask=back < 0)), back >= 0
+
 
 class Decoder(Protocol):
-    """Turns whole batches of undecoded records into rows. Never raises for what a record holds. Not thread-safe."""
+    """Decodes whole batches of records into rows. The content of a record never makes it raise. Not thread-safe."""
 
     def decode_batch(self, raw: RawBatch) -> Decoded: ...
 
 
 class ByValue(ABC):
-    """A decoder that looks at nothing but the records' values; one without a value is bad."""
+    """A decoder that reads only the records' values. A record without a value is bad."""
 
     @abstractmethod
     def decode(self, values: pa.BinaryArray) -> Decoded: ...
@@ -77,33 +84,33 @@ class ByValue(ABC):
 
 
 class FormatDecoder(ABC):
-    """The decoder of one input format. `sources.formats` has a module for each; one of records is a `ByValue` too."""
+    """The decoder of one input format. `sources.formats` has a module for each. Those of records are `ByValue` too."""
 
     columnar: ClassVar[bool] = False
-    """Whether it is a format of files that hold columns (`RawBatch.columns`), not records."""
+    """Whether files of the format hold columns (`RawBatch.columns`) instead of records."""
 
     marks_deletions: ClassVar[bool] = False
-    """Whether a row can have a `$delete` column, which makes it a deletion of a table (A1)."""
+    """Whether a row can have a `$delete` column, which makes it a deletion in a table (A1)."""
     tombstones_repeat: ClassVar[bool] = False
-    """Whether a record without a value only repeats a deletion that came before it."""
+    """Whether a record without a value only repeats a deletion in an earlier record."""
 
     @classmethod
     def cut(cls, model: Input, /) -> Cut:
-        """How files of that input are cut into records."""
+        """How files of the input are cut into records."""
         return Cut()
 
     @classmethod
     @abstractmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
-        """A decoder of that input's records into rows of `schema`: its columns, and for a table that the format can
-        mark deletions of, DELETE_FIELD. Raises SourceError if an input file does not fit the schema."""
+        """Makes a decoder of the input's records into rows of `schema`: the input's columns, and DELETE_FIELD for a
+        table if the format marks deletions. Raises SourceError if an input file does not fit the schema."""
 
     @abstractmethod
     def decode_batch(self, raw: RawBatch) -> Decoded: ...
 
 
 def records_of(raw: RawBatch, places: Sequence[int]) -> pa.BinaryArray:
-    """The records at these positions of the batch as they were; rows of a columnar file as JSON."""
+    """The original records at these positions of the batch. Rows of a columnar file become JSON."""
     chosen = pa.array(places, pa.int64())
     if raw.columns is None:
         return raw.values.take(chosen)
@@ -114,7 +121,7 @@ def records_of(raw: RawBatch, places: Sequence[int]) -> pa.BinaryArray:
 
 
 def python_values(values: pa.Array) -> list[Any]:
-    """What Python has no value for (nanoseconds, the year 10000) is text."""
+    """Converts an array to Python values. Values that Python cannot hold (nanoseconds, the year 10000) become text."""
     try:
         found: list[Any] = values.to_pylist()
     except (ValueError, OverflowError):
@@ -123,8 +130,8 @@ def python_values(values: pa.Array) -> list[Any]:
 
 
 def json_text(value: Any) -> str:
-    """A value of Python as JSON. What JSON has no value of its own for is text: times as RFC 3339, decimals with their
-    digits, bytes in base64."""
+    """Encodes a Python value as JSON. Types that JSON lacks become text: times as RFC 3339, decimals with their digits,
+    bytes in base64."""
     return _JSON.encode(value)
 
 
@@ -142,12 +149,21 @@ def _as_text(value: Any) -> str:
             return str(value)
 
 
-# json.dumps would make one for each record.
+def is_json(text: bytes) -> bool:
+    """Whether the whole text is one JSON value."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+# json.dumps would create an encoder for each record.
 _JSON = json.JSONEncoder(default=_as_text, ensure_ascii=False)
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:
-    """The rows that no fault marks; a row that several mark has the first one's reason."""
+    """Drops the rows that a fault marks. A row that several faults mark gets the first one's reason."""
     if not faults:
         return Decoded(rows, index, [])
     bad: dict[int, str] = {}
@@ -162,14 +178,15 @@ def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decod
 
 
 def with_bad(decoded: Decoded, extra: Sequence[BadRecord]) -> Decoded:
-    """The same rows with more bad records, in ascending order."""
+    """Adds bad records, and keeps them in ascending order."""
     if not extra:
         return decoded
     return replace(decoded, bad=sorted([*decoded.bad, *extra], key=lambda record: record.index))
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number as Protobuf writes it, and where it ends. Raises ValueError where it does not end within ten bytes."""
+    """Reads a Protobuf varint. Returns the number and the position after it. Raises ValueError if it does not end
+    within ten bytes."""
     number = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]
@@ -183,7 +200,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 def in_pieces(
     decode: Callable[[pa.BinaryArray, IntArray], Decoded], values: pa.BinaryArray, index: IntArray, size: int
 ) -> Decoded:
-    """Decodes `size` records at a time and puts the results together: narrows a batch down to its bad records."""
+    """Decodes `size` records at a time and joins the results, to narrow a batch down to its bad records."""
     starts = range(0, len(values), size)
     parts = [decode(values[start : start + size], index[start : start + size]) for start in starts]
     rows = pa.concat_tables(part.rows for part in parts)
@@ -191,14 +208,14 @@ def in_pieces(
 
 
 def all_bad(index: IntArray, reason: str) -> list[BadRecord]:
-    """Every record of `index`, for the same reason."""
+    """Marks every record of `index` as bad, for the same reason."""
     return [BadRecord(position, reason) for position in index.tolist()]
 
 
 def set_aside(
     values: pa.BinaryArray, index: IntArray, unusable: pa.BooleanArray, reason: str
 ) -> tuple[pa.BinaryArray, IntArray, list[BadRecord]]:
-    """Takes out the records that `unusable` marks."""
+    """Removes the records that `unusable` marks. Returns the others, their positions, and the removed ones as bad."""
     if not pc.any(unusable).as_py():
         return values, index, []
     mask = unusable.to_numpy(zero_copy_only=False)
@@ -206,7 +223,7 @@ def set_aside(
 
 
 def not_utf8(values: pa.BinaryArray) -> pa.BooleanArray:
-    """Which of the values are no text. Looks at them one by one only where at least one is not."""
+    """Which values are not UTF-8. Checks them one by one only if at least one is not."""
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -223,22 +240,23 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def may_contain(values: pa.BinaryArray, found: bytes) -> bool:
-    """False only if no record has these bytes: one fast scan of the values' buffer, which may be shared with others."""
+    """Whether a record may contain these bytes. False is certain. One fast scan of the values' buffer, which other
+    arrays may share."""
     data = values.buffers()[2]
     return data is not None and found in data.to_pybytes()
 
 
 def joined(values: pa.BinaryArray) -> bytes:
-    """All records, each followed by a newline, so that the last one reads like the others."""
+    """Joins all records, each followed by a newline, so that the last one reads like the others."""
     as_list = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
     lines: bytes = pc.binary_join(as_list, b"\n")[0].as_py() + b"\n"
     return lines
 
 
 def without_bom(values: pa.BinaryArray) -> pa.BinaryArray:
-    """Parsers skip a byte order mark where a text begins: of a batch's first record, unless none has one."""
+    """Removes byte order marks. Otherwise parsers would skip the one of a batch's first record, but no other."""
     return pc.replace_substring_regex(values, r"\A\xEF\xBB\xBF", "") if may_contain(values, BOM) else values
 
 
 class RefusedError(Exception):
-    """A batch has at least one record that a parser refuses; the text is the parser's."""
+    """A parser refuses at least one record of a batch. The text is the parser's."""

@@ -1,5 +1,5 @@
-"""Records that begin with the number of their schema, as Confluent's serializers write them, and where the schemas are:
-a zero byte, the number in four bytes (highest first), and the record proper."""
+"""Framed records and their schemas. Confluent's serializers write a zero byte, the number of the schema in four bytes
+(highest first), and the record proper. A registry has the schemas."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled, imports_of
 from joinery_runtime.registry_client import Registry, SchemaRejected
-from joinery_runtime.sources.foreign import FRAME
+from joinery_runtime.sources.foreign import FRAME, is_framed
 from joinery_runtime.sources.records import ByValue, Decoded
 
 _LONGEST = 2**31 - 1  # bytes of a record
 
-AvroSchema = Any  # what fastavro makes of one
+AvroSchema = Any  # a schema as parsed by fastavro
 
 
 class UnknownSchema(Exception):
-    """A record names no schema, one that the registry does not have, or one of another format; the text says which."""
+    """A record names no schema, one that the registry does not have, or one of another format. The text says which."""
 
 
 def schema_number(record: bytes) -> int:
-    """The number that the record begins with. Raises UnknownSchema for a record that begins otherwise."""
+    """The number of the schema with which the record begins. Raises UnknownSchema if it begins otherwise."""
     if record[:1] == b"\0" and len(record) >= FRAME:
         return int.from_bytes(record[1:FRAME])
     looks = "; it looks like JSON" if record[:1] == b"{" else ""
@@ -38,19 +38,16 @@ def schema_number(record: bytes) -> int:
 
 
 class Framed(ByValue):
-    """Takes the frame off where a record has one, and leaves the rest to `values`: no JSON begins with a zero byte, and
-    a topic whose producers have changed has both."""
+    """Removes the frame from records that have one, and gives the records to `values`. A topic whose producers have
+    changed has both kinds. JSON never begins with a zero byte, so they can be told apart."""
 
     def __init__(self, values: ByValue) -> None:
         self._values = values
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         filled = pc.fill_null(values, b"")  # Arrow's slices fail on arrays with nulls
-        framed = pc.and_(
-            pc.equal(pc.binary_slice(filled, 0, 1), b"\0"), pc.greater_equal(pc.binary_length(filled), FRAME)
-        )
-        # With the default end Arrow fails on some arrays: apache/arrow#51222.
-        return self._values.decode(pc.if_else(framed, pc.binary_slice(filled, FRAME, _LONGEST), values))
+        # With the default end, Arrow fails on some arrays: apache/arrow#51222.
+        return self._values.decode(pc.if_else(is_framed(values), pc.binary_slice(filled, FRAME, _LONGEST), values))
 
 
 class Schemas:
@@ -59,27 +56,31 @@ class Schemas:
     def __init__(self, registry: Registry, client: Any) -> None:
         self._registry, self._client = registry, client
         self._known: dict[int, Any] = {}
-        self._given: dict[int, Any] = {}  # as the registry has them
+        self._given: dict[int, Any] = {}  # as the registry returned them
 
     @classmethod
     def of(cls, model: Input) -> Schemas:
-        """Raises SourceError for settings that the client refuses."""
+        """The schemas of an input that names a registry. Raises SourceError for settings that the client refuses."""
         named = model.schema_registry
         assert named is not None, "only an input with one asks"
         registry = Registry(named.url, f"Input {model.name}", "schemaRegistry", SourceError, SourceUnavailable)
         return cls(registry, registry.client(named.properties))
+
+    def check(self) -> None:
+        """Raises SourceUnavailable if no registry answers, and SourceError if it refuses access."""
+        self._registry.check(self._client)
 
     def kind(self, number: int) -> str:
         """AVRO, JSON or PROTOBUF. Raises as `avro` does."""
         return str(self._found(number).schema_type)
 
     def avro(self, number: int) -> AvroSchema:
-        """Raises UnknownSchema, SourceUnavailable where the registry does not answer, and SourceError where it refuses
-        to."""
+        """The Avro schema with this number. Raises UnknownSchema, SourceUnavailable if the registry does not answer,
+        and SourceError if it refuses access."""
         return self._schema(number, "AVRO", lambda found: self._parsed(found, {}))
 
     def protobuf(self, number: int) -> ProtobufSchema:
-        """Raises as `avro` does."""
+        """The Protobuf schema with this number. Raises as `avro` does."""
         schema: ProtobufSchema = self._schema(number, "PROTOBUF", self._compiled)
         return schema
 
@@ -108,7 +109,7 @@ class Schemas:
         return compiled(found.schema_str, imports_of(found, self._referenced))
 
     def _referenced(self, found: Any) -> Iterator[tuple[str, Any]]:
-        """The schemas that one names, by the names that it has for them."""
+        """Yields the schemas that a schema refers to, with the names that it uses for them."""
         for reference in found.references or ():
             place = (reference.subject, reference.version)
             ask = functools.partial(self._client.get_version, *place)
@@ -117,7 +118,7 @@ class Schemas:
     def _asked(self, ask: Callable[[], Any], what: str) -> Any:
         try:
             answer = self._registry.ask(ask, what)
-        except SchemaRejected as error:  # a version that cannot be one
+        except SchemaRejected as error:  # not a possible version
             raise UnknownSchema(str(error)) from error
         if answer is None:
             raise UnknownSchema(f"the registry {self._registry.url} has no {what}")

@@ -1,8 +1,8 @@
-"""Changelogs: records that are versions of a key, and those that delete it (rule A1).
+"""Decodes changelogs: records that are versions of a key, and records that delete it (rule A1).
 
-A record without a value (a tombstone of Kafka) deletes: the key columns come from the record's key, the event time is
-the record's timestamp. In JSON a row with `"$delete": true` deletes too; it has key and event time in columns, as every
-row. It is how files and traces delete, and Kafka where a deletion is to have an event time of its own.
+A record without a value (a Kafka tombstone) is a deletion. Its key columns come from the record's key, and its event
+time is the record's timestamp. In JSON, a row with `"$delete": true` is a deletion too, with key and event time in
+columns like every row. Files and traces delete this way, and so can Kafka if a deletion needs its own event time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from joinery_runtime.sources.records import (
     with_bad,
 )
 
-DELETE = "$delete"  # no user column starts with $
+DELETE = "$delete"  # a user column cannot begin with $
 DELETE_FIELD = pa.field(DELETE, pa.bool_())
 
 _TOMBSTONE = "deletion (null value)"
@@ -41,8 +41,7 @@ _TOMBSTONE = "deletion (null value)"
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """What a table's rows are: their schema, which columns are the key and the event time, and the form of record
-    keys."""
+    """The form of a table's rows: their schema, the key and event-time columns, and the format of record keys."""
 
     schema: pa.Schema
     key: tuple[str, ...]
@@ -55,9 +54,9 @@ class Changelog:
 
 
 class TableDecoder:
-    """Decodes a changelog into rows of its schema. `values` reads records that have a value into such rows; where the
-    format can say it, with DELETE_FIELD as one more column. With `tombstones_repeat` it gets all records. `framed`
-    reads keys that have a registry's frame."""
+    """Decodes a changelog into rows of its schema. `values` decodes records that have a value; its rows also have
+    DELETE_FIELD if the format marks deletions. With `tombstones_repeat` it gets all records. `framed` reads keys with a
+    registry's frame."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class TableDecoder:
         return replace(decoded, rows=self._bare(decoded.rows.remove_column(at), deleted), deleted=deleted.to_numpy())
 
     def _bare(self, rows: pa.Table, deleted: pa.ChunkedArray) -> pa.Table:
-        """The rows with nothing but key and event time where they are deletions."""
+        """Clears all columns of deletions except key and event time."""
         if not pc.any(deleted).as_py():
             return rows
         for at, field in enumerate(rows.schema):
@@ -102,7 +101,7 @@ class TableDecoder:
         return rows
 
     def _tombstones(self, raw: RawBatch, places: IntArray) -> Decoded:
-        """Deletions by the records at these places of the batch; `index` counts within these."""
+        """Decodes deletions from the records at these places of the batch. `index` counts within these."""
         assert raw.keys is not None, "the reader of a table input gives keys"
         assert raw.timestamps is not None, "the reader of a table input gives timestamps"
         keys, times = raw.keys.take(pa.array(places)), raw.timestamps(places)
@@ -125,7 +124,8 @@ class TableDecoder:
         return pa.table(columns, schema=schema)
 
     def _incomplete(self, found: Decoded, keys: pa.BinaryArray) -> list[Fault]:
-        """Keys that lack a column. A key in another layout than the table's would else delete nothing, unnoticed."""
+        """The faults of keys that lack a column. Otherwise a key with a different layout would silently delete
+        nothing."""
         faults: list[Fault] = []
         for name in found.rows.column_names:
             missing, reason = found.rows[name].is_null().to_numpy(), f"column {name} is missing or null"
@@ -138,7 +138,7 @@ class TableDecoder:
 
 
 class _TextKeys(ByValue):
-    """Keys that are one column as text: a string as it is, numbers as `convert` says."""
+    """Decodes keys that are one column as text: a string unchanged, other types by `convert`."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -152,7 +152,7 @@ class _TextKeys(ByValue):
 
 
 def _interleaved(first: Decoded, second: Decoded) -> Decoded:
-    """Two parts of a batch as one, in the records' order."""
+    """Merges two parts of a batch in the records' order."""
     index = np.concatenate([first.index, second.index])
     order = np.argsort(index)
     rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))

@@ -1,8 +1,8 @@
-"""Columns with a `format`: decoded as text, and then read as it says.
+"""Decodes columns with a `format`: first as text, which is then read by the format.
 
-A format says what numbers count (`s`, `ms`, `us`, `ns`), that times are ISO 8601 in any of its usual forms (`iso`), or
-how they are written (a pattern). Digits below a millisecond are cut off. `text` takes numbers and booleans in quotes
-too. A local time that a zone has twice is the first of both; one that it skips is a fault.
+A format names the unit of numbers (`s`, `ms`, `us`, `ns`), or the usual forms of ISO 8601 (`iso`), or a pattern for
+times. Digits below a millisecond are cut off. `text` also accepts numbers and booleans in quotes. A local time that
+occurs twice in its zone is the first of the two. One that the zone skips is a fault.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ISO = r"^(\d{4}-\d{2}-\d{2})(?:[Tt ](\d{2}:\d{2})(:\d{2})?(?:[.,](\d{1,9}))?)?\
 
 
 def as_text(schema: pa.Schema, columns: Sequence[Column]) -> pa.Schema:
-    """The schema in which columns with a format are text."""
+    """The schema with text in place of the columns that have a format."""
     named = {column.name for column in columns}
     return pa.schema([pa.field(field.name, pa.string()) if field.name in named else field for field in schema])
 
 
 class TextDecoder:
-    """Reads `columns`, which have a format and which `texts` decodes as text, into the types of `schema`."""
+    """Reads `columns`, which have a format, into the types of `schema`. `texts` decodes them as text."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[Column], texts: Decoder) -> None:
         self._texts = texts
@@ -73,7 +73,7 @@ def _fault(column: Column, value: str) -> str:
 
 
 def _reader(written: str, zone: str | None) -> Callable[[pl.Series], pl.Series]:
-    """Texts as milliseconds since 1970, null where they are none."""
+    """Makes a function that reads texts as milliseconds since 1970; null for texts that are not times."""
     if written in EPOCH_UNITS:
         return lambda text: _since_1970(text, EPOCH_UNITS[written])
     if written == ISO:
@@ -85,7 +85,7 @@ def _since_1970(text: pl.Series, factor: int) -> pl.Series:
     whole = text.cast(pl.Int64, strict=False)
     if whole.null_count() == text.null_count():
         return _scaled(whole, factor)
-    # Seconds with a fraction: of milliseconds and less it is cut off.
+    # Numbers with a fraction, which counts only for seconds: for milliseconds and less it is cut off.
     parts = text.to_frame("t").select(
         whole=_T.str.extract(r"^([+-]?\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False),
         part=_T.str.extract(r"\.(\d{1,3})").str.pad_end(3, "0").cast(pl.Int64).fill_null(0),
@@ -103,7 +103,7 @@ def _since_1970(text: pl.Series, factor: int) -> pl.Series:
 def _scaled(numbers: pl.Series, factor: int) -> pl.Series:
     if factor < 0:
         return numbers // -factor
-    # What would overflow is far outside of the years that there are.
+    # Numbers that would overflow are far outside the valid years.
     return pl.select(pl.when(numbers.abs() < 2**53).then(numbers)).to_series() * factor
 
 
@@ -132,7 +132,7 @@ def _iso(text: pl.Series, zone: str | None) -> pl.Series:
 
 
 def _pattern(text: pl.Series, written: str, zone: str | None) -> pl.Series:
-    # In Python's patterns a fraction is `.%f`, in those of Polars `%.f`.
+    # A fraction is `.%f` in Python's patterns and `%.f` in those of Polars.
     known = written.replace(".%f", "%.f")
     found = text.str.to_datetime(known, strict=False, time_unit="ms", time_zone="UTC" if has_offset(known) else None)
     frame = found.to_frame("t")

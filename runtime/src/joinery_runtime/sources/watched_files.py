@@ -1,12 +1,14 @@
 """Directories that are watched for new files: an input that never ends, read in order of the files' paths.
 
-What is stored of it stays small however many files there were: the files that are being read, and the last one that was
-read to its end. All that come before the first of these by their paths have been read. So a new file needs a path
-behind those; one that is not, or a file that changed after it was read, stops the job instead of being left out. A file
-that comes too late is told from one that was read long ago by the time of its last change (of the inode: a move sets
-it), or of the move of a directory that it is in, compared with the latest of such times among the files that were read:
-all are of the file system's clock. What is put into a directory hides when it was moved itself; only a job that runs
-meanwhile sees its files come.
+The stored progress stays small however many files there were. It holds the files that are being read, and the last one
+that was read to its end. All files whose paths come before the first of these have been read, so a new file needs a
+path after them. A file that comes too early in this order, or that changed after it was read, stops the job instead of
+being left out.
+
+A late file is told from one that was read long ago by a time: the last change of its inode (which a move sets), or the
+move of a directory that contains it. This is compared with the latest such time among the files that were read; all are
+times of the file system's clock. A directory whose content has changed since it was moved hides the time of its move.
+Then only a job that is running at that moment notices the files.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from joinery_runtime.sources.file_patterns import FilePattern, Rest, inside, is_
 from joinery_runtime.sources.files import ListedFiles
 from joinery_runtime.sources.opened_files import readable
 
-WINDOW = 200  # files that are read at a time: each is a partition of the plans
-# A file is read when a second look, this much after the first, finds none before it. A file system's times go on in
-# steps of up to 10 ms: what comes after the second look has a later time than what is read then.
+WINDOW = 200  # files that are read at a time: each is a partition in the plans
+# A file is read once a second look, this long after the first, finds none before it. A file system's clock advances in
+# steps of up to 10 ms, so whatever comes after the second look has a later time than the files that are read.
 SETTLE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """What is stored of a file as the id of its partition: size and time of change as it was read, the latest move or
-    change of an inode (ns) of it and the files before it, and where its records end."""
+    """What is stored about a file, as the id of its partition: its size and modification time when it was read, the
+    latest inode change or move (ns) of it and the files before it, and where its records end."""
 
     size: int
     modified_ns: int
@@ -51,8 +53,8 @@ class _Stamp:
 
 @dataclass(slots=True)
 class _Directory:
-    """What was found in a directory. It has a time of change, which two changes may share: only while it is `quiet` the
-    time says that nothing has changed."""
+    """What was found in a directory. Two changes may share one modification time. Only if the directory is `quiet` does
+    an equal time mean that nothing has changed."""
 
     changed_ns: int
     changed_at: float
@@ -62,15 +64,15 @@ class _Directory:
 
 
 class WatchedFiles(UnsharedSource):
-    """Driver half. `path` is a directory or a pattern, `files` knows how a file's records are cut, `window` is how many
-    files are read at a time."""
+    """The driver half. `path` is a directory or a pattern. `files` knows how a file's records are cut. `window` is the
+    number of files that are read at a time."""
 
     def __init__(self, name: str, path: str, files: ListedFiles, window: int = WINDOW) -> None:
         self._name, self._path, self._files, self._window = name, path, files, window
         self._pattern = FilePattern(path)
-        self._waiting: dict[str, float] = {}  # by file that is not known to be read: when it was first seen
+        self._waiting: dict[str, float] = {}  # when each file that is not known to be read was first seen
         self._read: set[str] = set()
-        self._came: set[str] = set()  # of the waiting ones those that were not there at first
+        self._came: set[str] = set()  # the waiting files that appeared after the first look
         self._listed_at: float | None = None
         self._directories: dict[str, _Directory] = {}
 
@@ -93,25 +95,35 @@ class WatchedFiles(UnsharedSource):
         if ref.topic not in stored.topic_ids:
             raise SourceError(
                 f"Input {self._name} cannot be watched from here on",
-                facts=f"{ref.topic} was read without watch: true, and what of {self._path} was read is not known",
+                facts=f"{ref.topic} was read without watch: true: which files were read was not recorded",
                 todo="Take watch: true out again, or start the job with new state",
             )
         return _Stamp.of(stored.topic_ids[ref.topic])
 
     def _list(self) -> None:
-        """Looks into the directories that may have changed."""
+        """Lists the directories that may have changed."""
         first_listing, now = self._listed_at is None, time.monotonic()
         self._listed_at = now
         before, self._directories = self._directories, {}
-        with readable(self._pattern.root):
-            names = self._look(self._pattern.root, self._pattern.below, before, now)
+        root = self._pattern.root
+        try:
+            with readable(root):
+                names = self._look(root, self._pattern.below, before, now)
+        except SourceError as error:
+            if Path(root).exists():
+                raise
+            raise SourceError(
+                f"The directory {root} that input {self._name} watches is not there",
+                facts="it was moved or removed, is not mounted, or has another name",
+                todo="Put it back, or correct the path in the job, and start the job again: it goes on where it was",
+            ) from error
         appeared = names - self._waiting.keys() - self._read
         self._waiting = {name: self._waiting.get(name, now) for name in (self._waiting.keys() & names) | appeared}
         self._came = (self._came | (set() if first_listing else appeared)) & self._waiting.keys()
         self._read &= names
 
     def _look(self, path: str, rest: Rest, before: Mapping[str, _Directory], now: float) -> set[str]:
-        """The files in and below a directory, which is known from the look before. Raises OSError."""
+        """The files in and below a directory, using what the look before found. Raises OSError."""
         changed_ns, known = Path(path).stat().st_mtime_ns, before.get(path)
         if known is None or known.changed_ns != changed_ns:
             known = _Directory(changed_ns, now, files=set() if known is None else known.files)
@@ -121,20 +133,20 @@ class WatchedFiles(UnsharedSource):
             files = {entry.path for entry in entries if is_file_of(rest, entry.name) and entry.is_file()}
             if files - known.files:
                 known.changed_at = now
-            # Links to directories are not followed: they may lead in circles.
+            # Links to directories are not followed, because they may lead in circles.
             known.directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
             known.files, known.quiet = files, now - known.changed_at >= SETTLE_S
         self._directories[path] = known
         found = set(known.files)
         for directory in known.directories:
             if below := inside(rest, Path(directory).name):
-                with suppress(FileNotFoundError):  # it was removed since it was listed
+                with suppress(FileNotFoundError):  # removed since it was listed
                     found |= self._look(directory, below, before, now)
         return found
 
     def _moved_ns(self, file: str) -> int:
-        """When the file was last changed or moved, by itself or in a directory. What is in a directory changes both of
-        its times, its own move the one of the inode alone."""
+        """When (ns) the file was last changed, or moved alone or with a directory. A change in a directory's content
+        sets both of the directory's times; a move of the directory sets only its inode's."""
         latest = Path(file).stat().st_ctime_ns
         for directory in Path(file).relative_to(self._pattern.root).parents[:-1]:
             found = (Path(self._pattern.root) / directory).stat()
@@ -143,8 +155,8 @@ class WatchedFiles(UnsharedSource):
         return latest
 
     def _sort_out(self, stamps: Mapping[str, _Stamp]) -> None:
-        """Which of the waiting files have been read, or are, by what is stored. Raises SourceError for one that is not
-        and comes before them."""
+        """Moves the waiting files that, by the stored progress, have been or are being read to `_read`. Raises
+        SourceError for a file that has not, and comes before those."""
         if not stamps:
             return
         first, last = min(stamps), max(stamps)
@@ -164,15 +176,26 @@ class WatchedFiles(UnsharedSource):
             self._read.add(file)
 
     def _known(self, ref: PartitionRef, position: int, stamp: _Stamp) -> Bounds:
-        """The bounds of a file that was planned before. One that was read to its end may be deleted."""
+        """The bounds of a file that was planned before. A file that was read to its end may have been deleted."""
         if position < stamp.end or Path(ref.topic).exists():
-            self._check(ref.topic, stamp)
+            self._check(ref.topic, stamp, position)
         if position >= stamp.end:
             return Bounds(ref, position, position, topic_id=str(stamp))
         found = self._files.bounds_of(ref, position)
         return Bounds(ref, position, stamp.end, topic_id=str(stamp), record_bytes=found.record_bytes)
 
-    def _check(self, file: str, stamp: _Stamp) -> None:
+    def _check(self, file: str, stamp: _Stamp, position: int | None = None) -> None:
+        """Checks that the file is as it was. `position` says how far its records were read, where that is known."""
+        if not Path(file).exists():
+            unit = self._files.unit
+            read = "" if position is None else f"it was read up to {unit} {position:,} of {stamp.end:,}"
+            raise SourceError(
+                f"The file {file} of input {self._name} was removed before it was read to its end",
+                facts=read or "an epoch that reads it is planned",
+                todo="Put the same file back, with its time of change (cp -p, mv), and start the job again: it goes on "
+                "where it was. A file may be removed once the job has read it. If the file is lost, start the job with "
+                "new state: joinery state delete JOB.yaml --yes",
+            )
         with readable(file):
             found = Path(file).stat()
         if (found.st_size, found.st_mtime_ns) != (stamp.size, stamp.modified_ns):
@@ -184,7 +207,7 @@ class WatchedFiles(UnsharedSource):
             )
 
     def _new(self, number: int, latest_ns: int) -> list[Bounds]:
-        """The next files to begin with, at most so many: those that nothing can come before any more."""
+        """The next files to read, at most `number`: those that no new file can precede any more."""
         found: list[Bounds] = []
         for file in sorted(self._waiting):
             if len(found) >= number or (self._listed_at or 0) - self._waiting[file] < SETTLE_S:
@@ -207,7 +230,7 @@ class WatchedFiles(UnsharedSource):
         return self._files.records(planned, record_bytes)
 
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
-        """None ever is: raises SourceError for a file of a plan that is not as it was planned."""
+        """Always empty. Raises SourceError if a planned file has changed since."""
         for ref in partitions:
             self._check(ref.topic, _Stamp.of(topic_ids[ref.topic]))
         return set()
@@ -217,8 +240,8 @@ class WatchedFiles(UnsharedSource):
 
 
 def _without_those_before(known: Iterable[Bounds], *, following: bool) -> list[Bounds]:
-    """Files that were read to their ends, up to the first one that was not, are forgotten; the last of all is kept,
-    because it says where new files go on."""
+    """Marks the leading files that were read to their ends as forgotten. Keeps the last of all files, unless others are
+    `following`, because it says after which path new files come."""
     kept = list(known)
     done = 0
     while done < len(kept) - (not following) and kept[done].start >= kept[done].end_exclusive:

@@ -1,4 +1,4 @@
-"""Guarded Postgres connections: opened when needed and again after a loss; our own errors at their boundary."""
+"""Guarded Postgres connections: opened on demand, reopened after a loss, with our own errors in place of psycopg's."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_runtime.errors import StateError, StoreUnavailable
-from joinery_runtime.postgres_connections import CONNECTION_DEFAULTS, is_stale
-from joinery_runtime.postgres_errors import advice, is_away
+from joinery_runtime.postgres_client import CONNECTION_DEFAULTS, advice, is_away, is_stale
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# A frozen driver must not hold the job's row for ever, nor may its successor wait for ever. For the transaction only:
-# behind a pooler the next one may have another server connection, and somebody else this one.
+# A frozen driver must not lock the job's row for ever, and its successor must not wait for ever. LOCAL: behind a pooler
+# the next transaction may run on another server connection, and another client may get this one.
 _PATIENCE = "SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '90s'"
 
 
 class GuardedConnection:
-    """Shared by the threads of one process, one at a time; a session may be opened inside a session. `prepare` runs on
-    the connection when it is opened, until it has succeeded once.
+    """One connection, used by one thread of the process at a time. Sessions may nest. `prepare` runs on the connection
+    each time it is opened, until it has succeeded once.
 
     Nothing outlives a transaction on the server (no prepared statement, setting, temporary table or advisory lock), so
-    a pooler in transaction mode may stand between.
+    a pooler in transaction mode may sit in between.
     """
 
     def __init__(self, dsn: str, prepare: Callable[[Connection], None] | None = None) -> None:
@@ -43,7 +42,8 @@ class GuardedConnection:
 
     @contextmanager
     def session(self) -> Iterator[Connection]:
-        """The connection in autocommit mode. Raises StoreUnavailable, or StateError for what Postgres refuses."""
+        """Yields the connection in autocommit mode. Raises StoreUnavailable, or StateError if Postgres refuses a
+        statement."""
         with self._lock:
             try:
                 yield self._open()
@@ -54,7 +54,7 @@ class GuardedConnection:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """The connection in a READ COMMITTED transaction that ends with the block."""
+        """Yields the connection in a READ COMMITTED transaction that ends with the block."""
         with self.session() as connection, connection.transaction():
             connection.execute(_PATIENCE)
             yield connection
@@ -76,7 +76,7 @@ class GuardedConnection:
         connection = psycopg.connect(
             make_conninfo(**(CONNECTION_DEFAULTS | self._parameters)), autocommit=True, prepare_threshold=None
         )
-        # Locking first and reading after relies on it, whatever the database's default is.
+        # Locking a row before reading relies on this level, whatever the database's default is.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         if self._prepare is not None:
             try:
@@ -93,33 +93,34 @@ class GuardedConnection:
         if is_away(error):
             what = f"The state store is not available ({self.place})"
             return StoreUnavailable(what, facts=reason, todo=f"{todo}. Nothing committed is lost")
-        return StateError(f"The state store refused a statement ({self.place})", facts=reason, todo=todo)
+        refused = "a statement" if error.sqlstate is not None or self._connection is not None else "the connection"
+        return StateError(f"The state store refused {refused} ({self.place})", facts=reason, todo=todo)
 
 
 class GuardedConnections:
-    """As many connections as threads of the process are in a session at one time, kept for the next sessions; a session
-    inside a session has the same one. Each runs `prepare` when it is opened, until it has succeeded once."""
+    """A pool that grows to as many connections as there are threads in a session at once. A nested session reuses the
+    connection of the outer one. Each connection runs `prepare` when it is opened, until it has succeeded once."""
 
     def __init__(self, dsn: str, prepare: Callable[[Connection], None] | None = None) -> None:
         self._new = partial(GuardedConnection, dsn, prepare)
-        self._idle = [self._new()]  # a DSN that cannot be read is said now
+        self._idle = [self._new()]  # reports a DSN that cannot be parsed now, not at the first session
         self.place = self._idle[0].place
         self._mine = threading.local()
 
     @contextmanager
     def session(self) -> Iterator[Connection]:
-        """As of `GuardedConnection`."""
+        """Like `GuardedConnection.session`."""
         with self._guarded() as guarded, guarded.session() as connection:
             yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """As of `GuardedConnection`."""
+        """Like `GuardedConnection.transaction`."""
         with self._guarded() as guarded, guarded.transaction() as connection:
             yield connection
 
     def close(self) -> None:
-        """Those that are in no session."""
+        """Closes the connections that no session is using."""
         for guarded in self._idle:
             guarded.close()
 

@@ -1,7 +1,7 @@
-"""The Postgres schema: created and upgraded by the product, in numbered steps that only go forward.
+"""The Postgres schema. The product creates and upgrades it in numbered steps that only go forward.
 
-A step that was released is never edited; a change is a new step. `schema_version` has one row per step that ran, with
-the oldest version whose release can still use the tables after it: so a rollout can go back to the release before.
+A released step is never edited; a change is a new step. `schema_version` has one row per step that ran. The row names
+the oldest version whose release can still use the tables after that step, so a rollout can return to that release.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.state.connection import Connection
 
 # `state` and `offsets` are the seeds' two tables with more columns. state_blob is EXTERNAL: blobs are compressed
-# already, and an UPDATE of other columns copies 18 bytes of pointer, not the blob. The free space that the fill
-# factors leave keeps updates off the indexes (HOT), so no index may be put on a column that a commit changes.
+# already, and an UPDATE of other columns copies an 18-byte pointer, not the blob. The fill factors leave free space for
+# heap-only (HOT) updates, which touch no index; so no column that a commit changes may be indexed.
 _STEP_1 = """
 CREATE TABLE {schema}.jobs (
     pipeline_name TEXT PRIMARY KEY,
@@ -83,8 +83,8 @@ CREATE TABLE {schema}.savepoint_segments (
 );
 """
 
-# For exactly-once output: which life of the job a mark in Kafka belongs to, and the job that a pending plan is replayed
-# under. A plan that is pending already counts as written when its row was last touched.
+# For exactly-once output: the life of the job that a marker in Kafka belongs to, and the job definition under which a
+# pending plan is replayed. A plan that is already pending counts as written when its row was last touched.
 _STEP_2 = """
 ALTER TABLE {schema}.jobs
     ADD COLUMN lineage UUID NOT NULL DEFAULT gen_random_uuid(),
@@ -100,8 +100,8 @@ CREATE TABLE {schema}.claims (
 );
 """
 
-# The epoch that the state stands on, and all that a savepoint needs to bring a job back to it. The newest epoch of the
-# log is what a restored job stood on as far as earlier releases knew.
+# The epoch that the state stands on, and everything a savepoint needs to bring a job back to that epoch. Earlier
+# releases took the newest epoch of the log for the one that a restored job stands on.
 _STEP_3 = """
 ALTER TABLE {schema}.jobs ADD COLUMN committed BIGINT NOT NULL DEFAULT 0, ADD COLUMN moved_to TEXT;
 UPDATE {schema}.jobs j SET committed = coalesce(
@@ -121,7 +121,7 @@ ALTER TABLE {schema}.savepoints ALTER COLUMN lineage SET NOT NULL;
 ALTER TABLE {schema}.schema_version ADD COLUMN usable_from INT;
 """
 
-# Which store this is, for jobs of one name to tell each other from one another in Kafka.
+# The identity of this store: in Kafka, it tells apart jobs of the same name that use different stores.
 _STEP_4 = """
 ALTER TABLE {schema}.schema_version ADD COLUMN store_id UUID;
 UPDATE {schema}.schema_version SET store_id = gen_random_uuid() WHERE version = 1;
@@ -131,8 +131,8 @@ STEPS: tuple[str, ...] = (_STEP_1, _STEP_2, _STEP_3, _STEP_4)
 """Step n brings the schema from version n - 1 to n."""
 
 USABLE_FROM: Mapping[int, int] = {4: 3}
-"""By step, the oldest version whose release goes on with the tables after it: what it does not know has defaults, and
-what it knows is still true. Without an entry only releases that know the step do."""
+"""By step, the oldest version whose release still works with the tables after that step: columns that it does not know
+have defaults, and what it knows stays true. A step without an entry needs a release that knows the step."""
 
 _CREATE = """
 CREATE SCHEMA IF NOT EXISTS {schema};
@@ -146,14 +146,14 @@ _VERSION = "SELECT coalesce(max(version), 0) FROM {schema}.schema_version"
 _ADD_VERSION = "INSERT INTO {schema}.schema_version (version) VALUES ({version})"
 _SAY_USABLE = "UPDATE {schema}.schema_version SET usable_from = {usable_from} WHERE version = {version}"
 _NEEDS = "SELECT max(coalesce(usable_from, version)) FROM {schema}.schema_version WHERE version > %s"
-_FIRST_THAT_SAYS = 3  # the version from which on `schema_version` has the column
+_FIRST_THAT_SAYS = 3  # the first version in which `schema_version` has the column `usable_from`
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('joinery schema ' || %s, 0))"
 
 
 def ensure_schema(connection: Connection, schema: str) -> None:
-    """Brings the schema to this release's version; raises IncompatibleState if it is newer, and not usable.
+    """Brings the schema to this release's version. Raises IncompatibleState if the schema is newer and not usable.
 
-    Any number of processes may call it at once. Once the schema is there it needs no right to create anything.
+    Any number of processes may call it at once. Once the schema exists, the role needs no right to create anything.
     """
     if installed_version(connection, schema) == len(STEPS):
         return
@@ -171,7 +171,7 @@ def ensure_schema(connection: Connection, schema: str) -> None:
 
 
 def installed_version(connection: Connection, schema: str) -> int:
-    """0 if there is none."""
+    """The schema's version; 0 if there is no schema."""
     if connection.execute(_HAS_VERSION, (schema,)).fetchone() is None:
         return 0
     row = connection.execute(sql.SQL(_VERSION).format(schema=sql.Identifier(schema))).fetchone()

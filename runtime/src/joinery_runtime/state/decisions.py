@@ -1,11 +1,11 @@
-"""What a store may do, decided from what is stored alone: no database, no clock. Every store asks these functions.
+"""Decides what a store may do, from the stored facts alone: no database, no clock. Every store calls these functions.
 
 A segment's life: staged -> live -> retired -> gone. A *retired* segment is one that a commit, a restore or a migration
-took out of the live set. Nothing but `sweep` removes rows: deleting a big blob takes Postgres 1 ms per MB (measured),
-which no commit should wait for, and a retired segment that a savepoint pins must stay anyway.
+took out of the live set. Only `sweep` removes rows: deleting a big blob takes Postgres 1 ms per MB (measured), which no
+commit should wait for, and a retired segment that a savepoint pins must stay anyway.
 
-A staged segment carries the generation and the epoch that it was staged under. `committable` and `sweepable` exclude
-each other, now and later, so garbage can be swept while commits go on.
+A staged segment carries the generation and the epoch that it was staged under. A segment that is `sweepable` is not
+`committable` and never will be, so garbage can be swept while commits go on.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from joinery_runtime.errors import CommittedSince, Fenced, Moved, StateError
 from joinery_runtime.state.store import EpochCommit, JobRecord, Json, SegmentMeta, Standing, StoredSavepoint
 
 EPOCH_LOG_LENGTH = 10_000
-"""Epoch numbers that the log goes back from the newest commit; older ones are trimmed by each commit."""
+"""How many epoch numbers back from the newest commit the log goes; each commit trims older entries."""
 
 EPOCH_LOG_BYTES = 256 << 20
-"""What the plans and results of a job's log may take, compressed as they are stored; each sweep trims the oldest."""
+"""Bytes that the plans and results of a job's log may take, compressed as stored; each sweep trims the oldest."""
 
 MAX_SEGMENT_BYTES = 1_000_000_000
 """Postgres refuses a row of 1 GiB by breaking the connection, which would look like an outage."""
 
 BATCH = 32
-"""Segments at a time at most; libpq holds an answer whole, next to the blobs made from it."""
+"""The most segments to handle at a time; libpq holds a whole answer in memory, next to the blobs made from it."""
 
 BATCH_BYTES = 128 * 2**20
-"""Bytes at a time at most, unless one segment alone has more."""
+"""The most bytes to handle at a time, unless a single segment has more."""
 
 _KEYS_IN_MESSAGE = 5
 
@@ -47,10 +47,10 @@ class SegmentStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """What is stored of a job: newest generation, last epoch number used, JSON texts of pending plan and definition,
+    """A job's stored row: newest generation, last epoch number used, JSON texts of the pending plan and the definition,
     the epoch that the state stands on, the name of this life, and where the state was moved or is being moved to.
 
-    A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, numbers never repeat (M3).
+    A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, and numbers never repeat (M3).
     """
 
     job: str
@@ -66,7 +66,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """`generation` and `epoch` are those that the segment was staged under."""
+    """A segment's stored status. `generation` and `epoch` are those that the segment was staged under."""
 
     status: SegmentStatus
     generation: int
@@ -82,12 +82,14 @@ def no_job(job: str) -> StateError:
 
 
 def require_owned(stored: StoredJob | None, job: str, generation: int | None) -> StoredJob:
-    """The stored job, which is there, and which `generation` owns, if one is given. Raises Fenced, StateError."""
+    """Returns the stored job. Raises StateError if there is none, and Fenced if `generation` is given and does not own
+    the job."""
     return require_job(stored, job) if generation is None else check_owner(stored, job, generation)
 
 
 def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
-    """Whether the job was started anew since, so that all of the savepoint has to come back. Raises CommittedSince."""
+    """Whether the job was started anew since the savepoint, so that all of the savepoint has to be restored. Raises
+    CommittedSince."""
     if stored.committed != pin.committed:
         raise CommittedSince(
             f"Job {stored.job} cannot simply be rolled back to savepoint {pin.name}",
@@ -98,7 +100,8 @@ def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
 
 
 def check_start_anew(stored: StoredJob, pin: StoredSavepoint) -> bool:
-    """Whether there is something to drop; False: the job was started anew since this savepoint. Raises StateError."""
+    """Whether there is state to drop; False if the job was already started anew since this savepoint. Raises
+    StateError."""
     if stored.lineage != pin.lineage:
         return False
     if stored.committed != pin.committed:
@@ -116,7 +119,7 @@ def no_savepoint(job: str, name: str, existing: Sequence[str]) -> StateError:
 
 
 def is_new(record: JobRecord) -> bool:
-    """Whether the job stands on nothing, and has no plan that may have been acted on."""
+    """Whether the job has neither state nor a plan that may have been acted on."""
     return record.committed == 0 and record.signature is None and record.plan is None and not record.segments
 
 
@@ -141,7 +144,7 @@ def missing_segments(job: str, keys: Iterable[str], why: str) -> StateError:
 
 
 def name_keys(keys: Iterable[str]) -> str:
-    """Some of the keys in order, and how many there are beyond."""
+    """The first few keys in order, and how many more there are."""
     ordered = sorted(keys)
     more = len(ordered) - _KEYS_IN_MESSAGE
     return ", ".join(ordered[:_KEYS_IN_MESSAGE]) + (f" and {more} more" if more > 0 else "")
@@ -192,7 +195,7 @@ def check_plan(
     """Whether the plan is to be written; False: it is there already. Both are JSON texts.
 
     A plan is for the next epoch, and one that is pending is never replaced by another, since it may have been acted on:
-    but for `replacing`, of which its owner knows that nothing was ever visible, nor will be.
+    except `replacing`: its owner knows that none of its rows ever was or will be visible.
     """
     owner = check_owner(stored, job, generation)
     _check_plan_epoch(job, json.loads(plan), owner.epoch + 1)
@@ -236,7 +239,7 @@ def _standing_text(at: Standing) -> str:
 
 
 def check_claim(stored: StoredJob | None, job: str, expected: Standing) -> None:
-    """An attempt of a fenced driver, or of an epoch that is over, claims nothing."""
+    """Raises Fenced for an attempt of a fenced driver, or of an epoch that is over. Such attempts may claim nothing."""
     existing = check_owner(stored, job, expected.generation)
     found = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
     if found != expected:
@@ -248,14 +251,15 @@ def check_claim(stored: StoredJob | None, job: str, expected: Standing) -> None:
 
 
 def standing(generation: int, epoch: int, *, pending: bool) -> Standing:
-    """A pending plan is always for the next epoch (`check_plan`)."""
+    """The standing that these stored values mean: a pending plan is always for the next epoch (`check_plan`)."""
     return Standing(generation, epoch, epoch + 1 if pending else None)
 
 
 def check_commit(
     stored: StoredJob | None, job: str, generation: int, commit: EpochCommit, named: Mapping[str, StoredSegment]
 ) -> None:
-    """`named` holds the existing ones of the segments in `commit.upserts` and `commit.deletes`."""
+    """Raises Fenced or StateError unless the commit may happen. `named` holds those segments of `commit.upserts` and
+    `commit.deletes` that exist."""
     owner = check_owner(stored, job, generation)
     if commit.epoch != owner.epoch + 1:
         raise StateError(
@@ -285,12 +289,12 @@ def _check_plan_epoch(job: str, plan: Json, expected: int) -> None:
 
 
 def committable(segment: StoredSegment, generation: int, epoch: int) -> bool:
-    """Whether the commit of `epoch` by `generation` may make it live."""
+    """Whether the commit of `epoch` by `generation` may make the segment live."""
     return segment.status is SegmentStatus.STAGED and not sweepable(segment, generation, epoch - 1, pinned=False)
 
 
 def sweepable(segment: StoredSegment, generation: int, committed_epoch: int, *, pinned: bool) -> bool:
-    """Whether nothing can ever need it again, given the job's generation and last committed epoch."""
+    """Whether nothing can ever need the segment again, given the job's generation and last committed epoch."""
     if segment.status is SegmentStatus.STAGED:
         return segment.generation < generation or segment.epoch <= committed_epoch
     return segment.status is SegmentStatus.RETIRED and not pinned
@@ -301,12 +305,13 @@ def readable(segment: StoredSegment, *, pinned: bool) -> bool:
 
 
 def staged_epoch(stored: StoredJob, meta: SegmentMeta) -> int:
-    """The epoch a segment is staged under. Compaction may give a segment an older `meta.epoch`: it is not garbage."""
+    """The epoch that a segment is staged under. Compaction may give a new segment an older `meta.epoch`, which must not
+    make it garbage."""
     return max(meta.epoch, stored.epoch + 1)
 
 
 def check_stage(job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> dict[str, tuple[SegmentMeta, bytes]]:
-    """The segments by key; raises StateError for one that is too big, or for two of one key."""
+    """Returns the segments by key. Raises StateError if one is too big, or if two have the same key."""
     for meta, blob in segments:
         if len(blob) > MAX_SEGMENT_BYTES:
             raise StateError(
@@ -329,7 +334,8 @@ def different_bytes(job: str, key: str) -> StateError:
 
 
 def epoch_after_reset(stored: StoredJob) -> int:
-    """The last epoch number used once the pending plan is dropped: output of that epoch may have gone out (M3)."""
+    """The last epoch number used once the pending plan is dropped. Dropping uses up the plan's number, because output
+    of that epoch may have gone out (M3)."""
     return stored.epoch if stored.plan is None else stored.epoch + 1
 
 
@@ -341,10 +347,10 @@ def oldest_logged_epoch(epoch: int) -> int:
 
 
 def encode_json(value: Json) -> str:
-    """JSON text; raises StateError for what JSON cannot hold (NaN, infinity, bytes).
+    """Returns JSON text. Raises StateError for what JSON cannot hold (NaN, infinity, bytes).
 
-    Plans, results and definitions are kept as JSON *text*, not JSONB: a pending plan is replayed as it was written, and
-    JSONB would turn 1e16 into an integer and refuse a string that holds U+0000.
+    Plans, results and definitions are kept as JSON *text*, not JSONB: a pending plan is replayed exactly as written,
+    and JSONB would turn 1e16 into an integer and refuse a string that holds U+0000.
     """
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -357,13 +363,13 @@ def encode_json(value: Json) -> str:
 
 
 def decode_optional(text: str | None) -> Any:
-    """None stays None."""
+    """Decodes JSON text; None stays None."""
     return None if text is None else json.loads(text)
 
 
 def by_bytes(items: Iterable[tuple[_T, int]], *, most: int = BATCH_BYTES) -> Iterator[list[_T]]:
-    """Items, each given with its bytes, in batches that fit in memory: of at most `most` bytes and BATCH items, and of
-    at least one."""
+    """Groups items, each given with its size in bytes, into batches that fit in memory: at most `most` bytes and BATCH
+    items, and at least one item."""
     batch: list[_T] = []
     held = 0
     for item, size in items:

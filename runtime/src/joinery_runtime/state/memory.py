@@ -29,7 +29,7 @@ from joinery_runtime.state.store import (
 )
 from joinery_runtime.store_identity import StoreIdentity
 
-_WRITTEN = {"output", "dead_letters"}  # of an epoch's result: what it wrote where
+_WRITTEN = {"output", "dead_letters"}  # keys of an epoch's result that say what it wrote where
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class _Job:
             self.segments[key] = replace(item, stored=replace(item.stored, status=status))
 
     def make_live(self, keys: Iterable[str]) -> None:
-        """Exactly these; what else was live is retired."""
+        """Makes exactly these segments live and retires all others that were."""
         self.set_status(list(self.live()), SegmentStatus.RETIRED)
         self.set_status(keys, SegmentStatus.LIVE)
 
@@ -374,7 +374,7 @@ class MemoryStore:
                 entry.stored = replace(entry.stored, definition=None, deleted=True, committed=0, lineage=_new_lineage())
 
     def close(self) -> None:
-        """Does nothing: the state lives as long as the object."""
+        """Does nothing: the state lives as long as this object."""
 
     def _stored(self, job: str) -> StoredJob | None:
         return self._jobs[job].stored if job in self._jobs else None

@@ -1,6 +1,6 @@
 """Forward-only migrations of segment blobs (rule M1).
 
-Each step is a pure function that turns a blob of one `state_version` into the next one's, and is kept for ever.
+Each step is a pure function that turns a blob of one `state_version` into a blob of the next. Steps are kept for ever.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.state.store import Migration, SegmentMeta
 
 CURRENT_STATE_VERSION = STATE_VERSION
-"""The version that this release writes."""
+"""The `state_version` that this release writes."""
 
 
 def unchanged(blob: bytes) -> bytes:
-    """The step to a version whose readers take the blobs of the version before as they are: no segment is rewritten for
-    it. It is read, and what compaction makes of it is of the new version."""
+    """The step to a version whose readers also read blobs of the version before: no segment is rewritten for it. Old
+    segments are read as they are, and compaction writes its results in the new version."""
     return blob
 
 
 MIGRATIONS: Mapping[int, Migration] = {1: unchanged}
-"""`{n: step}` takes a blob from version n to n + 1. It keeps the rows and their order: marks know them by number."""
+"""`{n: step}` takes a blob from version n to n + 1. A step keeps rows and their order: marks name rows by number."""
 
 
 def readable_from(target: int, chain: Mapping[int, Migration]) -> int:
-    """The oldest version whose blobs are read as they are by a release that writes `target`."""
+    """The oldest version whose blobs a release that writes `target` reads without a migration."""
     version = target
     while chain.get(version - 1) is unchanged:
         version -= 1
@@ -53,7 +53,7 @@ def check_chain(versions: Iterable[int], target: int, chain: Mapping[int, Migrat
 
 
 def migrate(blob: bytes, from_version: int, to_version: int, chain: Mapping[int, Migration] = MIGRATIONS) -> bytes:
-    """The blob at `to_version`; raises IncompatibleState for a missing or failing step, or a newer blob."""
+    """Returns the blob at `to_version`. Raises IncompatibleState for a missing or failing step, or a newer blob."""
     check_chain([from_version], to_version, chain)
     for step in range(from_version, to_version):
         blob = _apply(chain[step], blob, step)
@@ -63,10 +63,10 @@ def migrate(blob: bytes, from_version: int, to_version: int, chain: Mapping[int,
 def migrate_segment(
     meta: SegmentMeta, blob: bytes, target: int, chain: Mapping[int, Migration], generation: int
 ) -> tuple[SegmentMeta, bytes]:
-    """The segment at `target` under a new key, `<old key>~<target>.<generation>`.
+    """Returns the segment at `target` under a new key, `<old key>~<target>.<generation>`.
 
-    The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key. Marks go on naming
-    it (`core.table.segment.first_key`).
+    The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key. Marks still name
+    the segment by its old key (`core.table.segment.first_key`).
     """
     rewritten = migrate(blob, meta.state_version, target, chain)
     key = f"{meta.key}{MIGRATED}{target}.{generation}"

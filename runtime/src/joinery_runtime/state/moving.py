@@ -1,12 +1,12 @@
-"""Moves a job to another Postgres, so that it goes on there as if it had never been anywhere else.
+"""Moves a job to another Postgres, where it goes on as if it had always been there.
 
     source: note where the job is being moved, which fences every driver
-    target: all rows in one transaction, compared with the source's
-    source: delete them, and leave the note
+    target: copy all rows in one transaction, and compare them with the source's
+    source: delete the rows, and leave the note
 
-Any of it may be interrupted and repeated. Between the first and the last step no driver can own the job at the source;
-at the target there is either all of it or nothing. The job keeps its lineage, its counters, its plan and the claims of
-the plan's output, so output into Kafka goes on exactly once.
+Each step may be interrupted and repeated. Between the first and the last step no driver can own the job at the source,
+and the target has either all of the job or nothing. The job keeps its lineage, its counters, its plan and the claims on
+the plan's output, so output into Kafka stays exactly once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from joinery_runtime.state.postgres import PostgresStore
 
 _TABLES = ("jobs", "state", "offsets", "epochs", "savepoints", "savepoint_segments", "claims")
 
-# What was staged, or retired and is not pinned, is garbage.
+# Staged segments are garbage, and so are retired ones that no savepoint pins.
 _NEEDED = """
 pipeline_name = %(job)s AND (status = 'live' OR status = 'retired' AND EXISTS (
     SELECT FROM {schema}.savepoint_segments p WHERE p.pipeline_name = t.pipeline_name AND p.group_key = t.group_key))
@@ -54,20 +54,20 @@ _CLEAR_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = NULL, updated_at = now() 
 _SET_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = %(place)s WHERE pipeline_name = %(job)s"
 _FORGET = "DELETE FROM {schema}.jobs WHERE pipeline_name = %(job)s AND deleted"
 _FORGET_CLAIMS = "DELETE FROM {schema}.claims WHERE pipeline_name = %(job)s"
-# A zombie of a job of that name that was here before stays fenced.
+# If the target once had a job of this name, a zombie of that job stays fenced.
 _ARRIVED = """
 UPDATE {schema}.jobs SET moved_to = NULL, generation = greatest(generation, %(generation)s + 1)
 WHERE pipeline_name = %(job)s
 """
 _NO_COLUMNS = sql.SQL("")
-# One end waits while the other one compares: a minute for every 20 GB or so.
+# One end is idle while the other one compares: about a minute for every 20 GB.
 _PATIENT = "SET LOCAL idle_in_transaction_session_timeout = 0"
 _HOLD = "SELECT pg_try_advisory_xact_lock(hashtextextended('joinery move ' || %(job)s, 0))"
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """What a move takes along; `bytes` are those of segments."""
+    """What a move takes along; `bytes` counts the segments only."""
 
     segments: int
     bytes: int
@@ -76,10 +76,10 @@ class Moving:
 
 
 class MovableStore(PostgresStore):
-    """A store as one end of a move."""
+    """A store as the source or the target of a move."""
 
     def contents(self, job: str) -> Moving:
-        """Raises StateError if there is nothing to move."""
+        """Counts what a move would take along. Raises StateError if there is nothing to move."""
         with self._connection.session() as connection:
             _present(self._stored(connection, job), job)
             counts = self._counts(connection, job)
@@ -88,14 +88,14 @@ class MovableStore(PostgresStore):
         return Moving(counts["state"], int(row[0]), counts["epochs"], counts["savepoints"])
 
     def knows(self, job: str) -> bool:
-        """Whether there is a job of that name with state; changes nothing, also where there is no schema yet."""
+        """Whether the store has a job of that name. Changes nothing, not even where the schema does not exist yet."""
         with closing(GuardedConnection(self.dsn)) as bare, bare.session() as connection:
             if not installed_version(connection, self.schema):
                 return False
             return connection.execute(self._filled(_KNOWS, "jobs"), {"job": job}).fetchone() is not None
 
     def move_to(self, target: MovableStore, job: str) -> None:
-        """All of it, or what is left to do of an interrupted move. Raises StateError; then it can be repeated."""
+        """Moves the job, or finishes an interrupted move. After a StateError the call can be repeated."""
         self._require_another_place(target, job)
         with self._connection.session() as connection:
             stored = _present(self._stored(connection, job), job)
@@ -108,7 +108,7 @@ class MovableStore(PostgresStore):
         self._leave(job, target.place)
 
     def stay(self, job: str) -> None:
-        """Gives an unfinished move up: the job goes on here. Raises StateError if none is under way."""
+        """Gives up an unfinished move, so that the job goes on here. Raises StateError if no move is under way."""
         with self._connection.transaction() as connection:
             stored = self._lock(connection, job)
             if stored is None or stored.deleted or stored.moved_to is None:
@@ -116,7 +116,8 @@ class MovableStore(PostgresStore):
             connection.execute(self._filled(_CLEAR_MOVED_TO, "jobs"), {"job": job})
 
     def _require_another_place(self, target: MovableStore, job: str) -> None:
-        """Two sessions cannot both hold one lock of a database, by whatever address they came to it."""
+        """Raises StateError if both ends are the same place. Two sessions cannot both hold one advisory lock of a
+        database, whatever addresses they connected to."""
         with self._connection.transaction() as here, target._connection.transaction() as there:
             held = [connection.execute(_HOLD, {"job": job}).fetchone() for connection in (here, there)]
         if held[0] != (True,) or (held[1] != (True,) and self.schema == target.schema):
@@ -127,7 +128,8 @@ class MovableStore(PostgresStore):
             )
 
     def _arrived(self, job: str, from_there: StoredJob) -> bool:
-        """Whether an interrupted move has brought all of it here. Raises StateError for another job of that name."""
+        """Whether an interrupted move has already copied the job here. Raises StateError if another job of that name
+        is here."""
         with self._connection.session() as connection:
             stored = self._stored(connection, job)
         if stored is None or stored.deleted:
@@ -199,7 +201,7 @@ class MovableStore(PostgresStore):
 
 
 def _present(stored: StoredJob | None, job: str) -> StoredJob:
-    """Also while it is being moved. Raises StateError if there is no state here."""
+    """Returns the stored job, even while it is being moved. Raises StateError if there is no state here."""
     if stored is None or (stored.deleted and stored.moved_to is None):
         raise decisions.no_job(job)
     if stored.deleted:

@@ -1,7 +1,7 @@
-"""The StateStore in Postgres: blobs, offsets, plans and savepoints in one schema, each change one transaction.
+"""The StateStore in Postgres: blobs, offsets, plans and savepoints in one schema. Each change is one transaction.
 
-Every change of a job locks its row, reads what is stored, asks `decisions`, then writes. Round trips to the server are
-what a small commit costs, so statements that don't wait for each other travel together (libpq's pipeline mode).
+Every change locks the job's row, reads what is stored, asks `decisions`, then writes. Round trips to the server
+dominate the cost of a small commit, so independent statements travel together (libpq's pipeline mode).
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ _T = TypeVar("_T")
 _DURABILITY = "SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names')"
 
 SWEEP_BATCH = 32
-"""Segments deleted at a time: 1 ms per MB, and a commit of this process waits for one batch at most."""
+"""Segments that `sweep` deletes at a time. Deleting takes 1 ms per MB; a commit of this process waits for one batch at
+most."""
 
 
 class PostgresStore:
-    """See `StateStore` for the contract; an effect of a commit gets the psycopg connection, inside the transaction.
+    """See `StateStore` for the contract. The effects of a commit get the psycopg connection, inside the transaction.
 
-    Threads that call at the same time have a connection each. It is opened at the first call (or by `connect`), and
-    after a loss by the next call. Pickles as its DSN and schema, so each Spark task opens its own.
+    Threads that call at the same time have a connection each. The first call (or `connect`) opens it, and after a loss
+    the next call does. The store pickles as its DSN and schema, so each Spark task opens its own connections.
     """
 
     def __init__(self, dsn: str, schema: str = "joinery", *, log_retention_ms: int | None = None) -> None:
-        """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be read. `sweep`
-        trims epochs that were committed longer than `log_retention_ms` ago (None: number and bytes bound the log)."""
+        """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be parsed.
+        `sweep` trims epochs committed longer than `log_retention_ms` ago (None: only count and bytes bound the log)."""
         self.dsn, self.schema, self._log_retention_ms = dsn, schema, log_retention_ms
         self._connection = GuardedConnections(dsn, self._prepare)
         self._sql = Statements(schema)
@@ -66,7 +67,7 @@ class PostgresStore:
 
     @classmethod
     def connect(cls, dsn: str, schema: str = "joinery") -> Self:
-        """Opens it now, creating or upgrading the schema; raises StoreUnavailable or IncompatibleState."""
+        """Connects now, and creates or upgrades the schema. Raises StoreUnavailable or IncompatibleState."""
         store = cls(dsn, schema)
         with store._connection.session():
             return store
@@ -79,11 +80,11 @@ class PostgresStore:
 
     @property
     def place(self) -> str:
-        """Where it is, for messages; never the password."""
+        """Where the store is, for messages; never the password."""
         return f"{self._connection.place}, schema {self.schema}"
 
     def durability_warning(self) -> str | None:
-        """What a user should know of how long commits last on this server."""
+        """Warns of server settings under which a committed epoch may be lost; None if there are none."""
         with self._connection.session() as connection:
             row = connection.execute(_DURABILITY).fetchone()
         assert row is not None, "settings are always there"
@@ -97,7 +98,7 @@ class PostgresStore:
         )
 
     def schema_version(self) -> int:
-        """How many of the steps in `ddl` the tables have been through."""
+        """How many of the steps in `ddl` have run on the tables."""
         with self._connection.session() as connection:
             return installed_version(connection, self.schema)
 
@@ -194,7 +195,7 @@ class PostgresStore:
             garbage = self._segments.garbage(connection, stored)
         removed = 0
         for batch in _batches(garbage, SWEEP_BATCH):
-            with self._connection.session() as connection:  # one at a time, so that others get in between
+            with self._connection.session() as connection:  # a session per batch lets commits in between
                 removed += self._segments.remove(connection, job, batch)
         self._trim_log(job, stored.committed)
         return removed
@@ -310,7 +311,7 @@ class PostgresStore:
                 self._delete(connection, stored)
 
     def moved_to(self, job: str) -> str | None:
-        """Where `state.moving` has moved the job, or is moving it, from here."""
+        """The place to which `state.moving` has moved the job from here, or is moving it; None if there is no move."""
         with self._connection.session() as connection:
             stored = self._stored(connection, job)
         return None if stored is None else stored.moved_to
@@ -319,7 +320,7 @@ class PostgresStore:
         self._connection.close()
 
     def _prepare(self, connection: Connection) -> None:
-        """What a new connection begins with: the schema is as this release knows it."""
+        """Runs on a new connection: brings the schema to the version that this release knows."""
         ensure_schema(connection, self.schema)
 
     def _stored(self, connection: Connection, job: str) -> StoredJob | None:
@@ -408,9 +409,9 @@ def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
 
 
 class ReadOnlyStore(PostgresStore):
-    """For `record` and `read_segments` only, and changes nothing: for use beside a driver of an earlier
-    release, which could not start again after its schema was upgraded. What an upgrade would make of the record is
-    found out and rolled back; the tables that hold segments are read as they are."""
+    """Reads beside a driver of an earlier release, for `record` and `read_segments` only. It changes nothing, because
+    that driver could not start again after an upgrade of its schema. `record` upgrades the schema in a transaction that
+    is rolled back; segments are read from the tables as they are."""
 
     def record(self, job: str) -> JobRecord | None:
         with self._connection.session() as connection, connection.transaction(force_rollback=True):
@@ -422,8 +423,8 @@ class ReadOnlyStore(PostgresStore):
 
 
 class SegmentTable:
-    """The rows of jobs' segments: staged, read, given another status, rewritten and removed, each on a connection, and
-    in a transaction, that the caller holds."""
+    """Stages, reads, rewrites and removes the rows of segments, and changes their status. The caller passes the
+    connection and holds its transaction."""
 
     def __init__(self, sql: Statements) -> None:
         self._sql = sql
@@ -432,12 +433,12 @@ class SegmentTable:
         try:
             self._copy(connection, stored, by_key.values())
         except psycopg.errors.UniqueViolation:
-            # A repeated call, after an answer that was lost.
+            # The call is a repetition: the answer to an earlier one was lost.
             there = self._stored_equal(connection, stored.job, by_key)
             self._copy(connection, stored, [item for key, item in by_key.items() if key not in there])
 
     def read(self, connection: Connection, job: str, keys: Sequence[str]) -> dict[str, bytes]:
-        """Blobs of live and of pinned segments; what is not there is left out."""
+        """Returns the blobs of live and of pinned segments, without the keys that are not there."""
         found: dict[str, bytes] = {}
         for batch in _batches(keys, BATCH):
             rows = self._sql.run(connection, statements.READ, job, keys=_encoded(batch), binary=True)
@@ -449,7 +450,7 @@ class SegmentTable:
             self._sql.run(connection, statements.SET_STATUS, job, keys=_encoded(keys), status=status.value)
 
     def migrate(self, connection: Connection, stored: StoredJob, chain: Mapping[int, Migration], target: int) -> int:
-        """How many live segments were rewritten. Raises IncompatibleState before any is."""
+        """Migrates the live segments that need it and returns how many. Raises IncompatibleState before any change."""
         versions = self._sql.run(connection, statements.LIVE_VERSIONS, stored.job).fetchall()
         check_chain((version for (version,) in versions), target, chain)
         below = self._sql.run(connection, statements.LIVE_BELOW, stored.job, version=readable_from(target, chain))
@@ -466,7 +467,7 @@ class SegmentTable:
             self._insert(connection, stored.job, ((meta, blob, live) for meta, blob in segments))
 
     def garbage(self, connection: Connection, stored: StoredJob) -> list[bytes]:
-        """Keys of what nothing can ever need again."""
+        """Keys of the segments that nothing can ever need again."""
         return [
             key
             for key, status, staged_by, epoch, pinned in self._sql.run(connection, statements.NOT_LIVE, stored.job)
@@ -498,7 +499,7 @@ class SegmentTable:
     def _stored_equal(
         self, connection: Connection, job: str, by_key: Mapping[str, tuple[SegmentMeta, bytes]]
     ) -> set[str]:
-        """Which keys are there already; raises StateError if one has other bytes."""
+        """Returns the keys that are already stored. Raises StateError if one has other bytes."""
         stored = self._sql.run(connection, statements.STORED, job, keys=_encoded(by_key), binary=True).fetchall()
         for key, blob, meta in stored:
             if by_key[key.decode()] != (SegmentMeta(**meta), blob):

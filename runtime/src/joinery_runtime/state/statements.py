@@ -1,7 +1,7 @@
 """The SQL of the Postgres store. `{schema}` is filled in once per store (`Statements`).
 
-Whoever changes a job's segments, plan, offsets or savepoints takes LOCK_JOB first: what is read after it stays true
-until the transaction ends. Only `stage`, which adds rows that no one else knows, and `sweep` do without.
+Every transaction that changes a job's segments, plan, offsets or savepoints runs LOCK_JOB first: what it reads after
+that stays true until it ends. Only `stage`, which adds rows that no one else knows, and `sweep` need no lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STANDING = """
 SELECT generation, epoch, pending_plan IS NOT NULL FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted
 """
 
-# One statement, so that all of it is one snapshot.
+# One statement, so that everything comes from one snapshot.
 RECORD = """
 SELECT lineage::text, generation, epoch, signature::text, definition::text, pending_plan::text,
     CASE WHEN pending_plan IS NULL THEN 0
@@ -46,11 +46,11 @@ SELECT lineage::text, generation, epoch, signature::text, definition::text, pend
 FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
 """
 
-# An unchanged definition keeps the value that is there: a big one is out of line and would be written anew each time.
+# An unchanged definition keeps the stored value: a big one is stored out of line and would be rewritten each time.
 _DEFINITION = "CASE WHEN definition::text = %(definition)s THEN definition ELSE %(definition)s::json END"
 
-# FOR SHARE: who acquires the job waits until the claim is there, or the claim sees the new generation. A row that was
-# inserted and not updated has no xmax.
+# FOR SHARE: either an `acquire` waits until the claim is written, or the claim sees the new generation. xmax is 0 in a
+# row that was inserted and not updated, so it tells a fresh claim.
 CLAIM = """
 WITH job AS (
     SELECT generation, epoch, pending_plan IS NOT NULL AS pending, deleted
@@ -120,7 +120,7 @@ VALUES (%(job)s, %(epoch)s, %(generation)s, %(plan)s::json, %(result)s::json)
 
 TRIM_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch < %(oldest)s"
 
-# The newest epoch is what the state stands on. `pg_column_size` reads no value that is out of line.
+# Keeps the newest epoch, which the state stands on. `pg_column_size` does not read values that are stored out of line.
 TRIM_LOG = """
 DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch = ANY (ARRAY(
     SELECT epoch FROM (
@@ -176,7 +176,7 @@ SELECT name, epoch, (extract(epoch FROM created_at) * 1000)::bigint, rows, bytes
 FROM {schema}.savepoints WHERE pipeline_name = %(job)s ORDER BY name COLLATE "C"
 """
 
-# In the columns of RECORD.
+# Has the same columns as RECORD.
 PINNED = """
 SELECT s.lineage::text, j.generation, s.epoch, s.signature::text, s.definition::text, NULL, 0,
     s.source_ids, s.source_offsets,
@@ -214,7 +214,8 @@ UPDATE {schema}.jobs j SET (signature, definition, lineage, committed) = (
 WHERE pipeline_name = %(job)s
 """
 
-# What another job begins with. What is written of the epoch is that job's; the new one has only what follows from it.
+# `start_from`: what a new job copies from another job's savepoint. The epoch's log entry goes without what that epoch
+# wrote, since those outputs are the other job's.
 COPY_SEGMENTS = """
 INSERT INTO {schema}.state (pipeline_name, group_key, state_blob, state_version, status, generation, epoch, meta)
 SELECT %(job)s, s.group_key, s.state_blob, s.state_version, 'live', s.generation, s.epoch, s.meta
@@ -281,7 +282,7 @@ WHERE pipeline_name = %(job)s
 
 
 class Statements:
-    """The statements above for one schema, as the bytes that psycopg sends; `run` is for those of one job."""
+    """The statements above for one schema, as the bytes that psycopg sends. `run` executes one for a job."""
 
     def __init__(self, schema: str) -> None:
         self._schema = sql.Identifier(schema)

@@ -1,6 +1,6 @@
-"""Bringing a job's state to a release's `state_version`, with a way back: what lies before is pinned first.
+"""Brings a job's state to a release's `state_version`. A savepoint pins the old state first, as a way back.
 
-Every step may be repeated: who was killed after the pin, or after the migration, does the same again.
+Every step may be repeated: a process killed after the pin, or after the migration, does the same again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from joinery_runtime.state.store import (
 )
 
 KEPT_PINS = 3
-"""Automatic savepoints that are kept, the newest ones."""
+"""How many automatic savepoints are kept, newest first."""
 
 _ROLLOUT = re.compile(r"rollout-.+")
 _MIGRATION = re.compile(r"before-state-version-\d+-epoch-\d+")
@@ -38,7 +38,8 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A savepoint and `how` it came about; "kept": it is of another epoch, and what it was made for is done."""
+    """A savepoint and `how` it came about. "kept": it is of another epoch, and the upgrade that it was made for is
+    done."""
 
     savepoint: StoredSavepoint
     how: Literal["created", "there already", "created anew", "kept"]
@@ -46,7 +47,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What a migration would do. `versions` are those that live segments have; sizes are of the segments to migrate."""
+    """What a migration would do. `versions` are those of all live segments; the sizes count the segments to migrate."""
 
     versions: tuple[int, ...]
     target: int
@@ -62,20 +63,20 @@ def never(_: StoredSavepoint) -> bool:
 
 
 def is_automatic(name: str) -> bool:
-    """Whether a savepoint of this name was made by a rollout or a migration, and not by hand."""
+    """Whether a rollout or a migration made the savepoint of this name, rather than a person."""
     return is_rollout(name) or _MIGRATION.fullmatch(name) is not None
 
 
 def is_rollout(name: str) -> bool:
-    """Whether a savepoint of this name is one rollout's, which is tried again under another name only."""
+    """Whether a rollout made the savepoint of this name. Retrying a rollout needs another name."""
     return _ROLLOUT.fullmatch(name) is not None
 
 
 def migrate_pinned(
     store: DriverStore, record: JobRecord, chain: Mapping[int, Migration], target: int, say: Callable[[str], None]
 ) -> JobRecord:
-    """The record, with no live segment that a release which writes `target` cannot read. Raises IncompatibleState
-    before anything is written."""
+    """Pins and migrates the state if it needs a migration, and returns the record. Afterwards a release that writes
+    `target` can read every live segment. Raises IncompatibleState before anything is written."""
     check_versions(record, chain, target)
     if not outdated(record, chain, target):
         return record
@@ -88,12 +89,12 @@ def migrate_pinned(
 
 
 def automatic_name(record: JobRecord, target: int) -> str:
-    """How the savepoint is named that a migration makes when nobody names one."""
+    """The name of a migration's savepoint if the user gave none."""
     return f"before-state-version-{target}-epoch-{record.committed}"
 
 
 def reread(store: JobReader, record: JobRecord) -> JobRecord:
-    """As it is now. Raises Fenced if another driver owns the job by now."""
+    """Reads the record again. Raises Fenced if another driver owns the job by now."""
     now = store.record(record.job)
     if now is None or now.generation != record.generation:
         raise decisions.fenced(record.job, record.generation, "another one" if now is None else str(now.generation))
@@ -101,12 +102,12 @@ def reread(store: JobReader, record: JobRecord) -> JobRecord:
 
 
 def check_versions(record: JobRecord, chain: Mapping[int, Migration], target: int) -> None:
-    """Raises IncompatibleState: a step is missing, or the state is newer than `target`."""
+    """Raises IncompatibleState if a step is missing, or if the state is newer than `target`."""
     check_chain((meta.state_version for meta in record.segments), target, chain)
 
 
 def outdated(record: JobRecord, chain: Mapping[int, Migration], target: int) -> list[SegmentMeta]:
-    """The live segments that have to be rewritten before they can be read."""
+    """The live segments that a release which writes `target` cannot read before a migration."""
     readable = readable_from(target, chain)
     return [meta for meta in record.segments if meta.state_version < readable]
 
@@ -114,11 +115,11 @@ def outdated(record: JobRecord, chain: Mapping[int, Migration], target: int) -> 
 def ensure_pin(
     store: Savepoints, record: JobRecord, name: str, *, done: Callable[[StoredSavepoint], bool] = never
 ) -> Pin:
-    """A savepoint `name` of the state as it is.
+    """Makes sure that there is a savepoint `name` of the current state, and returns it.
 
-    One that stands on the same epoch is taken as it is. Of another epoch: it is kept if what it was made for has been
-    `done` and the job went on since; else the one of a migration is made anew. Raises RolloutOver for a rollout's, and
-    StateError for one made by hand.
+    An existing savepoint of the same epoch is used as it is. One of another epoch is kept if what it was made for is
+    `done` and the job has gone on since. Otherwise a migration's savepoint is made anew, a rollout's raises
+    RolloutOver, and one made by hand raises StateError.
     """
     check_rollout(store, record, name, done=done)
     pins = {pin.name: pin for pin in store.savepoints(record.job)}
@@ -140,10 +141,11 @@ def ensure_pin(
 
 
 def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[StoredSavepoint], bool]) -> None:
-    """Raises RolloutOver if `name` is the savepoint of a rollout that has ended without being `done`, or another one
-    came after it.
+    """Raises RolloutOver if `name` is the savepoint of a rollout that ended without being `done`, or that another
+    rollout came after.
 
-    A pod of it may come late, from a node that was cut off: it must not touch what the release in force works with.
+    A pod of such a rollout may come late, from a node that was cut off. It must not touch the state of the release that
+    runs now.
     """
     pins = {pin.name: pin for pin in store.savepoints(record.job)}
     pin = pins.get(name)
@@ -165,7 +167,7 @@ def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Call
 
 
 def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> StoredSavepoint | None:
-    """The newest automatic savepoint, if nothing was committed since it was made and it was not rolled back."""
+    """The newest automatic savepoint; None if it is `but`, was rolled back, or an epoch was committed since."""
     automatic = [pin for pin in store.savepoints(record.job) if is_automatic(pin.name)]
     newest = max(automatic, key=lambda pin: pin.created_at, default=None)
     if newest is None or newest.name == but or newest.rolled_back:
@@ -175,14 +177,14 @@ def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> Sto
 
 
 def _is_over(pin: StoredSavepoint, pins: Mapping[str, StoredSavepoint]) -> bool:
-    """Whether what an automatic savepoint was made for has ended: it was rolled back, or another one came after it."""
+    """Whether what an automatic savepoint was made for has ended: it was rolled back, or a later one exists."""
     if not is_automatic(pin.name):
         return False
     return pin.rolled_back or any(is_automatic(o.name) for o in _later(pin, pins.values()))
 
 
 def is_superseded(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> bool:
-    """Whether another rollout came after it."""
+    """Whether another rollout came after the savepoint."""
     return any(is_rollout(other.name) for other in _later(pin, pins))
 
 
@@ -191,7 +193,7 @@ def _later(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> list[Stored
 
 
 def prune_pins(store: Savepoints, job: str, keep: str) -> list[str]:
-    """Deletes automatic savepoints but the newest and `keep`; returns their names."""
+    """Deletes automatic savepoints except `keep` and the newest (KEPT_PINS in all). Returns the deleted names."""
     automatic = [pin for pin in store.savepoints(job) if is_automatic(pin.name)]
     newest_first = sorted(automatic, key=lambda pin: (pin.name == keep, pin.created_at), reverse=True)
     names = [pin.name for pin in newest_first[KEPT_PINS:]]
@@ -201,9 +203,9 @@ def prune_pins(store: Savepoints, job: str, keep: str) -> list[str]:
 
 
 def rehearse(store: StateReader, record: JobRecord, chain: Mapping[int, Migration], target: int) -> Rehearsal:
-    """Runs the migration of every live segment and writes nothing. Raises IncompatibleState.
+    """Migrates every live segment in memory and writes nothing. Raises IncompatibleState.
 
-    May run beside a driver: where a segment goes while it is to be read, those that replaced it are taken.
+    May run beside a driver: if a segment disappears before it is read, the segments that replaced it are used.
     """
     started = time.monotonic()
     sizes: dict[str, int] = {}
@@ -244,17 +246,17 @@ def _rewritten_bytes(meta: SegmentMeta, blob: bytes, chain: Mapping[int, Migrati
 def _rows(blob: bytes) -> int | None:
     try:
         return int(from_blob(blob).num_rows)
-    except (ValueError, OSError):  # what Arrow says of bytes that are no file of its own
+    except (ValueError, OSError):  # Arrow raises these for bytes that are not an Arrow file
         return None
 
 
 def read_live(
     store: StateReader, record: JobRecord, choose: Callable[[JobRecord], list[SegmentMeta]]
 ) -> Iterator[tuple[JobRecord, dict[str, bytes]]]:
-    """The blobs of the live segments that `choose` names, a batch at a time, with the record that they are of.
+    """Yields the blobs of the live segments that `choose` selects, batch by batch, each with the record they belong to.
 
-    A driver that runs may replace a segment before it is read: then the newest record is asked. Raises StateError if
-    one is missing all the same.
+    A running driver may replace a segment before it is read; then `choose` gets the newest record. Raises StateError if
+    a segment is missing all the same.
     """
     done: set[str] = set()
     tries = 0

@@ -1,4 +1,4 @@
-"""Averages: a sum, a count, and how one is divided by the other."""
+"""Averages: a sum, a count, and the division of one by the other."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from joinery_runtime.core.aggregates.counts import Count
 from joinery_runtime.core.aggregates.sums import TODO, DoubleSum, WholeSum
 from joinery_runtime.core.aggregates.wide import Wide
 
-_EXACT = 2**53  # whole numbers up to it are doubles
+_EXACT = 2**53  # doubles hold whole numbers up to this one exactly
 
 Quotient = Callable[[pa.Array, pa.Array], pa.Array]
-"""Averages of type `result_type` from the sums (NULL where there is none) and counts of groups."""
+"""Computes averages from the sums (NULL: no value) and counts of groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """NULL where no value was seen. The state is that of the sum, and the count of values. `tight`: averages may leave
-    `result_type`, of decimals whose 38 digits do not hold four more places."""
+    """The average; NULL without any value. The state is that of the sum, and the count of values. `tight`: averages may
+    overflow `result_type`, because 38 digits do not hold four more decimal places."""
 
     sum: WholeSum | DoubleSum
     count: Count
@@ -48,7 +48,7 @@ class Average:
         return self.quotient(states[0], states[-1]).cast(self.result_type)
 
     def _fitting(self, states: States) -> States:
-        """The states; raises GroupError where an average leaves its type, for want of digits before the point."""
+        """Returns the states. Raises GroupError if an average has too many digits before the point for its type."""
         if self.tight:
             kind, averages = self.result_type, self.quotient(states[0], states[-1])
             least = pa.scalar(Decimal(10 ** (kind.precision - kind.scale)), averages.type)
@@ -61,7 +61,8 @@ class Average:
 
 
 def _average_of_decimals(name: str, kind: pa.DataType) -> Average:
-    """With four more decimal places, where 38 digits hold them; halves are rounded away from zero."""
+    """The average of decimals, with four more decimal places if 38 digits hold them. Halves are rounded away from
+    zero."""
     precision = min(38, kind.precision + 4)
     result = pa.decimal128(precision, min(kind.scale + 4, precision))
     tight = result.precision - result.scale < kind.precision - kind.scale
@@ -74,7 +75,8 @@ def _of_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
 
 
 def _of_whole(sums: pa.Array, counts: pa.Array) -> pa.Array:
-    """Doubles divide rightly what they hold exactly; where a sum is longer, Python's integers do."""
+    """Averages whole numbers to the nearest double. Divides as doubles where these hold the sum exactly, and as Python
+    integers where it is longer."""
     wide, divisor = Wide.of(sums.fill_null(0)), np.maximum(counts.to_numpy(), 1)
     averages = wide.low.view(np.int64) / divisor
     long = np.flatnonzero(~(wide.narrow & (np.abs(wide.low.view(np.int64)) <= _EXACT)))
@@ -83,7 +85,8 @@ def _of_whole(sums: pa.Array, counts: pa.Array) -> pa.Array:
 
 
 def _of_decimals(places: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
-    """Arrow cuts the quotient off 20 places behind the sum's own: enough to tell where a half is."""
+    """Averages decimals. Arrow truncates the quotient 20 places after the sum's scale, which is enough to detect
+    halves."""
     exact = sums.cast(pa.decimal256(38, sums.type.scale))
     quotient = pc.divide(exact, _divisors(sums, counts).cast(pa.decimal256(19, 0)))
     return pc.round(quotient, ndigits=places, round_mode="half_towards_infinity")
@@ -99,7 +102,7 @@ def _of_type(name: str, of: AggregateCall) -> Accumulator:
         return _average_of_decimals(name, kind)
     if pa.types.is_floating(kind):
         return Average(DoubleSum(f"{name}.sum"), Count(f"{name}.count"), pa.float64(), _of_doubles)
-    # Of integers: the double that is nearest to the exact average.
+    # For integers: the double nearest to the exact average.
     total = WholeSum(f"{name}.sum", pa.decimal128(38, 0))
     return Average(total, Count(f"{name}.count"), pa.float64(), _of_whole)
 

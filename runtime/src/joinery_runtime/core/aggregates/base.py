@@ -1,4 +1,4 @@
-"""What an aggregate of sessions is to the kernel: columns in the state, and three vectorised functions over groups.
+"""The interface between session aggregates and the kernel: columns in the state, and three functions over groups.
 
 | function | takes | gives |
 |---|---|---|
@@ -12,12 +12,13 @@
 | `min`, `max` | every type but boolean and binary | the same |
 | `first`, `last` | every type | the same |
 
-NaN is one value that is greater than every number, and -0.0 is 0.0, as in Postgres and Spark. A sum that leaves its
-type is an error also where later rows would bring it back: what is in the state has to fit.
+NaN is one value, greater than every number, and -0.0 is 0.0, as in Postgres and Spark. A sum that overflows its type is
+an error even if later rows would bring it back into range, because the state has to hold it.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,8 +29,8 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
-    """One aggregate of a session (S7): `function` of `column` of type `type` (None: it counts rows), in the output as
-    `name`. `limit`: `count_distinct` is exact up to so many values; None: it is a sketch."""
+    """One aggregate of a session (S7): `function` over `column` of type `type` (None: it counts rows), called `name` in
+    the output. `limit`: the most values that an exact `count_distinct` takes; None: it is a sketch."""
 
     function: str
     name: str
@@ -40,8 +41,8 @@ class AggregateCall:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """n rows in m groups, m > 0, none empty: `starts` (int64[m], ascending, the first is 0) are the positions where
-    each group begins; rows of a group are consecutive and in order of (event time, arrival)."""
+    """n rows in m > 0 groups, none of them empty. `starts` (int64[m], ascending, beginning with 0) are the positions
+    where groups begin. Rows of a group are consecutive and in order of (event time, arrival)."""
 
     starts: np.ndarray
     rows: int
@@ -52,7 +53,7 @@ class Groups:
 
     @property
     def sizes(self) -> np.ndarray:
-        """int64[m]."""
+        """int64[m]: the number of rows of each group."""
         return np.diff(self.starts, append=self.rows)
 
     @property
@@ -62,15 +63,15 @@ class Groups:
 
 
 class GroupError(Exception):
-    """An aggregate that has no value: `group` is its number among the groups that were given, `facts` and `todo` are
-    for the user."""
+    """Raised when an aggregate has no value. `group` is the number of the group among those given. `facts` and `todo`
+    are for the user."""
 
     def __init__(self, group: int, facts: str, todo: str) -> None:
         self.group, self.facts, self.todo = group, facts, todo
         super().__init__(group, facts, todo)
 
 
-States = tuple[pa.Array, ...]  # one array for each of an accumulator's fields, a value per group
+States = tuple[pa.Array, ...]  # one array per field of an accumulator, with one value per group
 
 
 class Accumulator(Protocol):
@@ -78,26 +79,52 @@ class Accumulator(Protocol):
 
     @property
     def fields(self) -> tuple[pa.Field, ...]:
-        """Columns of the state; names start with `$` and say function and column, so that equal aggregates share them
-        and the order of aggregates does not matter: `$sum(amount)`, `$avg(amount).count`."""
+        """The columns of the state. Names begin with `$` and give function and column (`$sum(amount)`,
+        `$avg(amount).count`), so that equal aggregates share columns and their order does not matter."""
         ...
 
     @property
     def result_type(self) -> pa.DataType: ...
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
-        """The states of groups of rows: `values` is the aggregate's column (None for `count`), NULLs are skipped;
-        `times` are event times in milliseconds, int64[n]."""
+        """Computes the states of groups of rows. `values` is the aggregate's column (None for `count`); NULLs are
+        skipped. `times` are event times in milliseconds (int64[n])."""
         ...
 
     def merge(self, states: States, groups: Groups) -> States:
-        """One state for each group of states, which are given in order of arrival: of two `first` or `last` values
-        with one time, that of the earlier state arrived earlier."""
+        """Merges each group of states into one. States of a group are in order of arrival: of two `first` or `last`
+        values with the same time, the one in the earlier state arrived earlier."""
         ...
 
     def result(self, states: States) -> pa.Array:
-        """What goes out for each state, of type `result_type`; NULL where no value was seen, but 0 for counts."""
+        """The output value of each state, of type `result_type`. Without any value it is NULL, or 0 for counts."""
         ...
 
 
-Make = Callable[[str, AggregateCall], Accumulator]  # from the name of its columns and what the job asks for
+@dataclass(frozen=True, slots=True)
+class ValueAccumulator(ABC):
+    """An Accumulator whose state is its result: it merges states just as it folds values."""
+
+    name: str
+    type: pa.DataType
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (pa.field(self.name, self.type),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return self.type
+
+    @abstractmethod
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        """As `Accumulator.fold`; `times` must not matter."""
+
+    def merge(self, states: States, groups: Groups) -> States:
+        return self.fold(states[0], np.empty(0), groups)
+
+    def result(self, states: States) -> pa.Array:
+        return states[0]
+
+
+Make = Callable[[str, AggregateCall], Accumulator]  # from the name of its columns and the job's aggregate

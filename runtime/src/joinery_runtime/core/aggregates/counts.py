@@ -13,7 +13,7 @@ from joinery_runtime.core.aggregates.base import Groups, Make, States
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`count`: rows, whatever is in them; `count_col`: of a column, the rows that have a value there."""
+    """`count` counts all rows; `count_col` counts the rows in which a column has a value."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Exact counts of distinct values, which have a limit."""
+"""Exact counts of distinct values, up to a limit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SORTED_AS = {
 
 
 def distinct(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
-    """The distinct values of each of m groups, sorted, behind each other, and before them the offsets (int64[m + 1])
-    at which those of each group begin and end. `group` is int64[n], the group of each value; there are no NULLs.
-    Floating numbers are equal where their bits are."""
+    """Returns offsets (int64[m + 1]) and the distinct values of m groups: sorted within each group, which begins and
+    ends at its offsets. `group` (int64[n]) is the group of each value; there are no NULLs. Floating-point numbers are
+    equal if their bits are."""
     if values.type in _SORTED_AS:
         return _distinct_numbers(values, group, groups)
     encoded = values.dictionary_encode()
@@ -37,7 +37,7 @@ def distinct(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarr
 
 
 def _distinct_numbers(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
-    """Numbers are sorted faster than looked up in a dictionary."""
+    """`distinct` for numbers, which sorts them: that is faster than dictionary encoding."""
     plain = pl.from_arrow(values.view(_SORTED_AS[values.type]))
     rows = pl.DataFrame({"group": group, "value": plain}).sort("group", "value")
     number, found = rows["group"].to_numpy(), rows["value"].to_arrow().view(values.type)
@@ -48,8 +48,8 @@ def _distinct_numbers(values: pa.Array, group: np.ndarray, groups: int) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """`count_distinct` with `method: exact`: NaN is one value, and so are 0.0 and -0.0. More than `limit` values in a
-    group raise GroupError. The state is the list of the values, sorted."""
+    """`count_distinct` with `method: exact`. NaN counts as one value, and so do 0.0 and -0.0 together. More than
+    `limit` values in a group raise GroupError. The state is the sorted list of values."""
 
     name: str
     type: pa.DataType
@@ -89,7 +89,7 @@ class Distinct:
 
 
 def one_zero(values: pa.Array) -> pa.Array:
-    """Floating numbers with one zero and one NaN."""
+    """Replaces floating-point numbers so that there is one zero and one NaN."""
     if not pa.types.is_floating(values.type):
         return values
     numbers = values.to_numpy() + values.type.to_pandas_dtype()(0)

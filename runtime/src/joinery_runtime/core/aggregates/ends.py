@@ -14,7 +14,7 @@ from joinery_runtime.core.aggregates.present import Present
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`first`, or `last`: of any type. The state is the value and its event time."""
+    """`first` or `last`, for any type. The state is the value and its event time."""
 
     name: str
     type: pa.DataType

@@ -1,4 +1,4 @@
-"""The least and the greatest value of each group: strings by their code points, NaN greater than every number."""
+"""The least and the greatest value of each group. Strings compare by code points; NaN is greater than every number."""
 
 from __future__ import annotations
 
@@ -8,41 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates.base import Groups, Make, States
+from joinery_runtime.core.aggregates.base import Groups, Make, States, ValueAccumulator
 from joinery_runtime.core.aggregates.present import Present
 from joinery_runtime.core.aggregates.wide import Wide
 
 
 @dataclass(frozen=True, slots=True)
-class Extreme:
-    """`min`, or `max` where `greatest`: of any type but boolean and binary. The state is the value."""
+class Extreme(ValueAccumulator):
+    """`min`, or `max` if `greatest`, for any type but boolean and binary."""
 
-    name: str
-    type: pa.DataType
     greatest: bool
-
-    @property
-    def fields(self) -> tuple[pa.Field, ...]:
-        return (pa.field(self.name, self.type),)
-
-    @property
-    def result_type(self) -> pa.DataType:
-        return self.type
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
         present = Present.of(values, groups)
         return (present.scatter(self._found(present.values, present.groups)),)
 
-    def merge(self, states: States, groups: Groups) -> States:
-        return self.fold(states[0], np.empty(0), groups)
-
-    def result(self, states: States) -> pa.Array:
-        return states[0]
-
     def _found(self, values: pa.Array, groups: Groups) -> pa.Array:
         kind = self.type
         if pa.types.is_floating(kind):
-            # The sum makes one zero of two. NaN: fmin passes it over, maximum does not.
+            # Adding 0 turns -0.0 into 0.0. fmin skips NaN, maximum does not.
             least = np.maximum if self.greatest else np.fmin
             return pa.array(least.reduceat(values.to_numpy() + kind.to_pandas_dtype()(0), groups.starts))
         if pa.types.is_decimal(kind):
@@ -57,14 +41,14 @@ class Extreme:
         return least.reduceat(numbers, groups.starts)
 
     def _found_wide(self, values: Wide, groups: Groups) -> Wide:
-        """By the upper words; where they are equal, by the lower ones."""
+        """Compares the upper words, then the lower ones where these are equal."""
         high = self._reduce(values.high, groups)
         worst = np.uint64(0 if self.greatest else 2**64 - 1)
         among = values.high == np.repeat(high, groups.sizes)
         return Wide(high, self._reduce(np.where(among, values.low, worst), groups))
 
     def _found_text(self, values: pa.Array, groups: Groups) -> pa.Array:
-        """Without threads Arrow gives groups in the order in which they begin."""
+        """Relies on Arrow, which without threads returns groups in the order in which they begin."""
         table = pa.table({"group": groups.number, "value": values})
         found = table.group_by("group", use_threads=False).aggregate([("value", "max" if self.greatest else "min")])
         return found.column(1).combine_chunks()

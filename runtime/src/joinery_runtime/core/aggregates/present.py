@@ -12,9 +12,9 @@ from joinery_runtime.core.aggregates.base import Groups
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The n values that are no NULLs, and the k groups that have one: `groups` says where each begins among `values`,
-    `rows` (int64[n] or slice) where the values were among all rows, and `which` (int64[k]) which of the `given` groups
-    each is."""
+    """The n values that are not NULL, and the k groups that have one. `groups` gives where each begins among `values`.
+    `rows` (int64[n] or slice) gives the values' positions among all rows. `which` (int64[k]) gives the number of each
+    of the k among all `given` groups."""
 
     values: pa.Array
     rows: np.ndarray | slice
@@ -34,7 +34,7 @@ class Present:
         return cls(found, np.flatnonzero(valid), Groups(starts, len(found)), which, groups.count)
 
     def scatter(self, found: pa.Array) -> pa.Array:
-        """A value for each of the given groups, of the k values that were found: NULL for the others."""
+        """Spreads k values, one per group that has any, over all given groups: NULL for the others."""
         if len(self.which) == self.given:
             return found
         at = np.zeros(self.given, dtype=np.int64)

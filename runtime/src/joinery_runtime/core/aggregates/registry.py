@@ -1,4 +1,4 @@
-"""Which accumulator serves an aggregate: each module names its functions in `FUNCTIONS`."""
+"""Maps aggregates to accumulators. Each module lists its functions in `FUNCTIONS`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _distinct(name: str, of: AggregateCall) -> Accumulator:
     if of.limit is not None:
         return Distinct(f"{name}.values", of.type, of.limit)
     try:
-        # By itself: its library is not to be had for every Python.
+        # Imported here only: its library does not exist for every version of Python.
         from joinery_runtime.core.aggregates.sketch import Sketch  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
@@ -34,5 +34,6 @@ _MADE: dict[str, Make] = {
 
 
 def accumulator(of: AggregateCall) -> Accumulator:
-    """Raises KeyError for a function that there is not, EnvironmentProblem for one whose library is not installed."""
+    """The accumulator of an aggregate. Raises KeyError for an unknown function, and EnvironmentProblem if its library
+    is not installed."""
     return _MADE[of.function](f"${of.function}({of.column})", of)

@@ -1,17 +1,17 @@
 """Estimated counts of distinct values: HyperLogLog sketches of Apache DataSketches (lg_k = 12).
 
-A value counts by its key hash (`core.table.keyhash`, version 1), which is the canonical form of every type: int32 =
-int64, decimals by value, strings and binary by their bytes, -0.0 = 0.0, NaN one value. A hash goes into a sketch as
-int64.
+A value is counted by its key hash (`core.table.keyhash`, version 1), which uses a canonical form of every type: int32 =
+int64, decimals by value, strings and binary by their bytes, -0.0 = 0.0, one NaN. A sketch takes a hash as int64.
 
-A state is binary. Up to EXACT hashes stand there as they are, sorted, 8 bytes each, little-endian: then the count is
-exact, and 100,000 small sessions are a few vectorised steps. More are the byte 1 and a sketch of type HLL_8 in its
-compact form: such a state has an odd length. Of a sketch up to 384 values are nearly exact; beyond, it is 4,137 bytes
-(a third of it or two, compressed in segments) and the relative standard error is 1.04 / sqrt(4096), about 1.6 %. HLL_4
-would be half as long, but its unions take 20 times as long (60 and 3 microseconds).
+A state is binary. Up to EXACT hashes are stored as they are: sorted, 8 bytes each, little-endian. The count is then
+exact, and 100,000 small sessions take a few vectorised steps. With more hashes, the state is the byte 1 and a sketch of
+type HLL_8 in compact form; such a state has an odd length. A sketch is nearly exact up to 384 values. Beyond, it takes
+4,137 bytes (one to two thirds of that when compressed in segments), and its relative standard error is
+1.04 / sqrt(4096), about 1.6 %. HLL_4 would be half as long, but its unions take 20 times as long (60 microseconds
+instead of 3).
 
-Estimates come from a sketch's registers only, never from the order in which it was filled: batches, restarts and
-merges in any order give the same number.
+Estimates depend only on a sketch's registers, never on the order in which it was filled. Batches, restarts and merges
+in any order give the same number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TAG = b"\1"
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """`count_distinct` with `method: hll`, of any type."""
+    """`count_distinct` with `method: hll`, for any type."""
 
     name: str
 
@@ -56,7 +56,7 @@ class Sketch:
         return (_states(key_hash([present.values]), groups.number[present.rows], groups.count, {}),)
 
     def merge(self, states: States, groups: Groups) -> States:
-        """A group of one state keeps it as it is."""
+        """Merges each group of states. A group of one keeps its state unchanged."""
         merged = np.flatnonzero(groups.sizes > 1)
         if not len(merged):
             return states
@@ -85,7 +85,8 @@ def _merge(states: pa.Array, group: np.ndarray, groups: int) -> pa.Array:
 
 
 def _states(hashes: np.ndarray, group: np.ndarray, groups: int, sketches: Mapping[int, Sequence[bytes]]) -> pa.Array:
-    """A state per group, of hashes (uint64[n], `group` says whose) and, where a group has them, of sketched states."""
+    """Makes one state per group from hashes (uint64[n]), whose groups `group` gives, and from the groups' sketches, if
+    any."""
     offsets, found = distinct(pa.array(hashes), group, groups)
     words, sizes = found.to_numpy(), np.diff(offsets)
     large = {*np.flatnonzero(sizes > EXACT).tolist(), *sketches}
@@ -113,7 +114,7 @@ def _sketch(hashes: np.ndarray, others: Sequence[bytes]) -> bytes:
 
 
 def _estimate(state: bytes) -> int:
-    """A union of a sketch with itself forgets the order in which it was filled."""
+    """The estimate of a sketch. A union of the sketch with itself forgets the order in which it was filled."""
     union, sketch = hll_union(LG_K), _read(state)
     union.update(sketch)
     union.update(sketch)
@@ -126,7 +127,7 @@ def _read(state: bytes) -> hll_sketch:
 
 
 def _binary(words: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    """Binary values of 8 bytes per word; `offsets` count words."""
+    """Binary values made of 8-byte words. `offsets` count words."""
     buffers = [None, pa.py_buffer((offsets * _WORD).astype(np.int32)), pa.py_buffer(words.astype("<u8"))]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 

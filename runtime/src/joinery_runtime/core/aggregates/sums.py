@@ -1,4 +1,9 @@
-"""Sums: exact ones of whole numbers, compensated ones of doubles."""
+"""Sums: exact for whole numbers, compensated for doubles.
+
+A compensated sum keeps what each addition rounds off: it is two doubles, `sum + rest`, good for about 100 bits. Pairs
+of neighbours are added in rounds (log2 of the longest group), each addition by Knuth's two-sum. An infinite or NaN sum
+has no rest. A sum that leaves the range of doubles on its way is infinite, as in every sum of IEEE numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates import compensated, wide
-from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
+from joinery_runtime.core.aggregates import wide
+from joinery_runtime.core.aggregates.base import (
+    Accumulator,
+    AggregateCall,
+    GroupError,
+    Groups,
+    Make,
+    States,
+    ValueAccumulator,
+)
 from joinery_runtime.core.aggregates.present import Present
+
+_Doubles = tuple[np.ndarray, np.ndarray]  # sums, rests
 
 _STUCK = (
     "What is planned runs as it was planned: give it up with `joinery state reset --drop-planned`, or start anew with "
@@ -23,20 +38,9 @@ TODO = {
 
 
 @dataclass(frozen=True, slots=True)
-class WholeSum:
-    """The exact sum of int32 or int64 values, in `type` int64 or decimal(38, 0), or of decimals of one scale, in
-    decimal(38, scale). One that does not fit raises GroupError."""
-
-    name: str
-    type: pa.DataType
-
-    @property
-    def fields(self) -> tuple[pa.Field, ...]:
-        return (pa.field(self.name, self.type),)
-
-    @property
-    def result_type(self) -> pa.DataType:
-        return self.type
+class WholeSum(ValueAccumulator):
+    """The exact sum: of int32 or int64 values as int64 or decimal(38, 0), as `type` says, or of decimals of one scale
+    as decimal(38, scale). A sum that does not fit raises GroupError."""
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
         present = Present.of(values, groups)
@@ -50,17 +54,11 @@ class WholeSum:
             raise GroupError(int(present.which[misfits[0]]), facts, TODO[kind])
         return (present.scatter(sums.decimals(self.type) if decimal else pa.array(sums.low.view(np.int64))),)
 
-    def merge(self, states: States, groups: Groups) -> States:
-        return self.fold(states[0], np.empty(0), groups)
-
-    def result(self, states: States) -> pa.Array:
-        return states[0]
-
 
 @dataclass(frozen=True, slots=True)
 class DoubleSum:
-    """The sum of float or double values as a double, compensated: the nearest one unless nearly all cancels out. The
-    state is the sum and its rest."""
+    """The compensated sum of float or double values as a double: the nearest double unless nearly everything cancels
+    out. The state is the sum and its rest."""
 
     name: str
 
@@ -86,8 +84,45 @@ class DoubleSum:
     @staticmethod
     def _total(present: Present, rests: np.ndarray) -> States:
         doubles = present.values.cast(pa.float64()).to_numpy()
-        sums, left = compensated.total((doubles, rests), present.groups)
-        return present.scatter(pa.array(sums)), present.scatter(pa.array(left))
+        sums, lost = _compensated((doubles, rests), present.groups)
+        return present.scatter(pa.array(sums)), present.scatter(pa.array(lost))
+
+
+def _compensated(values: _Doubles, groups: Groups) -> _Doubles:
+    """(sums, rests), float64[m] each, of groups of n such sums."""
+    (high, low), starts, sizes = values, groups.starts, groups.sizes
+    sums, rests = np.empty(groups.count), np.empty(groups.count)
+    which = np.arange(groups.count)
+    with np.errstate(invalid="ignore", over="ignore"):
+        while len(which):
+            alone = sizes == 1
+            sums[which[alone]], rests[which[alone]] = high[starts[alone]], low[starts[alone]]
+            which, starts, sizes = which[~alone], starts[~alone], sizes[~alone]
+            high, low = _add_pairs((high, low), starts, sizes)
+            sizes = (sizes + 1) >> 1
+            starts = np.cumsum(sizes) - sizes
+    return sums, rests
+
+
+def _add_pairs(values: _Doubles, starts: np.ndarray, sizes: np.ndarray) -> _Doubles:
+    """The first and the second of each group added, the third and the fourth, ...; an odd last one as it is."""
+    (high, low), halved = values, (sizes + 1) >> 1
+    ends = np.cumsum(halved)
+    left = np.repeat(starts - 2 * (ends - halved), halved) + np.arange(0, 2 * int(halved.sum()), 2)
+    paired = np.ones(len(left), dtype=bool)
+    paired[ends - 1] = sizes % 2 == 0
+    right = left + paired
+    other = (np.where(paired, high[right], 0.0), np.where(paired, low[right], 0.0))
+    return _add_two((high[left], low[left]), other)
+
+
+def _add_two(a: _Doubles, b: _Doubles) -> _Doubles:
+    rough = a[0] + b[0]
+    shadow = rough - a[0]
+    lost = (a[0] - (rough - shadow)) + (b[0] - shadow)
+    rest = np.where(np.isfinite(rough), lost + (a[1] + b[1]), 0.0)
+    exact = rough + rest
+    return exact, np.where(np.isfinite(exact), rest - (exact - rough), 0.0)
 
 
 def _sum(name: str, of: AggregateCall) -> Accumulator:

@@ -1,4 +1,4 @@
-"""Columns of whole numbers of 128 bits: exact sums of integers, and of decimals, which are whole numbers of a unit."""
+"""Columns of 128-bit integers: exact sums of integers, and of decimals, which are multiples of a unit."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _BEYOND_DECIMAL = 10**38
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """n numbers `high * 2^64 + low`: int64[n] and uint64[n]."""
+    """n numbers `high * 2^64 + low`, as int64[n] and uint64[n]."""
 
     high: np.ndarray
     low: np.ndarray
 
     @classmethod
     def of(cls, values: pa.Array) -> Wide:
-        """The numbers of an array of decimal128 without NULLs."""
+        """The unscaled numbers of a decimal128 array without NULLs."""
         words = np.frombuffer(values.buffers()[1], dtype=np.int64)[2 * values.offset :][: 2 * len(values)]
         return cls(words[1::2], words[::2].view(np.uint64))
 
     def decimals(self, kind: pa.DataType) -> pa.Array:
-        """As an array of decimal128, whose precision they fit."""
+        """The numbers as a decimal128 array, whose precision they must fit."""
         words = np.empty(2 * len(self.low), dtype=np.int64)
         words[::2], words[1::2] = self.low.view(np.int64), self.high
         return pa.Array.from_buffers(kind, len(self.low), [None, pa.py_buffer(words)])
 
     @property
     def narrow(self) -> np.ndarray:
-        """bool[n]: whether `low`, read as int64, is the number."""
+        """bool[n]: whether the number fits int64, so that `low` read as int64 is the number."""
         return np.asarray(self.high == self.low.view(np.int64) >> np.int64(63))
 
     @property
     def decimal(self) -> np.ndarray:
-        """bool[n]: whether they have at most 38 digits."""
+        """bool[n]: whether the number has at most 38 digits."""
         return np.asarray(self._less(_BEYOND_DECIMAL) & ~self._less(1 - _BEYOND_DECIMAL))
 
     def _less(self, than: int) -> np.ndarray:
@@ -53,13 +53,13 @@ class Wide:
         return Wide(self.high[at], self.low[at])
 
     def objects(self) -> np.ndarray:
-        """As an array of Python's integers."""
+        """The numbers as an array of Python integers."""
         return np.asarray(self.high.astype(object) * _WORD + self.low.astype(object))
 
 
 def total(values: pa.Array, groups: Groups) -> tuple[Wide, np.ndarray]:
-    """The sums of groups of int64 or decimal128 values without NULLs, and bool[m]: which of them are lost, because they
-    do not fit 128 bits."""
+    """Returns the sums of groups of int64 or decimal128 values without NULLs, and bool[m]: which sums are lost because
+    they do not fit 128 bits."""
     if not pa.types.is_decimal(values.type):
         return _total_of_words(values.to_numpy(), groups)
     wide = Wide.of(values)
@@ -79,8 +79,8 @@ def _total_of_words(words: np.ndarray, groups: Groups) -> tuple[Wide, np.ndarray
 
 
 def _carried(halves: list[np.ndarray], groups: Groups) -> tuple[Wide, np.ndarray]:
-    """Sums of numbers that are cut into two or four words of 32 bits, lowest first, the last one signed: in int64 no
-    sum of fewer than 2^31 such words overflows."""
+    """Sums numbers that are cut into two or four 32-bit words, lowest first, the last one signed. Fewer than 2^31 such
+    words never overflow an int64 sum."""
     sums = [np.add.reduceat(half, groups.starts) for half in halves]
     sums += [np.zeros_like(sums[0]) for _ in range(4 - len(sums))]
     for lower, upper in pairwise(sums):

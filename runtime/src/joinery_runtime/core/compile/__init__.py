@@ -1,4 +1,4 @@
-"""From a job, as its user wrote it, to the `Pipeline` that runs it."""
+"""Compiles a job, as its user wrote it, to the `Pipeline` that runs it."""
 
 from joinery_runtime.core.compile.joins import compile_job, compile_join, stored_columns
 from joinery_runtime.core.compile.sessions import compile_session

@@ -1,4 +1,4 @@
-"""From the resource to the core's `Pipeline`: predicates split by side, columns that each side has to store."""
+"""Compiles a job to the core's `Pipeline`: splits predicates by side and finds the columns that each side stores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SQL_PATH = "spec.sql"
 
 
 def compile_job(job: Job) -> Pipeline:
-    """Raises JobError with the place, when an expression does not fit the inputs."""
+    """Compiles any job. Raises JobError with the place if an expression does not fit the inputs."""
     match job:
         case StreamJoin():
             return compile_join(job)
@@ -45,19 +45,19 @@ def compile_job(job: Job) -> Pipeline:
 
 
 def compile_join(job: StreamJoin) -> Pipeline:
-    """Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL, when an expression does not
-    fit the inputs."""
+    """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
+    expression does not fit the inputs."""
     return _JoinCompiler(job).pipeline()
 
 
 def stored_columns(pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
-    """Columns that segments keep, per part of the state: what the job's signature needs."""
+    """The columns that segments store, per part of the state, for the job's signature."""
     return {part: side.stored for part, side in pipeline.parts().items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A column of the job's output: of an input, an expression over such columns, or one of a window's times."""
+    """A column of the job's output: an input's column, an expression over such columns, or a time of a window."""
 
     name: str
     type: pa.DataType
@@ -72,7 +72,7 @@ class _Output:
 
 @dataclass(frozen=True, slots=True)
 class _SplitStep:
-    """A step of the resource, taken apart. `left` are the inputs that were joined before."""
+    """A step of the job, taken apart. `left` are the inputs that earlier steps joined."""
 
     number: int
     step: JoinStep
@@ -85,7 +85,7 @@ class _SplitStep:
 
     @property
     def confirmed(self) -> set[ColumnRef]:
-        """Columns that are compared when a pair is found."""
+        """The columns that are compared once a candidate pair is found."""
         residual = self.residual.columns if self.residual is not None else frozenset()
         return {ref for pair in self.keys for ref in pair} | set(residual)
 
@@ -182,18 +182,18 @@ class _JoinCompiler:
         )
 
     def _checked(self, name: str) -> tuple[Expression, ...]:
-        """What of the output's expressions one record decides."""
+        """The parts of output expressions that read only this input."""
         made = [output.expression for output in self._output if output.expression is not None]
         return tuple(part for of in made for part in parts_of_one_input(of, name))
 
     def _compared(self, reading: int, name: str) -> tuple[Expression, ...]:
-        """What one record decides of the conditions of matches, from the step on that reads it. A condition that reads
-        other inputs shields those that follow it."""
+        """The parts of match conditions that read only this input, from step `reading` on, which reads it. Within a
+        step, a condition that reads other inputs shields those that follow it."""
         found: list[Expression] = []
         for of in self._steps[reading:]:
             for condition in of.conditions:
                 own = of.number == reading and {ref.input for ref in condition.columns} == {name}
-                if not own:  # else its side's predicate
+                if not own:  # an own condition is part of the side's predicate
                     found += parts_of_one_input(condition, name)
                     break
         return tuple(found)
@@ -201,7 +201,7 @@ class _JoinCompiler:
     # --- columns ------------------------------------------------------------------------------------------------------
 
     def _needed_after(self, number: int) -> set[ColumnRef]:
-        """Columns that a row must still carry when the step has made it."""
+        """The columns that a row still needs once the step has made it."""
         needed = {ref for output in self._output for ref in output.columns}
         for later in self._steps[number + 1 :]:
             needed |= later.confirmed | {ColumnRef(later.left_time, self._job.input(later.left_time).event_time)}
@@ -275,8 +275,8 @@ def _ref(reference: Reference) -> ColumnRef:
 
 
 def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
-    """The side that alone decides a predicate: what it refuses is never kept (J4). A table's rows must all be kept: a
-    version that is refused is no older version."""
+    """The side that decides a predicate alone: rows that it refuses are never kept (J4). A table must keep all of its
+    rows, because refusing a version does not make an older one valid."""
     inputs = {ref.input for ref in part.columns}
     if inputs and inputs <= set(left):
         return LEFT
@@ -291,7 +291,7 @@ def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
 
 @cache
 def join_kinds() -> tuple[type[Join], ...]:
-    """Those of every module of `core.kinds`: to have a module there is enough."""
+    """The kinds of join found in the modules of `core.kinds`. A new kind only needs a module there."""
     modules = [import_module(f"{kinds.__name__}.{found.name}") for found in iter_modules(kinds.__path__)]
     return tuple(
         value

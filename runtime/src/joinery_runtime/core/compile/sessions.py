@@ -1,4 +1,4 @@
-"""From a `SessionWindow` to the core's `Pipeline`: one step with one side, whose state are sessions."""
+"""Compiles a `SessionWindow` to the core's `Pipeline`: one step with one side, whose state is made of sessions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()),
 
 
 def compile_session(job: SessionWindow) -> Pipeline:
-    """Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL, when an expression does not fit the
-    input, and `spec.aggregates[n].column`, when an aggregate does not take what one gives."""
+    """Compiles a session job. Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL if an
+    expression does not fit the input, and `spec.aggregates[n].column` if an aggregate does not take the column's
+    type."""
     of = _SessionCompiler(job)
     step = StepSpec(0, (of.side(),), of.kind(), None, tuple(of.output()))
     return Pipeline((InputSpec(job.spec.input.name, 0, 0),), (step,))

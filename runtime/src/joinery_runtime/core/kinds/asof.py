@@ -1,8 +1,8 @@
 """The stream-table as-of join of one shard in one epoch (rules A1-A4): inner and left. LEFT is the stream, RIGHT the
 table.
 
-The table's arrivals join the versions first. Then the waiting rows whose grace is over go out by time, then those
-arrivals of the stream that need not wait, by (partition, offset).
+The table's arrivals become versions first. Next the waiting rows whose grace is over go out, by time. Last come the
+stream's arrivals that need not wait, by (partition, offset).
 
 No I/O, no clock, no randomness: the same work gives the same rows.
 """
@@ -47,7 +47,7 @@ from joinery_runtime.job.model.duration import format_time
 
 @dataclass(frozen=True, slots=True)
 class AsOfJoin(Join):
-    """A stream row takes the table's version that is valid at its time (rules A1-A4)."""
+    """Joins each stream row with the table's version valid at its time (rules A1-A4)."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (AsOf,)
     right_is_table: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class AsOfJoin(Join):
         return 0
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
-        """Looks up every stream row that goes out in this epoch. Nothing of the stream is dropped as late (A3)."""
+        """Looks up every stream row that goes out in this epoch. No stream row is dropped as late (A3)."""
         taken, expired = _take_in(step, work)
         runs = [*(kept.run for kept in work.kept[RIGHT]), *([taken] if taken is not None else [])]
         at_once, held = self._arriving(step, work)
@@ -93,8 +93,8 @@ class AsOfJoin(Join):
         return side == RIGHT
 
     def _arriving(self, step: StepSpec, work: StepWork) -> tuple[pa.RecordBatch | None, Run | None]:
-        """The stream's arrivals, by (partition, offset), that go out at once, and those that wait (A3). A row that
-        cannot match has nothing to wait for (O2)."""
+        """Splits the stream's arrivals into those that go out at once, by (partition, offset), and those that wait
+        (A3). A row that cannot match has nothing to wait for (O2)."""
         rows = work.arrivals[LEFT]
         if rows is None:
             return None, None
@@ -108,12 +108,12 @@ class AsOfJoin(Join):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The version that was valid at the row's time may be superseded and gone (A2)."""
+        """The version that was valid at an earlier row's time may be superseded and gone (A2)."""
         return horizons[RIGHT].current if side == LEFT else None
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
-        """Up to where rows have waited long enough (A3). The end releases them all (A4), but a table that has ended
-        forgets nothing: its time stays where its last row was (A2)."""
+        """The stream's horizon is the time up to which rows have waited long enough (A3); `end` releases them all (A4).
+        A table that has ended forgets nothing: its time stays at its last row (A2)."""
         left, right = step.sides
         stream, table = times[left.time], times[right.time]
         waited = END_OF_TIME if stream.watermark == END_OF_TIME else earlier(stream.highest, self.grace)
@@ -130,10 +130,10 @@ class AsOfJoin(Join):
         return side == LEFT and meta.ts_min <= horizon.current and self.needs(step, side, meta, horizon)
 
     def survivors(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
-        """Stream: the rows that still wait. Table: the versions that are not superseded at the horizon.
+        """Keeps the stream's waiting rows, and the table's versions that are not superseded at the horizon.
 
-        A deletion that is valid at the horizon stays even where it is a key's only version: without it, a version from
-        before the deletion that arrives later would come back to life instead of being dropped (A2).
+        A deletion valid at the horizon stays even as a key's only version. Without it, a version from before the
+        deletion that arrives later would come back to life instead of being dropped (A2).
         """
         if side == LEFT or horizon.current is None or not runs:
             return Join.survivors(self, step, side, runs, horizon)
@@ -190,7 +190,8 @@ class AsOfJoin(Join):
 
 
 def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, outlook: Outlook) -> RowStatus:
-    """A1: it is valid until the next one of its key; of one time the higher offset counts."""
+    """The status of a version. It is valid until its key's next version; at equal times the higher offset counts
+    (A1)."""
     versions = sorted((r for r in rows if r.side == row.side), key=lambda r: (r.ts, r.offset, r.partition))
     newer = [
         other for other in versions if (other.ts, other.offset, other.partition) > (row.ts, row.offset, row.partition)
@@ -211,7 +212,8 @@ def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, outlook:
 
 
 def _take_in(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
-    """The table's arrivals that join the versions, and how many were superseded beyond the horizon already (A2)."""
+    """Returns the table's arrivals to be kept as versions, and the number of those that were already superseded beyond
+    the horizon (A2)."""
     arrivals, horizon = work.arrivals[RIGHT], work.horizons[RIGHT].current
     if arrivals is None or horizon is None:
         return _stored(step, RIGHT, arrivals), 0
@@ -220,7 +222,7 @@ def _take_in(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
 
 
 def _due(work: StepWork) -> pa.RecordBatch | None:
-    """The kept rows that have waited until now, by time. What went out in an epoch before may still be there."""
+    """The kept rows whose wait ends now, by time. Rows that went out in an earlier epoch may still be stored."""
     horizon = work.horizons[LEFT]
     if horizon.current is None:
         return None
@@ -259,7 +261,7 @@ def _cut(rows: pa.RecordBatch, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """`rows` are in the order of the stream rows that they come from; `lookups` says how many of these could match."""
+    """Output `rows` in the order of their stream rows. `lookups` is the number of stream rows that could match."""
 
     rows: pa.RecordBatch
     lookups: int
@@ -287,8 +289,8 @@ def _join(
 def _pairs(
     step: StepSpec, asked: Selection, runs: Sequence[Run], horizon: int | None, failures: PairFailures
 ) -> Pairs | None:
-    """Stream rows with the versions valid at their times, by the rows' positions; without deleted versions, and without
-    pairs that the residual predicate refuses: it never makes an older version valid."""
+    """Pairs stream rows with the versions valid at their times, in order of the rows. Leaves out deletions, and pairs
+    that the residual predicate refuses: a refusal never makes an older version valid."""
     found = valid_versions(step, asked, runs, horizon)
     if found is None:
         return None
@@ -312,7 +314,7 @@ def _made(step: StepSpec, pairs: Pairs, failures: PairFailures, *, ordered: bool
 
 
 def _in_order_of(parts: Sequence[Pairs], made: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Joined and padded rows side by side, as their stream rows stand."""
+    """Merges joined and padded rows in the order of their stream rows."""
     if len(made) == 1:
         return made[0]
     positions = np.concatenate([part.left.index for part in parts if part.left is not None])
@@ -321,34 +323,34 @@ def _in_order_of(parts: Sequence[Pairs], made: Sequence[pa.RecordBatch]) -> pa.R
 
 # --- versions ---------------------------------------------------------------------------------------------------------
 #
-# Versions of a key follow each other by *place*: (ts, offset), and by partition where a key has moved to another one
-# and even the offsets are equal. A version is *gone* when a later one of its key has ts <= H, the table's horizon; so
-# what is valid at H stands for all the time before H, too, as far as it goes back. The search relies on runs that are
-# sorted by hash, then by place (`Run.sort(..., by_offset=True)`). Hashes may collide: keys are compared themselves.
+# Versions of a key are ordered by *place*: (ts, offset), then partition, in case a key has moved to another partition
+# and even the offsets are equal. A version is *gone* when a later version of its key has ts <= H, the table's horizon.
+# The version valid at H therefore stands for the time before H too, back to its own ts. The search relies on runs
+# sorted by hash, then by place (`Run.sort(..., by_offset=True)`). Hashes may collide, so keys are compared as well.
 
 PLACE = (TS, OFFSET, PARTITION)
 
 
 @dataclass(frozen=True, slots=True)
 class ValidVersions:
-    """`probes` (int64[m], ascending) are the positions of the rows that have a valid version, `versions` the m of
-    them; a deletion is a version."""
+    """`probes` (int64[m], ascending) are the positions of the rows that have a valid version; `versions` are these m
+    versions. A deletion is a version."""
 
     probes: np.ndarray
     versions: Selection
 
 
 def valid_versions(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon: int | None) -> ValidVersions | None:
-    """The version that each of n stream rows takes at its time; None where no row has one."""
+    """Finds the version valid at each stream row's time. None if no row has one."""
     ts = rows.numbers(TS)
     found = _latest(step, rows, ts if horizon is None else np.maximum(ts, horizon), runs)
-    # What is valid at the horizon is all that is left of the time before it, and it may have come only after the row.
+    # The version valid at the horizon is all that is left of earlier times, and it may be newer than the row.
     return found.chosen(runs, found.place[0] <= ts)
 
 
 def superseded_on_arrival(step: StepSpec, arrivals: pa.RecordBatch, runs: Sequence[Run], horizon: int) -> np.ndarray:
-    """bool[n]: the versions that were gone when they arrived, for one in `runs` or for one that had arrived before,
-    which is to say with a lower (partition, offset) (A2)."""
+    """bool[n]: the versions that were gone on arrival (A2), because of one in `runs` or one that arrived before them,
+    that is, with a lower (partition, offset)."""
     old = np.flatnonzero(arrivals.column(TS).to_numpy() <= horizon)
     rows = Selection(arrivals, old)
     gone = np.zeros(arrivals.num_rows, dtype=bool)
@@ -357,7 +359,7 @@ def superseded_on_arrival(step: StepSpec, arrivals: pa.RecordBatch, runs: Sequen
 
 
 def still_there(step: StepSpec, runs: Sequence[Run], horizon: int) -> list[np.ndarray]:
-    """Per run bool[rows]: the versions that are not gone, as far as these runs tell."""
+    """For each run, bool[rows]: the versions that are not gone, judged by these runs alone."""
     batch = concat([run.batch for run in runs])
     old = np.flatnonzero(batch.column(TS).to_numpy() <= horizon)
     rows = Selection(batch, old)
@@ -371,7 +373,8 @@ def still_there(step: StepSpec, runs: Sequence[Run], horizon: int) -> list[np.nd
 
 @dataclass(frozen=True, slots=True)
 class _Latest:
-    """Per probe: number of the run (-1: none has one), row in it, and place (int64[3, n]) of the latest version."""
+    """The latest version for each probe: its run's number (-1: none found), its row there, and its place
+    (int64[3, n])."""
 
     run: np.ndarray
     row: np.ndarray
@@ -383,7 +386,7 @@ class _Latest:
         return cls(nothing, nothing.copy(), np.full((len(PLACE), count), BEGIN_OF_TIME))
 
     def improve(self, number: int, probes: np.ndarray, versions: Selection) -> None:
-        """Takes those of a run's `versions` (of these probes) that are later than what is known."""
+        """Takes those `versions` of a run, one for each of `probes`, that are later than the versions known so far."""
         place = _places(versions)
         better = _later(place, self.place[:, probes])
         chosen = probes[better]
@@ -394,15 +397,15 @@ class _Latest:
         return _Latest(self.run[probes], self.row[probes], self.place[:, probes])
 
     def chosen(self, runs: Sequence[Run], usable: np.ndarray) -> ValidVersions | None:
-        """What those probes found for which `usable` (bool[n]) is true."""
+        """The versions found for the probes that are `usable` (bool[n])."""
         probes = np.flatnonzero((self.run >= 0) & usable)
         return ValidVersions(probes, _picked(runs, self.run[probes], self.row[probes])) if len(probes) else None
 
 
 def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]) -> _Latest:
-    """The latest versions of the rows' keys with ts <= `at` (int64[n])."""
+    """Finds the latest version of each row's key with ts <= `at` (int64[n])."""
     best = _Latest.none(len(rows))
-    # Probes in the order of the runs read each run once from front to back, which is many times faster.
+    # Probes sorted like the runs read each run once from front to back, which is many times faster.
     order = np.argsort(rows.numbers(HASH))
     probed, until = rows.where(order), at[order]
     hashes = probed.numbers(HASH)
@@ -416,7 +419,7 @@ def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]
 def _in_run(
     step: StepSpec, rows: Selection, hashes: np.ndarray, at: np.ndarray, run: Run
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(probe, row of the run): steps back over rows that have the hash, but not the key."""
+    """Returns (probe, row of the run). Steps back over rows that have the hash but another key."""
     probes, first, stop = find_ranges(run.hash, run.ts, hashes, np.full(len(at), BEGIN_OF_TIME), at)
     found, row = [(probes[:0], stop[:0])], stop - 1
     while len(probes):
@@ -428,7 +431,7 @@ def _in_run(
 
 
 def _picked(runs: Sequence[Run], number: np.ndarray, row: np.ndarray) -> Selection:
-    """Rows of several runs as one selection, in their order."""
+    """Rows of several runs as one selection, in the given order."""
     used = np.unique(number)
     if len(used) == 1:
         return Selection(runs[used[0]].batch, row)
@@ -449,10 +452,10 @@ def _superseded_by(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon
 
 
 def _superseded_before(step: StepSpec, rows: Selection) -> np.ndarray:
-    """bool[n]: rows whose key has had a later version before they arrived themselves."""
+    """bool[n]: rows whose key already had a later version when they arrived."""
     by_key_and_arrival = _key_numbers(step.sides[RIGHT], rows) * len(rows) + _ranks(rows, (PARTITION, OFFSET))
     order = np.argsort(by_key_and_arrival)
-    # One number per row that grows from key to key: the highest so far is of the row's own key.
+    # These numbers grow from key to key, so the highest so far belongs to the row's own key.
     by_key_and_place = (_key_numbers(step.sides[RIGHT], rows) * len(rows) + _ranks(rows, PLACE))[order]
     gone = np.empty(len(rows), dtype=bool)
     gone[order] = np.maximum.accumulate(by_key_and_place) > by_key_and_place
@@ -460,14 +463,14 @@ def _superseded_before(step: StepSpec, rows: Selection) -> np.ndarray:
 
 
 def _last_of_their_keys(keys: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """bool[n]: whether no other row of the same key has a higher rank."""
+    """bool[n]: the rows that have the highest rank of their key."""
     highest = np.full(len(keys), -1)
     np.maximum.at(highest, keys, ranks)
     return np.asarray(ranks == highest[keys])
 
 
 def _key_numbers(table: SideSpec, rows: Selection) -> np.ndarray:
-    """int64[n] in [0, n): equal where the keys are equal."""
+    """int64[n] in [0, n): numbers that are equal where the keys are equal."""
     columns = [_numbers(gather(table, rows, name)) for name in table.intake.keys]
     return reduce(lambda one, more: _numbers(pa.array(one * len(rows) + more)), columns)
 
@@ -486,14 +489,14 @@ def _places(rows: Selection) -> np.ndarray:
 
 
 def _later(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """bool[n]: places (int64[3, n]) of `one` that come after those of `other`."""
+    """bool[n]: where the place (int64[3, n]) in `one` comes after that in `other`."""
     (ts, offset, partition), (other_ts, other_offset, other_partition) = one, other
     tie = (offset > other_offset) | ((offset == other_offset) & (partition > other_partition))
     return np.asarray((ts > other_ts) | ((ts == other_ts) & tie))
 
 
 def _ranks(rows: Selection, names: Sequence[str]) -> np.ndarray:
-    """int64[n]: the number of each row when they are sorted by these columns."""
+    """int64[n]: each row's position when the rows are sorted by these columns."""
     ranks = np.empty(len(rows), dtype=np.int64)
     ranks[sort_order(*(rows.numbers(name) for name in names))] = np.arange(len(rows))
     return ranks

@@ -1,4 +1,4 @@
-"""What the kinds that join two sides share: how `joinery state show` lists stored rows."""
+"""The base of all kinds that join two sides, including how `joinery state show` lists their stored rows."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from joinery_runtime.job.model.duration import format_time
 
 
 class Join(Kind):
-    """A `Kind` of step with a left and a right side, whose state are rows."""
+    """A `Kind` of step with a left and a right side, whose state is made of rows."""
 
     __slots__ = ()
 
     written_as: ClassVar[tuple[type[StepKind], ...]]
-    """How jobs say that a step is of this kind."""
+    """The forms in which a job asks for this kind."""
     right_is_table: ClassVar[bool] = False
-    """Whether the right side's rows are versions."""
+    """Whether the right side's rows are versions of a table."""
     matches_by: ClassVar[str]
-    """The rule that says which rows match, as docs/semantics.md names it."""
+    """The id of the rule in docs/semantics.md that says which rows match."""
     padded_by: ClassVar[tuple[str, str]]
-    """Likewise, when an unmatched row goes out padded: of CLOSING, and of ARRIVAL."""
+    """The ids of the rules for unmatched rows that go out padded: in phase CLOSING, and in phase ARRIVAL."""
 
     @classmethod
     @abstractmethod
     def of(cls, step: JoinStep, only: bool, /) -> Self:
-        """What the step says; `only`: it is the job's only one."""
+        """The kind as the step asks for it; `only`: the job has no other step."""
 
     def marks_rows(self, *, preserved: bool) -> bool:
-        """Whether rows of a side have marks."""
+        """Whether stored rows of a side, preserved or not, carry marks."""
         return False
 
     @abstractmethod
     def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """int64[n]: by how many milliseconds pairs with these event times (int64[n] each) are out of reach of each
-        other; 0: they are within it."""
+        """By how many milliseconds (int64[n]) pairs with these event times (int64[n] each) are out of reach; 0: within
+        reach."""
 
     @property
     @abstractmethod
     def reach_text(self) -> str:
-        """Within what a pair matches, after `outside`: `the bound (right - left from -10 ms to 10 ms)`."""
+        """The limit within which pairs match, to follow `outside`: `the bound (right - left from -10 ms to 10 ms)`."""
 
     @abstractmethod
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
-        """What is to come for each of the rows, which are all that are stored of a key."""
+        """What will happen to each row. `rows` are all stored rows of one key."""
 
     def shown(
         self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
@@ -86,7 +86,7 @@ def _deleted(batch: pa.RecordBatch) -> np.ndarray:
 
 
 def slower_watermark(step: StepSpec, allowed_lateness: int, outlook: Outlook | None = None) -> str:
-    """What windows of both sides close by, in words; with an outlook, as it is there."""
+    """The watermark that closes windows of both sides, in words. With an outlook, includes its present values."""
     at = (
         {}
         if outlook is None
@@ -98,7 +98,7 @@ def slower_watermark(step: StepSpec, allowed_lateness: int, outlook: Outlook | N
 
 
 def lower_of_both(step: StepSpec, lows: Lows) -> Mapping[str, int | None]:
-    """The horizons of windows: both sides close by the lower of the two times."""
+    """The horizons of window kinds: the lower of the two times closes both sides."""
     left, right = step.sides
     low, other = lows[left.time], lows[right.time]
     both = None if low is None or other is None else min(low, other)

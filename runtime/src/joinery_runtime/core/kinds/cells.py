@@ -1,5 +1,5 @@
-"""Rows in cells: one key in one window. The rows of a cell are joined with each other (W1) and padded where they are
-alone (W3). Window kernels differ in how rows get into cells; what is done with a cell is the same.
+"""Joins rows in cells: a cell is one key in one window. The rows of a cell join with each other (W1) and are padded
+where they are alone (W3). Window kernels differ in how rows get into cells, but treat a cell alike.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Sides = tuple[list[Selection], list[Selection]]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """n rows of a side in their cells, a row once per window that holds it.
+    """n rows of a side in their cells, each row once per window that holds it.
 
-    `cell` is int64[n], numbered from 0 for both sides together; `start` and `end` are int64[n], the window's.
+    `cell` (int64[n]) is numbered from 0 across both sides; `start` and `end` (int64[n]) are the window's.
     """
 
     rows: Selection
@@ -49,8 +49,8 @@ class Members:
 
 
 class WindowOutput:
-    """Makes the rows that a window step puts out, in batches of at most PROJECTED_ROWS. `lookups` counts, per side,
-    rows once per window that closed, `matches` the pairs."""
+    """Makes the output rows of a window step, in batches of at most PROJECTED_ROWS. `lookups` counts rows per side,
+    once per closed window; `matches` counts pairs."""
 
     def __init__(self, step: StepSpec, *, ordered: bool) -> None:
         self._step, self._ordered = step, ordered
@@ -59,7 +59,7 @@ class WindowOutput:
         self.failures = PairFailures()
 
     def close(self, members: tuple[Members, Members]) -> Iterator[pa.RecordBatch]:
-        """Every pair of a cell, then the preserved rows that met none in it."""
+        """Yields every pair of each cell, then the preserved rows without a partner in their cell."""
         met = [np.zeros(len(m), dtype=bool) for m in members]
         for positions in _candidates(members[LEFT].cell, members[RIGHT].cell):
             yield from self._match(members, positions, met)
@@ -70,7 +70,7 @@ class WindowOutput:
                 yield from self._pad(side, of.rows.where(alone), of.start[alone], of.end[alone], None)
 
     def pad_arrivals(self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Rows that cannot match go out at once (O2), in the windows [start, end)."""
+        """Puts out at once the rows that cannot match (O2), with the windows [start, end)."""
         return self._pad(side, rows, start, end, side)
 
     def _match(
@@ -104,7 +104,7 @@ class WindowOutput:
 
 
 def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Positions of a left and a right row of one cell, every pair once, at most PROJECTED_ROWS at a time."""
+    """Yields the positions of left and right rows in one cell: every pair once, at most PROJECTED_ROWS at a time."""
     if not len(left) or not len(right):
         return
     order = np.argsort(right, kind="stable")
@@ -117,9 +117,9 @@ def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarra
 
 
 def cut_by_hash(sides: Sides) -> Iterator[Sides]:
-    """The same rows in pieces of about as many as `rows_at_once` says, all rows of a hash in one: what a closing holds
-    in memory at once, and what keeps a text column below the 2 GiB that Arrow can address. Each selection is sorted by
-    hash; a piece has as many of them, in the same order."""
+    """Cuts the rows into pieces of about `rows_at_once` rows, never splitting a hash. This bounds the memory of a
+    closing and keeps a text column below the 2 GiB that Arrow can address. Each selection is sorted by hash; a piece
+    has the same number of selections, in the same order."""
     hashes = [[rows.numbers(HASH) for rows in selections] for selections in sides]
     every = np.concatenate([np.empty(0, dtype=np.uint64), *hashes[LEFT], *hashes[RIGHT]])
     at_once = rows_at_once(rows.batch for side in sides for rows in side)

@@ -1,6 +1,6 @@
-"""Rows in groups: of one key, of one window, of one session. All of it is arithmetic on arrays.
+"""Groups rows by key, window or session, with array arithmetic only.
 
-Keys are told apart by their values. The 64-bit hash alone decides only where nothing else has it.
+Keys are told apart by their values. The 64-bit hash alone decides only where no other key has the same hash.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import pyarrow.compute as pc
 
 
 def changes(values: np.ndarray) -> np.ndarray:
-    """bool[n]: the first value, and each that is not the one before it."""
+    """bool[n]: the first value, and each one that differs from its predecessor."""
     return np.concatenate([np.ones(min(len(values), 1), dtype=bool), values[1:] != values[:-1]])
 
 
 def gaps(times: np.ndarray, gap: int) -> np.ndarray:
-    """bool[n]: the times, ascending, that are more than `gap` after the one before (S1); the first one is not."""
+    """bool[n]: the times, given in ascending order, that are more than `gap` after their predecessor (S1). The first
+    one never is."""
     return np.diff(times, prepend=times[:1]) > gap
 
 
 def number_groups(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """int64[n]: the number of each row's group, of rows whose groups begin at `begins` in `order`."""
+    """int64[n]: the number of each row's group. `begins` marks where groups begin among the rows taken in `order`."""
     cell = np.empty(len(order), dtype=np.int64)
     cell[order] = np.cumsum(begins) - 1
     return cell
 
 
 def expand_ranges(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(position, number): every number of [first, stop) of every position; none where stop <= first."""
+    """Returns (position, number) for every number in [first, stop) of every position; none where stop <= first."""
     count = np.maximum(stop - first, 0)
     position = np.repeat(np.arange(len(first)), count)
     return position, np.arange(len(position)) + np.repeat(first - (np.cumsum(count) - count), count)
@@ -40,8 +41,8 @@ def expand_ranges(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def distinguish_keys(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
-    """int64[n]: 0 where a hash belongs to one key; where several keys have it, the number of the row's key. NULLs are
-    equal here, and so are NaNs: a caller whose NULLs match nothing leaves them out."""
+    """int64[n]: 0 where a hash belongs to one key; the number of the row's key where several keys share the hash. NULLs
+    equal each other here, and so do NaNs: a caller whose NULLs match nothing leaves them out."""
     numbers = np.zeros(len(hashes), dtype=np.int64)
     plain = [_canonical(key) for key in keys]
     colliding = _colliding_hashes(hashes, plain, np.argsort(hashes, kind="stable"))
@@ -57,7 +58,7 @@ def has_hash_collisions(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.
 
 
 def _colliding_hashes(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> np.ndarray:
-    """The hashes that belong to several keys: in any order of a hash's rows, some neighbours then differ."""
+    """The hashes that belong to several keys. In any order of such a hash's rows, some neighbours differ."""
     by_hash = hashes[order]
     differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
     for key in keys:
@@ -83,7 +84,7 @@ def _number_keys(keys: Sequence[pa.Array]) -> np.ndarray:
 
 
 def _canonical(key: pa.Array) -> pa.Array:
-    """Floats as the bits of one zero and one NaN."""
+    """Replaces floats by their bits, with one zero and one NaN."""
     if not pa.types.is_floating(key.type):
         return key
     values = pc.fill_null(key.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
@@ -92,7 +93,7 @@ def _canonical(key: pa.Array) -> pa.Array:
 
 
 def last_of_session(ts: int, times: np.ndarray, gap: int) -> int:
-    """The event time of the last row of the session that the row at `ts` is in, of these (int64[n], ascending)."""
+    """The event time of the last row in the session of the row at `ts`, among `times` (int64[n], ascending)."""
     after = times[np.searchsorted(times, ts) :]
     ends = np.flatnonzero(np.diff(after) > gap)
     return int(after[ends[0] if len(ends) else -1])

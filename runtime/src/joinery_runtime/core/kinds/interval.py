@@ -1,4 +1,4 @@
-"""The interval join of one shard in one epoch (rules J1-J7, O1-O2), on sorted runs: inner, left, right and full.
+"""The interval join of one shard in one epoch (rules J1-J7, O1-O2), over sorted runs: inner, left, right and full.
 
 No I/O, no clock, no randomness: the same work gives the same rows.
 """
@@ -40,11 +40,11 @@ from joinery_runtime.job.model.duration import format_duration, format_time
 
 @dataclass(frozen=True, slots=True)
 class IntervalJoin(Join):
-    """`right.ts - left.ts` in [lower, upper]. `drop_late` False is `lateData: reopen` (J7). `lenient`: the job is one
-    inner interval step, whose lateness is J6's first formula.
+    """Joins rows whose `right.ts - left.ts` is in [lower, upper]. `drop_late` False is `lateData: reopen` (J7).
+    `lenient`: the job is a single inner interval step, whose lateness follows J6's first formula.
 
-    A join on time only (J9) is one, too: its sides have no keys, and their placement makes one of them go to every
-    shard. A row of a preserved side is marked when it has matched."""
+    A join on time only (J9) is also an interval join: its sides have no keys, and one of them goes to every shard. A
+    row of a preserved side is marked once it has matched."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Interval,)
     matches_by: ClassVar[str] = "j1"
@@ -73,11 +73,11 @@ class IntervalJoin(Join):
         return preserved
 
     def partner_bounds(self, side: int) -> tuple[int, int]:
-        """A row of `side` at ts matches rows of the other in [ts + first, ts + second]."""
+        """The (first, second) for which a row of `side` at ts matches the other side's in [ts + first, ts + second]."""
         return (self.lower, self.upper) if side == LEFT else (-self.upper, -self.lower)
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
-        """Closes what lies behind the horizons, then takes the arrivals: left first, then right (J2)."""
+        """Closes the rows behind the horizons, then takes the arrivals: left first, then right (J2)."""
         epoch = _IntervalEpoch(self, step, work)
         yield from epoch.closings()
         yield from epoch.arrive(LEFT)
@@ -101,7 +101,7 @@ class IntervalJoin(Join):
         return self.lower, self.upper
 
     def accept_from(self, step: StepSpec, watermarks: Mapping[str, Watermark]) -> tuple[int | None, ...]:
-        """J6, J7."""
+        """See J6 and J7."""
         if not self.drop_late:
             return None, None
         left, right = step.sides
@@ -115,7 +115,7 @@ class IntervalJoin(Join):
         return lowest, lowest
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """J3: the earliest partner of the row is let go at the other side's horizon."""
+        """J3: a row's earliest partner leaves at the other side's horizon."""
         return earlier(horizons[1 - side].current, self.partner_bounds(side)[0])
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
@@ -137,7 +137,7 @@ class IntervalJoin(Join):
         return max(0, self.partner_bounds(side)[1] + self.allowed_lateness)
 
     def needs(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        """Rows that are not preserved leave without a word."""
+        """Rows that are not preserved leave without output: no epoch has to read them for that."""
         return not self.expires(side, meta, horizon.previous if step.sides[side].preserved else horizon.current)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
@@ -171,7 +171,7 @@ class IntervalJoin(Join):
         return self._passed(step, row.side, row.ts, outlook)
 
     def _last_partner(self, step: StepSpec, side: int, ts: int) -> tuple[int, int]:
-        """Until when partners of a row at `ts` may be, and for how long after that they may be late."""
+        """The latest event time of partners of a row at `ts`, and by how much (ms) they may be late."""
         late = 0 if step.sides[1 - side].intake.chained else self.allowed_lateness
         return ts + self.partner_bounds(side)[1], late
 
@@ -207,7 +207,7 @@ _MATCHES = {"on time": "may still match", "late": "may match late rows only", "n
 
 
 def _matched(step: StepSpec, row: StoredRow, outlook: Outlook) -> str:
-    """O1: a row that never matches goes out padded in the epoch that closes it."""
+    """Says whether a preserved row has matched. One that never does goes out padded when an epoch closes it (O1)."""
     spec = step.sides[row.side]
     if row.marked is None or not spec.preserved:
         return ""
@@ -221,8 +221,8 @@ def _matched(step: StepSpec, row: StoredRow, outlook: Outlook) -> str:
 
 
 def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
-    """The lowest event time of a kept row of this side that this epoch, or a later one, may let out: a preserved row
-    does when it is closed."""
+    """The lowest event time of a kept row that may still go out in this epoch or a later one. A preserved row goes out
+    when it is closed."""
     horizon = found[side.part]
     return horizon.previous if side.preserved else horizon.current
 
@@ -232,8 +232,8 @@ def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
 
 @dataclass(slots=True)
 class _JoinableRows:
-    """Rows that can match, with bool[n] each: `matched` rows had matched before this epoch, `found` ones match in it.
-    `found` is None where the side needs no marks; `kept` is the run of the state that the rows are from."""
+    """Rows that can match. `matched` (bool[n]) had matched before this epoch; `found` (bool[n]) match in it. `found` is
+    None where the side needs no marks. `kept` is the run of the state that holds the rows (None: arrivals)."""
 
     run: Run
     matched: np.ndarray | None
@@ -254,8 +254,8 @@ class _JoinableRows:
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """The arrivals of one side: rows that can match, rows that cannot (preserved sides only), and how many were
-    late."""
+    """One side's arrivals: rows that can match, rows that cannot (preserved sides only), and the number of late
+    rows."""
 
     joinable: _JoinableRows | None
     unjoinable: pa.RecordBatch | None
@@ -263,7 +263,7 @@ class _Arrivals:
 
 
 class _IntervalEpoch:
-    """What one epoch reads of the state and of the arrivals, by side, and the matches that it has found so far."""
+    """The state and the arrivals of one epoch, by side, with the matches found so far."""
 
     def __init__(self, kind: IntervalJoin, step: StepSpec, work: StepWork) -> None:
         self._kind, self._step, self._work = kind, step, work
@@ -275,7 +275,7 @@ class _IntervalEpoch:
     # --- what goes out ------------------------------------------------------------------------------------------------
 
     def closings(self) -> Iterator[pa.RecordBatch]:
-        """O1: rows of preserved sides that leave without ever having matched."""
+        """Yields the rows of preserved sides that leave without ever having matched (O1)."""
         for side in SIDES:
             if self._step.sides[side].preserved:
                 for rows in self._stored[side]:
@@ -293,7 +293,7 @@ class _IntervalEpoch:
         yield from self._padded(side, Selection(rows.run.batch, alone), None)
 
     def arrive(self, side: int) -> Iterator[pa.RecordBatch]:
-        """Matches of one side's arrivals with what is kept of the other, and what is padded at once (O2)."""
+        """Yields the matches of one side's arrivals with the other side's rows, then the rows padded at once (O2)."""
         new = self._new[side]
         if new.joinable is not None:
             earlier = self._new[LEFT].joinable
@@ -338,19 +338,19 @@ class _IntervalEpoch:
     # --- candidates ---------------------------------------------------------------------------------------------------
 
     def _find(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[Pairs]:
-        """Pairs whose hashes and times fit, of rows that are still kept on the other side."""
+        """Yields pairs whose hashes and times fit, with rows that the other side still keeps."""
         if self._step.sides[side].broadcast:
-            # Runs of the broadcast side are sorted by time alone; the other side's are not. So that one asks.
+            # Only runs of the broadcast side are sorted by time alone, so rows of the other side are looked up in them.
             probes = self._near(1 - side, other.run, new.run)
             yield from self._candidates(1 - side, other.run, probes, new.run, None)
         else:
             keep_from = self._work.horizons[1 - side].current
-            # Of a join on time only, the hashes of the two sides have nothing to do with each other.
+            # In a join on time only, the hashes of the two sides are unrelated.
             asked = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.let_through(new.run.hash)
             yield from self._candidates(side, new.run, asked, other.run, keep_from)
 
     def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
-        """The rows of a kept run that are still kept and may be near enough to a few new ones."""
+        """The rows of a kept run that have not left and whose times may be near enough to a few new rows."""
         first, last = self._kind.partner_bounds(1 - side)
         since = self._work.horizons[side].current
         near = (run.ts >= new.ts.min() + first) & (run.ts <= new.ts.max() + last)
@@ -371,7 +371,7 @@ class _IntervalEpoch:
     # --- what stays ---------------------------------------------------------------------------------------------------
 
     def _may_match_later(self, side: int) -> np.ndarray:
-        """bool[n] of the arrivals that can match: whether a future row may match them (J3, J5)."""
+        """bool[n]: which of the arrivals that can match may match a future row (J3, J5)."""
         new, since = self._new[side].joinable, self._work.horizons[side].current
         assert new is not None, "only rows that are there are kept"
         return np.ones(len(new.run), dtype=bool) if since is None else new.run.ts >= since
@@ -418,7 +418,7 @@ def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:
 
 
 def _without_late(batch: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
-    """The rows that are not late and how many were (J6)."""
+    """Returns the rows that are not late, and the number of late ones (J6)."""
     if batch is None or accept_from is None:
         return batch, 0
     accepted = batch.column(TS).to_numpy() >= accept_from

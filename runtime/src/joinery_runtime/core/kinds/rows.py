@@ -1,6 +1,6 @@
-"""Rows of two sides side by side: what every kernel does with the pairs that it has found.
+"""Pairs of rows and padded rows: what every kernel does with the matches that it has found.
 
-A `Selection` is a batch and which of its rows; two of the same length are pairs, one with None is padded rows.
+A `Selection` is some rows of a batch. Two of the same length are pairs; one and None are padded rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.expression import ColumnRef
+from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
@@ -21,14 +22,14 @@ from joinery_runtime.core.table.columns import JOINABLE, MARK_FIELD, OFFSET, PAR
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
-# Rows and bytes projected at once: what a key holds in memory that matches with very many rows.
+# Rows and bytes projected at once. They bound the memory for a key that matches very many rows.
 PROJECTED_ROWS = 1 << 16
 PROJECTED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Rows `index` (int64[n], any order, repeats allowed) of a batch of a side."""
+    """The rows `index` (int64[n], any order, repeats allowed) of a side's batch."""
 
     batch: pa.RecordBatch
     index: np.ndarray
@@ -37,19 +38,19 @@ class Selection:
         return len(self.index)
 
     def where(self, chosen: np.ndarray) -> Selection:
-        """`chosen` is bool[n] or positions."""
+        """The chosen rows of the selection; `chosen` is bool[n] or positions."""
         return Selection(self.batch, self.index[chosen])
 
     def numbers(self, name: str) -> np.ndarray:
-        """An engine column of numbers of the selected rows."""
+        """A numeric engine column of the selected rows."""
         return np.asarray(self.batch.column(name).to_numpy()[self.index])
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """n pairs of a left and a right row, or n rows of one side that are padded (the other is None).
+    """n pairs of a left and a right row, or n padded rows of one side (the other is None).
 
-    `windows` are int64[n] starts and ends of the window of each, for window steps.
+    `windows`, for window steps, are the starts and the ends (int64[n] each) of their windows.
     """
 
     left: Selection | None
@@ -74,8 +75,8 @@ class Pairs:
 
 
 def bounded(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
-    """The pairs in pieces of at most PROJECTED_ROWS, whose stored columns hold about PROJECTED_BYTES together (one
-    pair may be more)."""
+    """Cuts the pairs into pieces of at most PROJECTED_ROWS, whose stored columns take about PROJECTED_BYTES (a single
+    pair may take more)."""
     return (pairs.where(piece) for piece in pieces(step, pairs))
 
 
@@ -96,7 +97,7 @@ def rows_at_once(batches: Iterable[pa.RecordBatch]) -> int:
 
 
 def _row_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
-    """Bytes of the stored columns of each row (one zero where there are no rows)."""
+    """The bytes that each row's stored columns take (a single zero for a padded side)."""
     if rows is None:
         return np.zeros(1)
     columns = [rows.batch.column(name) for name in side.intake.stored]
@@ -106,7 +107,8 @@ def _row_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
 
 
 def _lengths(column: pa.Array, index: np.ndarray) -> np.ndarray:
-    """From the array's offsets, so that it costs what is selected and not the whole column."""
+    """The lengths of the selected values in bytes. Reads the array's offsets, so the cost depends on the selection and
+    not on the whole column."""
     buffer = column.buffers()[1]
     if buffer is None or not len(column):
         return np.zeros(len(index), dtype=np.int64)
@@ -115,7 +117,7 @@ def _lengths(column: pa.Array, index: np.ndarray) -> np.ndarray:
 
 
 def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
-    """A user column of these rows; an input's event time comes back from `$ts` in its own type."""
+    """A user column of these rows. An event time that is not stored is taken from `$ts`, in its own type."""
     batch, intake = rows.batch, side.intake
     if name == intake.event_time and name not in intake.stored:
         return batch.column(TS).take(pa.array(rows.index)).cast(intake.schema.field(name).type)
@@ -124,13 +126,13 @@ def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
 
 @dataclass(slots=True)
 class PairFailures:
-    """For how many pairs, or padded rows, a condition or a column of a step could not be computed so far."""
+    """The number of pairs or padded rows so far for which a condition or a column could not be computed."""
 
     count: int = 0
 
 
 def confirm(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray:
-    """bool[n]: the pairs whose keys are really equal (hashes may collide) and whose residual predicate is true (J1)."""
+    """bool[n]: the pairs whose keys really are equal (hashes may collide) and whose residual predicate is true (J1)."""
     equal = same_keys(step, pairs)
     if step.residual is None or not equal.any():
         return equal
@@ -140,7 +142,7 @@ def confirm(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray:
 
 
 def same_keys(step: StepSpec, pairs: Pairs) -> np.ndarray:
-    """bool[n]; all true where the step has no keys (J9)."""
+    """bool[n]: the pairs with equal keys; all of them where the step has no keys (J9)."""
     assert pairs.left is not None, "only pairs have keys to compare"
     assert pairs.right is not None, "only pairs have keys to compare"
     left, right = step.sides
@@ -154,7 +156,7 @@ def same_keys(step: StepSpec, pairs: Pairs) -> np.ndarray:
 
 
 def residual(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray:
-    """bool[n]: where the step's residual predicate is true, not NULL, and can be computed."""
+    """bool[n]: the pairs for which the residual predicate is true: neither NULL nor failed."""
     if step.residual is None:
         return np.ones(len(pairs), dtype=bool)
     mask = step.residual.mask(lambda ref: resolve(step, pairs, ref), len(pairs))
@@ -163,13 +165,13 @@ def residual(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray
 
 
 def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
-    """An input's column of the pairs, NULL where its side is padded."""
+    """An input's column for the pairs, NULL where its side is padded."""
     side, name = step.place_of(ref)
     return _column(step, pairs, side, name)
 
 
 def project(step: StepSpec, pairs: Pairs, failures: PairFailures) -> pa.RecordBatch:
-    """The rows of `step.output_schema()` that these pairs make; NULL where a column cannot be computed."""
+    """Makes the output rows of these pairs, in `step.output_schema()`. A column that cannot be computed is NULL."""
     made = {
         c.name: c.expression.evaluate(lambda ref: resolve(step, pairs, ref), len(pairs))
         for c in step.output
@@ -184,7 +186,10 @@ def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
     if column.made is None:
         return _column(step, pairs, column.side, column.column)
     assert pairs.windows is not None, "only rows of a window join have window columns"
-    return pa.array(pairs.windows[WINDOW_COLUMNS.index(column.made)]).cast(column.type)
+    times = pairs.windows[WINDOW_COLUMNS.index(column.made)]
+    if pa.types.is_timestamp(column.type):  # a window reaches further than its rows
+        times = np.clip(times, EVENT_TIME_MIN, EVENT_TIME_MAX)
+    return pa.array(times).cast(column.type)
 
 
 def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
@@ -198,12 +203,12 @@ def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
 
 
 def in_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
-    """With ORDER_COLUMNS: matches, and rows padded at once, of which `side` arrived last."""
+    """Adds ORDER_COLUMNS to matches and rows padded at once, of which the row of `side` arrived last."""
     return _with_order(rows, ARRIVAL, np.zeros(len(pairs), dtype=np.int64), np.full(len(pairs), side), side, pairs)
 
 
 def in_closing_order(rows: pa.RecordBatch, pairs: Pairs) -> pa.RecordBatch:
-    """With ORDER_COLUMNS: what closed; a pair stands where its left row does."""
+    """Adds ORDER_COLUMNS to rows that a closing put out. A pair takes its left row's place."""
     side = LEFT if pairs.left is not None else RIGHT
     own = pairs.side(side)
     assert own is not None, "there is a row on one side at least"
@@ -231,7 +236,7 @@ def _place(rows: Selection | None, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """The rows that can match, and those that cannot (J4), which come on preserved sides only."""
+    """Splits rows into those that can match and those that cannot (J4); only preserved sides have the latter."""
     if not side.preserved:
         return rows, rows.slice(0, 0)
     joinable = rows.column(JOINABLE)
@@ -239,7 +244,7 @@ def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch
 
 
 def as_segment(side: SideSpec, rows: pa.RecordBatch, marked: np.ndarray | None = None) -> pa.RecordBatch:
-    """Prepared rows that can match with the columns of the side's segments; `marked` is bool[n] (None: no row is)."""
+    """Prepared rows that can match, with the columns of the side's segments. `marked` is bool[n] (None: no row is)."""
     marks = pa.array(marked if marked is not None else np.zeros(rows.num_rows, dtype=bool))
     schema = side.segment_schema()
     columns = [marks if field == MARK_FIELD else rows.column(field.name) for field in schema]
@@ -247,5 +252,5 @@ def as_segment(side: SideSpec, rows: pa.RecordBatch, marked: np.ndarray | None =
 
 
 def run_to_add(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
-    """Prepared rows that can match as a sorted run of the side's segments, no row marked. None: no rows."""
+    """Prepared rows that can match, as a sorted run of the side's segments without marked rows. None: no rows."""
     return Run.sort(as_segment(side, rows)) if rows.num_rows else None

@@ -1,8 +1,8 @@
-"""The join of session windows of one shard in one epoch (rules W1-W4): sessions are formed by both sides together.
+"""The join over session windows of one shard in one epoch (rules W1-W4). Both sides' rows form the sessions together.
 
-First the sessions that the horizon closes go out, from what is kept, and their rows are marked; then the arrivals are
-judged together with the sessions that are still open, and kept (T3). Only keys that may have something to close or to
-drop are looked at. No I/O, no clock, no randomness: the same work gives the same rows.
+First the sessions that the horizon closes go out from the state, and their rows are marked. Then arrivals are judged
+together with the sessions still open, and kept (T3). Only keys that may have something to close or to drop are looked
+at. No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Accepted = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many ro
 
 @dataclass(frozen=True, slots=True)
 class SessionWindowJoin(Join):
-    """Sessions formed by the rows of both sides together, per key: consecutive ones are <= gap apart (W1, S1).
+    """Joins rows in sessions that both sides form together, per key: consecutive rows are <= gap apart (W1, S1).
 
-    The horizon is `C = min wm - allowedLateness`, one number for both sides: a session is closed when `last + gap < C`.
-    A row is marked when it has gone out."""
+    The horizon is `C = min wm - allowedLateness`, one number for both sides. A session is closed when `last + gap < C`.
+    A row is marked once it has gone out."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
     matches_by: ClassVar[str] = "w1"
@@ -86,7 +86,7 @@ class SessionWindowJoin(Join):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """A session that the row would have extended may be closed."""
+        """A session that an earlier row would have extended may be closed."""
         return horizons[side].current
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
@@ -95,11 +95,11 @@ class SessionWindowJoin(Join):
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
-        """W2: from here on a session is open that has the record alone."""
+        """W2: from this time on, a session of the record alone would be open."""
         return self.open_from(horizons[step.sides[side].part].current)
 
     def open_from(self, horizon: int | None) -> int | None:
-        """Sessions whose last row is before this are closed. None: none is."""
+        """The event time before which a session's last row means that it is closed. None: no session is."""
         return earlier(horizon, self.gap)
 
     def keep_from(self, side: int, horizon: int) -> int | None:
@@ -125,7 +125,7 @@ class SessionWindowJoin(Join):
         return f"the session gap ({format_duration(self.gap)})"
 
     def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Rows between the two may bridge the gap: a pair within it is in one session in any case."""
+        """A pair within the gap always shares a session. One beyond it may too, if rows in between bridge the gap."""
         return np.asarray(np.maximum(np.abs(right - left) - self.gap, 0))
 
     def leaves_by(self, side: int) -> str:
@@ -164,7 +164,7 @@ class SessionWindowJoin(Join):
 
 
 class _SessionRun:
-    """A kept run, and bool[n]: which of its rows have gone out, before or in this epoch."""
+    """A kept run. `gone` (bool[n]): which of its rows have gone out, in this epoch or before."""
 
     def __init__(self, kept: KeptRun) -> None:
         self.kept = kept
@@ -179,18 +179,19 @@ class _SessionRun:
 
 
 class _SessionJoinEpoch:
-    """`_open_from`: sessions whose last row is before it are closed (None: none is). `late`: see `StepResult`."""
+    """One epoch's work on sessions. Those whose last row is before `_open_from` are closed (None: none is). `late`: see
+    `StepResult`."""
 
     def __init__(self, kind: SessionWindowJoin, step: StepSpec, work: StepWork) -> None:
         self._step, self._work, self._gap = step, work, kind.gap
-        # GapSessions close by the lower of the two watermarks: both sides have one horizon.
+        # Sessions close by the lower of the two watermarks, so both sides have the same horizon.
         self._open_from = kind.open_from(work.horizons[LEFT].current)
         self._state = [[_SessionRun(kept) for kept in work.kept[side]] for side in SIDES]
         self.out = WindowOutput(step, ordered=work.ordered)
         self.late: tuple[np.ndarray, ...] = ()
 
     def marks(self, side: int) -> dict[str, np.ndarray]:
-        """Rows that have gone out in this epoch: their numbers in the segment, by segment."""
+        """The rows that went out in this epoch: by segment, their row numbers in it."""
         newly = [(state.kept, np.flatnonzero(state.gone & ~state.kept.marks)) for state in self._state[side]]
         return {kept.segment: kept.first + rows for kept, rows in newly if len(rows)}
 
@@ -198,14 +199,14 @@ class _SessionJoinEpoch:
         return frozenset(state.kept.segment for side in SIDES for state in self._state[side] if state.gone.all())
 
     def _open_rows(self, hashes: np.ndarray) -> Sides:
-        """A selection for each kept run."""
+        """The rows with these hashes that have not gone out: a selection for each kept run."""
         left, right = ([state.open_rows(hashes) for state in self._state[side]] for side in SIDES)
         return left, right
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> Iterator[pa.RecordBatch]:
-        """GapSessions whose last row is too far behind the horizon go out."""
+        """Puts out the sessions whose last row is too far behind the horizon."""
         if self._open_from is None:
             return
         runs = [(state.kept.run, state.gone) for side in SIDES for state in self._state[side]]
@@ -225,7 +226,7 @@ class _SessionJoinEpoch:
     def _leave(
         self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: GapSessions, closed: np.ndarray
     ) -> Members:
-        """The rows of a side that are in a closed session; they have gone out from now on."""
+        """Takes out the rows of a side that are in a closed session: they count as gone from now on."""
         leaving = [chosen.where(closed[of]) for chosen, of in zip(rows, _by_selection(number, rows), strict=True)]
         for state, chosen in zip(self._state[side], leaving, strict=True):
             state.gone[chosen.index] = True
@@ -247,7 +248,7 @@ class _SessionJoinEpoch:
         return left, right
 
     def _split(self, side: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """A side's arrivals that can match, and those that cannot."""
+        """Splits a side's arrivals into those that can match and those that cannot."""
         spec, rows = self._step.sides[side], self._work.arrivals[side]
         if rows is None:
             rows = pa.RecordBatch.from_pylist([], schema=spec.intake.prepared_schema())
@@ -262,19 +263,19 @@ class _SessionJoinEpoch:
         return kept, {"late": count} if count else {}
 
     def _pad(self, side: int, alone: pa.RecordBatch, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Rows that cannot match go out at once (O2), each in a session of its own."""
+        """Puts out at once the rows that cannot match (O2), each in a session of its own."""
         chosen = Selection(alone, rows)
         ts = chosen.numbers(TS)
         return self.out.pad_arrivals(side, chosen, ts, ts)
 
     def _before_open(self, rows: pa.RecordBatch) -> np.ndarray:
-        """bool[n]: a session that ended with this row would be closed."""
+        """bool[n]: the rows whose session would be closed if it ended with them."""
         ts = rows.column(TS).to_numpy()
         return np.zeros(len(ts), dtype=bool) if self._open_from is None else np.asarray(ts < self._open_from)
 
     def _late(self, joinable: Sequence[pa.RecordBatch]) -> list[np.ndarray]:
-        """bool[n] per side: the session that the row is in, of arrivals and what is still open, is closed (W2). Such
-        a session has arrivals only."""
+        """Per side, bool[n]: the arrivals whose session, formed by arrivals and open rows, is closed (W2). Such a
+        session holds arrivals only."""
         late = [self._before_open(rows) for rows in joinable]
         hashes = [rows.column(HASH).to_numpy() for rows in joinable]
         asked = _distinct([hashes[side][late[side]] for side in SIDES])
@@ -287,7 +288,7 @@ class _SessionJoinEpoch:
         return late
 
     def _closed_with(self, arrived: Sequence[Selection], kept: Sides) -> list[np.ndarray]:
-        """bool[n] per side: which arrivals are in a closed session."""
+        """Per side, bool[n]: which arrivals are in a closed session."""
         selections = [(side, arrived[side]) for side in SIDES]
         sessions = form(self._step, [*selections, *((s, rows) for s in SIDES for rows in kept[s])], self._gap)
         closed = (sessions.last < cast(int, self._open_from))[sessions.number]
@@ -295,7 +296,7 @@ class _SessionJoinEpoch:
 
 
 def _places(rows: pa.RecordBatch, chosen: np.ndarray) -> np.ndarray:
-    """int64[k, 2]: partition and offset of the chosen rows."""
+    """Partition and offset (int64[k, 2]) of the chosen rows."""
     places = [rows.column(name).to_numpy()[chosen].astype(np.int64) for name in (PARTITION, OFFSET)]
     return np.stack(places, axis=1)
 
@@ -305,7 +306,7 @@ def _distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _by_selection(values: np.ndarray, rows: Sequence[Selection]) -> list[np.ndarray]:
-    """The values of each selection's rows, of values that stand in the order of the selections; a rest is left out."""
+    """Splits values, given in the order of the selections, by selection. Values beyond the last one are left out."""
     ends = np.cumsum([len(chosen) for chosen in rows], dtype=np.int64)
     return np.split(values, ends)[: len(rows)]
 
@@ -317,8 +318,8 @@ SideRows = tuple[int, Selection]  # rows of a side
 
 @dataclass(frozen=True, slots=True)
 class GapSessions:
-    """`number` is int64[n], the session of each row; `first` and `last` are int64[m], the event times of the first and
-    the last row of each session."""
+    """Sessions of rows. `number` (int64[n]) is the session of each row; `first` and `last` (int64[m]) are the event
+    times of each session's first and last row."""
 
     number: np.ndarray
     first: np.ndarray
@@ -326,7 +327,7 @@ class GapSessions:
 
 
 def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> GapSessions:
-    """The sessions of all these rows (at least one selection), numbered through in the order of the selections."""
+    """Forms sessions of all these rows (at least one selection). `number` follows the order of the selections."""
     hashes = np.concatenate([chosen.numbers(HASH) for _, chosen in rows])
     times = np.concatenate([chosen.numbers(TS) for _, chosen in rows])
     keys = distinguish_keys(hashes, _key_columns(step, rows))
@@ -337,7 +338,7 @@ def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> GapSessions:
 
 
 def _key_columns(step: StepSpec, rows: Sequence[SideRows]) -> list[pa.Array]:
-    """The values of each key of all rows; int32 and int64 become one type (V2)."""
+    """The key columns of all rows. Where the sides have int32 and int64, both become int64 (V2)."""
     left, right = step.sides[LEFT].intake, step.sides[RIGHT].intake
     columns = []
     for names in zip(left.keys, right.keys, strict=True):

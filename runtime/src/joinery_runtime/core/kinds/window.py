@@ -1,7 +1,7 @@
-"""The join of tumbling and hopping windows of one shard in one epoch (rules W1-W4).
+"""The join over tumbling and hopping windows of one shard in one epoch (rules W1-W4).
 
-First the windows that the horizon closes go out, from what is kept; then the arrivals are judged and kept (T3). A row
-that arrives is in its open windows only. No I/O, no clock, no randomness: the same work gives the same rows.
+First the windows that the horizon closes go out from the state. Then arrivals are judged and kept (T3). An arriving row
+belongs to its open windows only. No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last 
 
 @dataclass(frozen=True, slots=True)
 class WindowJoin(Join):
-    """Windows [n * slide, n * slide + size) of event time, slide <= size; tumbling where slide is size.
+    """Joins rows in windows [n * slide, n * slide + size) of event time, with slide <= size; tumbling if slide == size.
 
-    The horizon is `C = min wm - allowedLateness`, one number for both sides: a window is closed when its end is <= C.
-    Bounds are Python ints, since what is taken off the ends of int64 must not wrap round."""
+    The horizon is `C = min wm - allowedLateness`, one number for both sides. A window is closed when its end is <= C.
+    Bounds are Python ints, because arithmetic at the ends of int64 must not wrap around."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping)
     matches_by: ClassVar[str] = "w1"
@@ -74,7 +74,7 @@ class WindowJoin(Join):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The first window of the row is closed."""
+        """The first window of a row before this time is closed already."""
         closed = horizons[side].current
         return None if closed is None else clamp(self.last_closed(closed) * self.slide + self.size)
 
@@ -84,7 +84,7 @@ class WindowJoin(Join):
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
-        """W2."""
+        """See W2."""
         closed = horizons[step.sides[side].part].current
         return None if closed is None else self.keep_from(side, closed)
 
@@ -96,7 +96,7 @@ class WindowJoin(Join):
         return self.size + self.allowed_lateness
 
     def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
-        """In a hopping window that is closed and in one that is open."""
+        """bool[n]: the rows that are in a closed hopping window and in an open one."""
         end = clamp(self.last_closed(horizon) * self.slide + self.size)
         return np.asarray((ts >= self.keep_from(side, horizon)) & (ts < end))
 
@@ -108,11 +108,11 @@ class WindowJoin(Join):
         return max(lowest, span[0]) <= min(highest, span[1])
 
     def last_closed(self, horizon: int) -> int:
-        """The number of the last window that is closed under the horizon; END_OF_TIME: all are."""
+        """The number of the last window closed under the horizon; END_OF_TIME: all are."""
         return END_OF_TIME if horizon == END_OF_TIME else (horizon - self.size) // self.slide
 
     def closing(self, horizon: Horizon) -> Numbers | None:
-        """The windows that an epoch closes: `before < end <= now`. None: there are none."""
+        """The windows that an epoch closes, `before < end <= now`. None: it closes none."""
         if horizon.current is None:
             return None
         first = BEGIN_OF_TIME if horizon.previous is None else self.last_closed(horizon.previous) + 1
@@ -120,7 +120,7 @@ class WindowJoin(Join):
         return (first, last) if first <= last else None
 
     def windows_of(self, ts: np.ndarray) -> Bounds:
-        """The first and the last window that hold a row at `ts` (int64[n])."""
+        """The first and the last window that hold each row, by its `ts` (int64[n])."""
         return (ts - self.size) // self.slide + 1, ts // self.slide
 
     # --- for people ---------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class WindowJoin(Join):
         return f"one window ({format_duration(self.size)} long, every {format_duration(self.slide)})"
 
     def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """How far the later one is behind the end of the earlier one's last window."""
+        """How far (ms) the later row is past the end of the earlier row's last window."""
         earlier_one, later_one = np.minimum(left, right), np.maximum(left, right)
         end = self.windows_of(earlier_one)[1] * self.slide + self.size
         return np.asarray(np.maximum(later_one - end + 1, 0))
@@ -199,8 +199,8 @@ def _within(bounds: Bounds, numbers: Numbers) -> Bounds:
 
 
 def _cut_by_window(bounds: Sequence[Bounds]) -> Iterator[Numbers]:
-    """Consecutive windows that hold at most PROJECTED_ROWS rows together, or single ones: a row is in size / slide
-    windows, so a few rows can be very many members."""
+    """Yields spans of windows that hold at most PROJECTED_ROWS members together, or single windows. A row is a member
+    of size / slide windows, so a few rows can make very many members."""
     filled = [b for b in bounds if len(b[0])]
     if filled:
         whole = min(int(first.min()) for first, _ in filled), max(int(last.max()) for _, last in filled)
@@ -240,7 +240,7 @@ def _side(kind: WindowJoin, batch: pa.RecordBatch, held: tuple[np.ndarray, np.nd
 def _arrive(
     kind: WindowJoin, step: StepSpec, work: StepWork, side: int, out: WindowOutput
 ) -> Generator[pa.RecordBatch, None, tuple[Run | None, Mapping[str, int]]]:
-    """What is kept of a side's arrivals, and how many were dropped by reason."""
+    """Returns the side's arrivals that are kept, and the number of dropped ones by reason."""
     rows, spec, closed = work.arrivals[side], step.sides[side], work.horizons[LEFT].current
     if rows is None:
         return None, {}
@@ -251,7 +251,7 @@ def _arrive(
 
 
 def _late(kind: WindowJoin, side: int, rows: pa.RecordBatch, closed: int | None) -> np.ndarray:
-    """bool[n]: all windows of the row are closed (W2)."""
+    """bool[n]: the rows whose windows are all closed (W2)."""
     ts = rows.column(TS).to_numpy()
     if closed is None:
         return np.zeros(len(ts), dtype=bool)
@@ -261,7 +261,7 @@ def _late(kind: WindowJoin, side: int, rows: pa.RecordBatch, closed: int | None)
 def _pad(
     kind: WindowJoin, side: int, alone: pa.RecordBatch, closed: int | None, out: WindowOutput
 ) -> Iterator[pa.RecordBatch]:
-    """Rows that cannot match go out once per window that is still open (O2, W3)."""
+    """Puts out rows that cannot match, once per window that is still open (O2, W3)."""
     first, last = kind.windows_of(alone.column(TS).to_numpy())
     open_from = BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1
     first = np.maximum(first, clamp(open_from))

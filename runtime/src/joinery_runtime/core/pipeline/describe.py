@@ -1,5 +1,5 @@
-"""What `joinery state` asks the kinds of step for: stored rows, and what is still to come for them. Times are
-milliseconds of event time."""
+"""What `joinery state` asks the kinds of step for: stored rows, and what will happen to them. Times are event-time
+milliseconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.job.model.duration import format_time
 
 ToJson = Callable[[pa.Table], Sequence[bytes]]
-"""A JSON object per row, as it is in the output (V3)."""
+"""Renders one JSON object per row, as in the output (V3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Rows of one key in a segment of a side; `marked` is bool[n]: the row is marked, in the segment or since."""
+    """The rows of one key in a segment of a side. `marked` (bool[n]): the row was marked in the segment or later."""
 
     side: int
     rows: pa.RecordBatch
@@ -40,7 +40,7 @@ class StoredRows:
 
 
 class Shown(Protocol):
-    """Something that is stored of a key."""
+    """An entry in the list of what is stored of a key."""
 
     def document(self) -> dict[str, Any]: ...
 
@@ -48,7 +48,7 @@ class Shown(Protocol):
 
 
 class Summary(Protocol):
-    """What `joinery state` says of all that a job stores."""
+    """What `joinery state` says about everything that a job stores."""
 
     def document(self) -> Mapping[str, Any]: ...
 
@@ -57,8 +57,8 @@ class Summary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A stored row of a side. `marked` (None: rows of this part have no marks) says that it has matched, or, of a
-    session window, that it has gone out; `deleted` that it is a version of a table that says the key was deleted."""
+    """A stored row of a side. `marked`: it has matched or, in a session window join, has gone out (None: rows of this
+    part have no marks). `deleted`: it is a table's version that deletes the key."""
 
     side: int
     ts: int
@@ -71,8 +71,8 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class TakenRow:
-    """A row of a side that was taken, among those of its key: `times` are the event times of all of these, of all sides
-    (int64[n], ascending), `newer` is that of the next row of its own side, if there is one."""
+    """A row that the job has taken in. `times` (int64[n], ascending) are the event times of all rows of its key, on all
+    sides. `newer` is the event time of the next row of its own side, if any."""
 
     side: int
     ts: int
@@ -82,8 +82,8 @@ class TakenRow:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a kind has made of several rows, by their first and last event times. `ended` says why it takes no more rows
-    and has gone out, by the rule `ended_by`; empty: it is open."""
+    """Something that a kind made from several rows, by their first and last event times. `ended` says why it has gone
+    out and takes no more rows, by the rule `ended_by`; empty: it is open."""
 
     start: int
     last: int
@@ -93,7 +93,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RowStatus:
-    """When a stored row leaves, and whether it goes out then: in words, and as facts for a document."""
+    """When a stored row leaves and whether it goes out then, in words and as facts for a document."""
 
     words: str
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class RowStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """A `Shown`: a row, by its side's inputs."""
+    """A `Shown` of a row. `input` names the inputs of its side."""
 
     input: str
     row: StoredRow

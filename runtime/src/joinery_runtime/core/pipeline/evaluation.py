@@ -1,9 +1,9 @@
-"""What an expression's syntax tree gives for rows of Arrow columns, and on which of them it fails.
+"""Evaluates an expression's syntax tree over Arrow columns, and finds the rows on which it fails.
 
-A whole batch is computed at once, every part for all rows. Only when a value of some row cannot be computed (an
-overflow, a text that is no number) the batch is computed once more with care: then `AND`, `OR`, `CASE` and `COALESCE`
-compute what they guard for the rows that need it, and an operator looks for the rows on which it fails. These have a
-reason then; all others have their values.
+The first pass computes a whole batch at once, every part for all rows. If the value of some row cannot be computed (an
+overflow, a text that is not a number), a second, careful pass follows. In it, `AND`, `OR`, `CASE` and `COALESCE`
+compute what they guard only for the rows that need it, and an operator searches for the rows on which it fails. Those
+rows get a reason; all others get their values.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from joinery_runtime.core.pipeline import operators
 from joinery_runtime.core.pipeline.operators import DURATION, TIMESTAMP, Value, alike, as_column, boolean, text
 from joinery_runtime.errors import ExpressionError
 
-Resolve = Callable[[str, str], Value]  # an input and its column
+Resolve = Callable[[str, str], Value]  # from an input and its column
 
 _MAY_FAIL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs, exp.Cast, exp.Case, exp.Coalesce)
-_SHOWN = 60  # characters of a text that a reason repeats
-_PIECES = 16  # a piece on which an operator fails is cut into so many
+_SHOWN = 60  # characters of a text that a reason quotes
+_PIECES = 16  # into how many pieces a piece is cut on which an operator fails
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRows:
-    """`count` rows whose columns `resolve` gives. `failed` collects the reasons of rows that have no value, by their
-    `positions` (int64[count]) in the batch; None: an operator that fails on a row raises ArrowInvalid."""
+    """`count` rows whose columns `resolve` gives. `failed` collects the reasons why rows have no value, by their
+    `positions` (int64[count]) in the batch. `positions` None: an operator that fails on a row raises ArrowInvalid."""
 
     resolve: Resolve
     count: int
@@ -63,8 +63,8 @@ class EvaluatedRows:
 
 
 def evaluate(node: exp.Expr, resolve: Resolve, count: int) -> tuple[Value, dict[int, str]]:
-    """An array of `count` values, or a scalar for all rows; and why rows have none (what stands there means nothing).
-    Raises ArrowException for types that do not fit, which rows do not matter for, and ExpressionError."""
+    """Returns an array of `count` values, or a scalar for all rows, and the reasons why rows have no value (the array
+    is undefined there). Raises ExpressionError, and ArrowException for types that do not fit, whatever the rows."""
     rows = EvaluatedRows(resolve, count)
     try:
         return _value(node, rows), {}
@@ -75,17 +75,17 @@ def evaluate(node: exp.Expr, resolve: Resolve, count: int) -> tuple[Value, dict[
 
 
 def is_known(node: exp.Expr) -> bool:
-    """Whether a node of this type has a value."""
+    """Whether nodes of this type have a value."""
     return isinstance(node, exp.Column) or type(node) in _BINARY or type(node) in _UNARY or type(node) in _SPECIAL
 
 
 def may_fail(node: exp.Expr) -> bool:
-    """Whether it may have no value for a row."""
+    """Whether the node may fail on some row."""
     return any(isinstance(part, _MAY_FAIL) and not isinstance(part, exp.TryCast) for part in node.walk())
 
 
 def unguarded(node: exp.Expr) -> list[exp.Expr]:
-    """The parts of a node that are computed for every row for which it is."""
+    """The parts of a node that are computed for every row for which the node is."""
     if isinstance(node, exp.Case):
         first = node.args["ifs"][0].this
         return [first] if node.this is None else [node.this, first]
@@ -109,7 +109,7 @@ def _value(node: exp.Expr, rows: EvaluatedRows) -> Value:
 
 
 def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, null: bool = False) -> Value:
-    """The function's values; with care, NULL where it fails, and the row has a reason unless `null`."""
+    """Applies the function. In the careful pass, a row on which it fails gets NULL and, unless `null`, a reason."""
     if not rows.careful and not null:
         return function(*values)
     try:
@@ -149,7 +149,7 @@ def _pieces(
 
 
 def _where(needed: Value, node: exp.Expr, rows: EvaluatedRows) -> Value:
-    """The node's values for the rows that need them (boolean, never NULL); NULL or anything for the others."""
+    """The node's values for the rows where `needed` (boolean, never NULL) is true; undefined for the others."""
     if not rows.careful:
         return _value(node, rows)
     chosen = pa.repeat(needed, rows.count) if isinstance(needed, pa.Scalar) else needed
@@ -213,7 +213,7 @@ def _literal(node: exp.Expr, _: EvaluatedRows) -> Value:
         return pa.scalar(written)
     if written.isdigit() and int(written) < 2**63:
         return pa.scalar(int(written), pa.int64())
-    # 1.10 is exact in SQL, 1e3 is not.
+    # In SQL, 1.10 is an exact number and 1e3 is not.
     return pa.scalar(float(written), pa.float64()) if "e" in written.lower() else pa.scalar(Decimal(written))
 
 
@@ -265,7 +265,7 @@ def _cast(node: exp.Expr, rows: EvaluatedRows) -> Value:
 
 
 def _readable(texts: pa.StringArray, kind: pa.DataType, rows: EvaluatedRows, *, null: bool) -> pa.StringArray:
-    """NULL for those that are no value of the kind for certain: there may be many."""
+    """Replaces texts that are certainly not a value of the kind by NULL, at once: there may be many."""
     wrong = operators.unreadable(texts, kind)
     for row in () if null else np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
         rows.fail(row, f"{texts[row].as_py()[:_SHOWN]!r} is not a valid {operators.named(kind)}")

@@ -1,13 +1,13 @@
 """SQL expressions over Arrow columns: sqlglot's syntax tree, evaluated by pyarrow.compute, a whole batch at a time.
 
-Semantics (fixed by tests/core/pipeline/test_expression.py; `operators` has the rules of types, `evaluation` those of
+Semantics (fixed by tests/core/pipeline/test_expression.py; `operators` has the rules for types, `evaluation` those for
 failures):
 
 * NULL follows SQL's three-valued logic; a predicate keeps a row only where it is TRUE.
-* Numbers compare and combine by value; NaN compares as in IEEE 754 (equal to nothing, also not to itself).
-* `/` divides as double; division and remainder by zero are NULL. The remainder takes the dividend's sign, and no
-  decimals.
-* A row on which an expression cannot be computed (an overflow, a CAST of what does not fit) fails with a reason; its
+* Numbers compare and combine by value; NaN compares as in IEEE 754 (equal to nothing, not even itself).
+* `/` divides as double; division and remainder by zero are NULL. The remainder has the dividend's sign and does not
+  accept decimals.
+* A row on which an expression cannot be computed (an overflow, a CAST that does not fit) fails with a reason; its
   neighbours do not. Values never wrap. `AND`, `OR`, `CASE` and `COALESCE` shield what they guard, from left to right.
 * Strings compare by code points. `timestamp + INTERVAL` and `timestamp - INTERVAL` are exact; months are refused.
 """
@@ -46,7 +46,7 @@ Resolve = Callable[[ColumnRef], Value]
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A value per row. `failed` says by row, ascending, why there is none; NULL stands there."""
+    """One value per row. `failed` gives, by row in ascending order, why a row has no value; its value is NULL."""
 
     values: pa.Array
     failed: Mapping[int, str]
@@ -61,7 +61,8 @@ class Expression:
     columns: frozenset[ColumnRef]
 
     def evaluate(self, resolve: Resolve, rows: int) -> Evaluated:
-        """`resolve` gives a column's array of `rows` rows. Raises ExpressionError for types that do not fit."""
+        """Evaluates the expression for `rows` rows, whose columns `resolve` gives as arrays. Raises ExpressionError for
+        types that do not fit."""
         try:
             value, failed = evaluate(self.node, lambda name, column: resolve(ColumnRef(name, column)), rows)
         except pa.ArrowException as error:
@@ -74,13 +75,13 @@ class Expression:
         return Evaluated(values, {row: f"{self._cannot}: {failed[row]}" for row in sorted(failed)})
 
     def mask(self, resolve: Resolve, rows: int) -> Evaluated:
-        """Boolean per row, TRUE where the predicate is TRUE (not NULL, and not failed)."""
+        """Evaluates a predicate: TRUE where it is TRUE, FALSE where it is FALSE, NULL or fails."""
         found = self.evaluate(resolve, rows)
         return Evaluated(pc.fill_null(boolean(found.values), False), found.failed)
 
     @property
     def may_fail(self) -> bool:
-        """Whether there may be rows for which it cannot be computed."""
+        """Whether the expression may fail on some row."""
         return may_fail(self.node)
 
     @property
@@ -89,8 +90,8 @@ class Expression:
 
 
 def parse_expression(text: str, of: str = "") -> Expression:
-    """A column without an input's name is one of `of`. Raises ExpressionError with the place in the text for what does
-    not parse or is not supported."""
+    """Parses an expression. A column without an input's name belongs to the input `of`. Raises ExpressionError, with
+    the place in the text, if it does not parse or is not supported."""
     try:
         node = sqlglot.parse_one(text)
     except SqlglotError as error:
@@ -111,8 +112,9 @@ def check_predicate(expression: Expression, schemas: dict[str, pa.Schema]) -> No
 
 
 def column_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataType:
-    """The type of a column that holds its values, over these input schemas: an interval is int64 milliseconds, and what
-    is always NULL a string. Raises ExpressionError for unknown columns, wrong types, and what no column can hold."""
+    """The type of a column that holds the expression's values over these input schemas. An interval becomes int64
+    milliseconds; an expression that is always NULL becomes a string. Raises ExpressionError for unknown columns, wrong
+    types, and values that no column can hold."""
     kind = _type_of(expression, schemas)
     if pa.types.is_null(kind):
         return pa.string()
@@ -126,15 +128,15 @@ def column_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.Dat
 
 
 def _type_of(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataType:
-    """What an expression gives depends on types alone: no rows are enough to tell."""
+    """Finds the type by evaluating over no rows: it depends on the columns' types alone."""
     for ref in sorted(expression.columns):
         _check_column(ref, schemas, expression.text)
     return expression.evaluate(lambda ref: pa.array([], schemas[ref.input].field(ref.column).type), 0).values.type
 
 
 def parts_of_one_input(expression: Expression, name: str) -> list[Expression]:
-    """The largest parts that read this input only, may fail, and are computed for every row for which the expression
-    is: a row for which one fails needs no partner to be known as bad."""
+    """The largest parts that read only this input, may fail, and are computed for every row for which the whole
+    expression is. If one of them fails on a row, the row is known to be bad before it meets a partner."""
     if {ref.input for ref in expression.columns} == {name}:
         return [expression] if expression.may_fail else []
     parts = [_expression(part, part.sql()) for part in unguarded(expression.node)]
@@ -147,7 +149,7 @@ def conjuncts(expression: Expression) -> list[Expression]:
 
 
 def conjunction(parts: list[Expression]) -> Expression | None:
-    """All parts ANDed, None for no part."""
+    """All parts ANDed; None without parts."""
     if not parts:
         return None
     node = exp.and_(*(part.node for part in parts))
@@ -189,7 +191,7 @@ def _check(node: exp.Expr, text: str) -> None:
     kind = type(node)
     if not is_known(node) and type(node.parent) not in _PARTS.get(kind, ()):
         raise _unsupported(node, text, kind.__name__)
-    # An argument that nobody reads would change the meaning silently (BETWEEN SYMMETRIC, TRIM's characters).
+    # Ignoring an argument would silently change the meaning (BETWEEN SYMMETRIC, TRIM's characters).
     read = _ARGUMENTS.get(kind, _USUAL_ARGUMENTS)
     unread = [name for name, value in node.args.items() if value not in (None, False, []) and name not in read]
     if unread:
@@ -201,7 +203,7 @@ def _unsupported(node: exp.Expr, text: str, found: str) -> ExpressionError:
                            todo="See docs/expressions.md for what is")  # fmt: skip
 
 
-# Nodes that have no value of their own and where they may stand.
+# Nodes without a value of their own, and the nodes that may contain them.
 _PARTS: dict[type[exp.Expr], tuple[type[exp.Expr], ...]] = {
     exp.Identifier: (exp.Column,),
     exp.If: (exp.Case,),

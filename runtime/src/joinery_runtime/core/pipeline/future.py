@@ -1,7 +1,7 @@
-"""Rows whose event time is too far ahead to be true (rule T11): a corrupt one would move the watermark past every row
-that is still to come, for ever.
+"""Finds rows whose event time is implausibly far ahead (rule T11). A corrupt event time would move the watermark past
+every row that is still to come, for ever.
 
-What they are ahead of is in the records and in the plan, so a replay finds the same rows; no clock is read.
+The judgement uses only the records and the plan, never a clock, so a replay finds the same rows.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, Watermark, cl
 from joinery_runtime.job.model.duration import format_duration, format_time
 
 Timestamps = Callable[[np.ndarray], np.ndarray]
-"""The Kafka timestamps (int64, ms, negative: none) of the rows at these positions (int64)."""
+"""Gives the Kafka timestamps (int64 milliseconds, negative: none) of the rows at these positions (int64)."""
 
 
 class FutureRows:
-    """Judges the rows of one range, batch by batch in their order.
+    """Judges the rows of one range, batch by batch in order.
 
-    Where the range's first row has a Kafka timestamp, a row is `future` when its event time is more than
-    `max_future_ms` ahead of its own record's timestamp and of the first one's; so the others' timestamps, which are
-    dear to ask for, are looked at only where an event time is ahead of the first one's. Else a row is compared with
-    the input's `watermark` in the plan and with the highest event time before it in the range, if there is a watermark.
+    If the range's first row has a Kafka timestamp, a row is `future` when its event time is more than `max_future_ms`
+    ahead of both its own record's timestamp and the first one's. Timestamps are expensive to get, so other rows' are
+    read only where an event time is that far ahead of the first one's. Otherwise a row is compared with the input's
+    `watermark` in the plan and with the highest event time before it in the range. Without a watermark, no row is
+    `future`.
     """
 
     def __init__(self, max_future_ms: int, watermark: Watermark) -> None:
         self._most, self._reached = max_future_ms, watermark
-        self._first: int | None = None  # the Kafka timestamp of the first row, once there was one; negative: none
+        self._first: int | None = None  # the first row's Kafka timestamp; negative: none; None: no row yet
 
     def find(self, times: np.ndarray, timestamps: Timestamps | None) -> dict[int, int]:
-        """`times` are int64[n]. By position, what the rows that are `future` are ahead of."""
+        """Returns, by position, the time that each `future` row is ahead of. `times` are int64[n]."""
         if not len(times):
             return {}
         if self._first is None:
@@ -41,7 +42,7 @@ class FutureRows:
         return {} if self._reached is None else self._by_what_was_reached(times, self._reached)
 
     def reason(self, event_time: str, ts: int, ahead_of: int) -> str:
-        """For the dead letter of a row at `ts`; `event_time` names its column."""
+        """The reason in the dead letter of a row at `ts`. `event_time` names its column."""
         by_kafka = self._first is not None and self._first >= 0
         what = "its record's Kafka timestamp" if by_kafka else "what the input has reached"
         return (
@@ -68,6 +69,6 @@ class FutureRows:
             if times[row] > clamp(reached + self._most):
                 found[row] = reached
             else:
-                reached = int(times[row])
+                reached = max(reached, int(times[row]))
         self._reached = max(reached, int(highest[-1]))
         return found

@@ -1,8 +1,8 @@
-"""The operators of expressions over Arrow values: which types meet, what they give, and the kernel.
+"""The operators of expressions over Arrow values: which types they accept, which type they return, and the kernel.
 
-Each function takes arrays or scalars. What it gives depends on the types alone, so that evaluating an expression over
-no rows tells its type. A type that an operator does not take raises ArrowTypeError or ArrowNotImplementedError, a value
-that it cannot take ArrowInvalid.
+Each function takes arrays or scalars. The result's type depends on the arguments' types alone, so evaluating an
+expression over no rows gives its type. An operator raises ArrowTypeError or ArrowNotImplementedError for a type that it
+does not accept, and ArrowInvalid for such a value.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Value: TypeAlias = Any  # pa.Array or pa.Scalar: pyarrow ships no types
 
 TIMESTAMP = pa.timestamp("ms", "UTC")
 DURATION = pa.duration("ms")
-# RFC 3339's years 0001 to 9999, in milliseconds since 1970: what all who may read a time later can represent, and one
-# corrupt event time must not move the watermark past everything.
+# RFC 3339's years 0001 to 9999, in milliseconds since 1970. Every later reader can represent these times. Beyond them,
+# one corrupt event time must not move the watermark past everything.
 EVENT_TIME_MIN, EVENT_TIME_MAX = -62_135_596_800_000, 253_402_300_799_999
-PRECISION = 38  # of a column's decimals; what is wider is an intermediate value
+PRECISION = 38  # of a column's decimals; only intermediate values are wider
 _WIDEST = 76  # decimal256
 _DIGITS = {pa.int32(): 10, pa.int64(): 19}
 
@@ -31,15 +31,15 @@ _DIGITS = {pa.int32(): 10, pa.int64(): 19}
 
 
 def alike(*values: Value) -> list[Value]:
-    """The values with one type, exactly: what is compared, or may stand for each other. Integers and decimals meet as
-    decimals (of up to 76 digits), both with doubles as doubles; a date is a timestamp at midnight UTC; beside binary, a
-    string is its bytes in UTF-8."""
+    """Converts values to one type, for comparisons and for values that may replace each other. Integers with decimals
+    become decimals (of up to 76 digits, exact), either with doubles become doubles. With a timestamp, a date becomes
+    midnight UTC; with binary, a string becomes its UTF-8 bytes."""
     kind = reduce(_common, (value.type for value in values))
     return [converted(value, kind) for value in values]
 
 
 def as_column(value: Value) -> Value:
-    """A decimal that is too wide for a column as one of 38 digits; ArrowInvalid for a value that has more."""
+    """Narrows a decimal that is too wide for a column to 38 digits. Raises ArrowInvalid for a value that has more."""
     kind = value.type
     if not pa.types.is_decimal(kind) or kind.precision <= PRECISION:
         return value
@@ -49,12 +49,13 @@ def as_column(value: Value) -> Value:
 
 
 def converted(value: Value, kind: pa.DataType) -> Value:
-    """A value of `_common`'s arguments as `_common`'s result."""
+    """Converts a value to the type that `_common` found for it."""
     if value.type == kind:
         return value
     if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
-        return value.cast(pa.decimal256(_WIDEST, kind.scale)).cast(kind)  # Arrow converts 19 digits at once or none
-    return value.cast(kind, safe=not pa.types.is_floating(kind))  # a large integer as the double next to it
+        # Arrow casts an integer only to a decimal with room for all 19 digits.
+        return value.cast(pa.decimal256(_WIDEST, kind.scale)).cast(kind)
+    return value.cast(kind, safe=not pa.types.is_floating(kind))  # a large integer becomes the nearest double
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -88,7 +89,7 @@ def _shape(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _decimal(precision: int) -> Callable[[int, int], pa.DataType]:
-    """Arrow's type, of precision and scale, that has room for numbers of so many digits."""
+    """Arrow's decimal type (made from precision and scale) with room for this many digits."""
     return pa.decimal128 if precision <= PRECISION else pa.decimal256  # type: ignore[no-any-return]
 
 
@@ -154,7 +155,8 @@ def _sum(function: Callable[[Value, Value], Value], left: Value, right: Value) -
         raise pa.ArrowTypeError("two times cannot be added")
     left, right = alike(left, right)
     if pa.types.is_decimal(left.type):
-        # The sum has one digit more, for which the widest type has no room: 75 are enough for what fits a column.
+        # A sum needs one more digit than its terms. The widest type has no room for it, but 75 digits are enough for
+        # anything that fits a column.
         precision, scale = left.type.precision, left.type.scale
         kind = _decimal(precision + 1)(min(precision, _WIDEST - 1), scale)
         return as_column(function(left.cast(kind), right.cast(kind)))
@@ -187,7 +189,7 @@ def multiply(left: Value, right: Value) -> Value:
         return pc.multiply_checked(*alike(left, right))
     (digits, scale), (other_digits, other_scale) = map(_shape, kinds)
     precision = digits + other_digits + 1
-    # Only two full decimals are one digit too wide together, and what fits a column has far fewer.
+    # Only the product of two 38-digit decimals is one digit too wide; anything that fits a column has far fewer.
     other_digits -= max(0, precision - _WIDEST)
     kind = _decimal(precision)
     product = pc.multiply_checked(
@@ -197,7 +199,7 @@ def multiply(left: Value, right: Value) -> Value:
 
 
 def _scaled(left: Value, right: Value) -> Value:
-    """An interval times an integer; else there must be a NULL."""
+    """Multiplies an interval by an integer. Other types are refused unless one is NULL."""
     kinds = {left.type, right.type}
     if DURATION in kinds and all(kind == DURATION or pa.types.is_integer(kind) for kind in kinds) and len(kinds) == 2:
         return pc.multiply_checked(*(v.cast(DURATION if v.type == DURATION else pa.int64()) for v in (left, right)))
@@ -212,13 +214,13 @@ def divide(left: Value, right: Value) -> Value:
 
 
 def remainder(left: Value, right: Value) -> Value:
-    """With the dividend's sign: of doubles C's fmod, which is exact."""
+    """The remainder, with the dividend's sign. For doubles it is C's fmod, which is exact."""
     if any(pa.types.is_floating(value.type) for value in (left, right)):
         return _fmod(_double(left), _null_if_zero(_double(right)))
     if any(pa.types.is_decimal(value.type) for value in (left, right)):
         raise pa.ArrowTypeError("the remainder takes integers and doubles, not decimals; CAST them")
     left, right = alike(*(v.cast(pa.int64()) if pa.types.is_null(v.type) else v for v in (left, right)))
-    # The divisor's sign does not count, and the lowest integer / -1 would overflow.
+    # The divisor's sign does not matter, and the lowest integer / -1 would overflow.
     divisor = _null_if_zero(pc.abs(right))
     return pc.subtract(left, pc.multiply(pc.divide(left, divisor), divisor))
 
@@ -254,7 +256,7 @@ def concat(left: Value, right: Value) -> Value:
 
 
 def cast(value: Value, kind: pa.DataType) -> Value:
-    """ArrowInvalid for a value that does not fit; a double takes the nearest number."""
+    """Casts a value. Raises ArrowInvalid for one that does not fit; a cast to double takes the nearest double."""
     if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
         return converted(value, kind)
     if not pa.types.is_floating(kind):
@@ -266,8 +268,8 @@ def cast(value: Value, kind: pa.DataType) -> Value:
 
 
 def unreadable(values: pa.StringArray, kind: pa.DataType) -> pa.BooleanArray:
-    """Texts that no value of the kind begins like, which `cast` refuses for certain; NULL is none. It tells the many at
-    once; what it lets through may be refused all the same."""
+    """Finds texts that do not begin like a value of the kind, so that `cast` certainly refuses them; NULL is not one.
+    This finds many at once. `cast` may still refuse some of the others."""
     if pa.types.is_integer(kind):
         pattern = "^-?([0-9]+|0[xX][0-9a-fA-F]+)$"
     elif pa.types.is_boolean(kind):

@@ -1,11 +1,11 @@
-"""From decoded rows to prepared rows: event time, key hash, one-sided predicate, only the columns that are stored.
+"""Turns decoded rows into prepared rows: event time, key hash, one-sided predicate, only the columns that are stored.
 
-What does not go on is counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4),
-`future` (T11), `late` where late records go to the dead letters (J6, W2, S4). Rows whose event time is null, out of
-range or too far ahead (T11), late ones, rows on which an expression fails, and those of co-partitioned inputs that are
-not in their key's partition, are reported for the dead-letter output (T8). What the step before made goes through
-`prepare_joined`: it is nobody's record any more, a NULL time there only matches nothing (N4), and a predicate that
-fails there is not true (J1).
+Rows that do not go on are counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4),
+`future` (T11), and `late` where late records go to the dead letters (J6, W2, S4). Rows are reported for the dead-letter
+output (T8) if their event time is null, out of range or too far ahead (T11), if they are late, if an expression fails
+on them, or if a co-partitioned input has them outside their key's partition. Rows of the previous step go through
+`prepare_joined`. They no longer belong to a single record: a NULL time there only matches nothing (N4), and a predicate
+that fails there is not true (J1).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _SHOWN = 60  # characters of a key in a message
 
 @dataclass(frozen=True, slots=True)
 class DecodedRecords:
-    """n decoded rows of an input's schema, from one partition, and where its records were: `offsets` is int64[n].
-    `deleted` is bool[n] for a table (None: none of them deletes), `timestamps` are Kafka's, if the records have any."""
+    """n decoded rows of an input's schema, from one partition, with their records' `offsets` (int64[n]). `deleted` is
+    bool[n] for a table (None: no row deletes). `timestamps` are Kafka's, if the records have any."""
 
     rows: pa.RecordBatch
     partition: int
@@ -43,10 +43,10 @@ class DecodedRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordChecks:
-    """What an epoch's plan asks of an input's records. `future` finds those that are too far ahead (None: none is).
-    `late` names those that are too late for the step (None, or not certain: the step itself drops them).
-    `co_partitions` is how many partitions a co-partitioned input has in common with the other one; 0: its partitions
-    mean nothing."""
+    """The checks that an epoch's plan prescribes for an input's records. `future` finds those too far ahead (None: no
+    check). `late` finds those too late for the step (None, or not certain: the step itself drops them).
+    `co_partitions`: the number of partitions that a co-partitioned input shares with the other one; 0: the input's
+    partitions mean nothing."""
 
     future: FutureRows | None = None
     late: LateRows | None = None
@@ -58,8 +58,8 @@ NO_CHECKS = RecordChecks()
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`rows` go on; `lowest` and `highest` are event times of all readable rows, also of those that were dropped;
-    `dropped` counts by reason; `bad` gives the positions that cannot be used, and why."""
+    """The result of preparing a batch. `rows` go on. `lowest` and `highest` are event times over all readable rows,
+    dropped ones included. `dropped` counts rows by reason. `bad` maps positions of unusable rows to the reason."""
 
     rows: pa.RecordBatch
     lowest: int | None
@@ -70,8 +70,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _DecodedRows:
-    """n decoded rows of an input, or of the step before, with event times and places. `positions` are those in the
-    batch that came in, `deleted` is bool[n], for a table."""
+    """n decoded rows of an input or of the previous step, with event times and places. `positions` are those in the
+    incoming batch. `deleted` is bool[n], for a table."""
 
     user: pa.RecordBatch
     times: pa.Array  # int64
@@ -122,13 +122,13 @@ def prepare(
 def too_far_ahead(
     intake: Intake, rows: pa.RecordBatch, future: FutureRows, timestamps: Timestamps | None
 ) -> dict[int, str]:
-    """By position, why rows are too far ahead, as `prepare` finds them."""
+    """Returns, by position, why rows are too far ahead. Agrees with `prepare`."""
     values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
     return _ahead(future, intake.event_time, values, usable, timestamps)
 
 
 def _event_times(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """int64[n], and bool[n]: which of them are usable."""
+    """Returns the event times (int64[n]) and which of them are usable (bool[n])."""
     values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
     return values, np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
 
@@ -136,7 +136,7 @@ def _event_times(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def _ahead(
     future: FutureRows, event_time: str, times: np.ndarray, usable: np.ndarray, timestamps: Timestamps | None
 ) -> dict[int, str]:
-    """By position, why rows are too far ahead."""
+    """Returns, by position, why rows are too far ahead."""
     places = np.flatnonzero(usable)
     found = future.find(times[places], None if timestamps is None else lambda at: timestamps(places[at]))
     return {int(places[at]): future.reason(event_time, int(times[places[at]]), of) for at, of in found.items()}
@@ -145,14 +145,16 @@ def _ahead(
 def prepare_joined(
     intake: Intake, rows: pa.RecordBatch, partitions: np.ndarray, offsets: np.ndarray, hasher: KeyHash = key_hash
 ) -> pa.RecordBatch:
-    """What a step made, for the next one's left side; places are those of the rows that arrived last."""
+    """Prepares the rows of one step for the left side of the next. `partitions` and `offsets` are the places of the
+    rows that arrived last."""
     times = rows.column(intake.event_time).cast(pa.int64())
     joined = _DecodedRows(rows, times, partitions.astype(np.int32), offsets, np.arange(len(offsets)))
     return _prepared(intake, joined, hasher, None)[0]
 
 
 def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
-    """uint64[n]: by its key. A row that cannot match goes anywhere: no key's shard is to get them all."""
+    """The hash that places each row (uint64[n]), by default its key's. Rows that cannot match are spread, so that no
+    one shard gets them all."""
     if intake.placement is Placement.EVERYWHERE:
         return np.zeros(len(rows.offsets), dtype=np.uint64)
     if intake.placement is Placement.SPREAD:
@@ -168,8 +170,8 @@ def _prepared(
     bad: dict[int, str] | None,
     checks: RecordChecks = NO_CHECKS,
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
-    """`bad` takes in the rows on which an expression fails, or that are in another partition than their key's; None:
-    they are nobody's records."""
+    """Adds to `bad` the rows that are late, fail an expression or are outside their key's partition. `bad` None: the
+    rows come from a step and belong to no single record."""
     late, co_partitions = checks.late, checks.co_partitions if intake.partitioner else 0
     rows, passes = _passing(intake, rows, bad)
     joinable, counted = _joinable(intake, rows, passes)
@@ -187,7 +189,7 @@ def _prepared(
         on_time = _on_time(intake, rows, late, bad)
         dropped = dropped | ({} if on_time.all() else {"late": int((~on_time).sum())})
         rows, joinable = rows.where(on_time), joinable[on_time]
-    addresses = _hashes(intake, rows, joinable, hasher)  # which say what shard gets a row
+    addresses = _hashes(intake, rows, joinable, hasher)  # decide which shard gets a row
     if co_partitions:
         addresses = partition_addresses(rows.partitions, addresses, co_partitions)
     deleted = np.zeros(len(rows.offsets), dtype=bool) if rows.deleted is None else rows.deleted
@@ -206,8 +208,8 @@ def _prepared(
 def _in_place(
     intake: Intake, rows: _DecodedRows, joinable: np.ndarray, co_partitions: int, bad: dict[int, str]
 ) -> np.ndarray:
-    """bool[n]: the rows that are in their key's partition, and those that match nothing; adds the others to `bad`. The
-    verdict on a row needs no other row, so every attempt gives the same one, wherever it runs."""
+    """bool[n]: the rows that are in their key's partition or match nothing. Adds the others to `bad`. The verdict on a
+    row depends on no other row, so every attempt reaches the same one, wherever it runs."""
     assert intake.partitioner is not None
     (name,) = intake.keys
     key = rows.user.column(name)
@@ -229,7 +231,7 @@ def _short(value: object) -> str:
 
 
 def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, str]) -> np.ndarray:
-    """bool[n]: the rows that are not late; adds the others to `bad`."""
+    """bool[n]: the rows that are not late. Adds the others to `bad`."""
     times = rows.times.to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(times < late.accept_from):
         bad[int(rows.positions[row])] = late.reason(intake.event_time, int(times[row]))
@@ -237,7 +239,8 @@ def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, 
 
 
 def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> tuple[_DecodedRows, np.ndarray]:
-    """bool[n]: the rows for which the side's own predicate is true; without those on which it fails."""
+    """Returns the rows on which the side's own predicate does not fail, and bool[n]: those for which it is true. Adds
+    the failing rows to `bad`."""
     if intake.predicate is None:
         return rows, np.ones(len(rows.offsets), dtype=bool)
     user = rows.user
@@ -252,8 +255,8 @@ def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> 
 def _with_computed(
     intake: Intake, rows: _DecodedRows, joinable: np.ndarray, bad: dict[int, str]
 ) -> tuple[_DecodedRows, np.ndarray]:
-    """With the columns that expressions make of the others, without the rows on which one fails; bool[n] says which do
-    not."""
+    """Adds the computed columns and leaves out the rows on which an expression fails, which go to `bad`. Also returns
+    bool[n]: the rows that stay."""
     user = rows.user
 
     def evaluated(expression: Expression) -> Evaluated:
@@ -261,7 +264,7 @@ def _with_computed(
 
     made = [evaluated(expression) for _, expression in intake.computed]
     fine = _note(rows, [*made, *map(evaluated, intake.checked)], bad)
-    for found in map(evaluated, intake.compared):  # what cannot match is not compared
+    for found in map(evaluated, intake.compared):  # only rows that can match are compared
         alone = {row: reason for row, reason in found.failed.items() if joinable[row]}
         fine &= _note(rows, [replace(found, failed=alone)], bad)
     if made:
@@ -272,7 +275,7 @@ def _with_computed(
 
 
 def _note(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: dict[int, str]) -> np.ndarray:
-    """Adds the rows that failed to `bad`, with their first reason; bool[n]: the others."""
+    """Adds the rows that failed to `bad`, each with its first reason. Returns the others as bool[n]."""
     fine = np.ones(len(rows.offsets), dtype=bool)
     for found in evaluated:
         for row, reason in found.failed.items():
@@ -282,7 +285,7 @@ def _note(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: dict[int, str
 
 
 def _joinable(intake: Intake, rows: _DecodedRows, passes: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """bool[n]: the rows that may match something, and how many may not, by reason."""
+    """Returns the rows that may match (bool[n]), and the number of others by reason."""
     has_key = rows.times.is_valid().to_numpy(zero_copy_only=False)
     for name in () if intake.grouped else intake.keys:
         has_key = has_key & _not_null(rows.user.column(name))
@@ -291,7 +294,7 @@ def _joinable(intake: Intake, rows: _DecodedRows, passes: np.ndarray) -> tuple[n
 
 
 def _not_null(key: pa.Array) -> np.ndarray:
-    """J1: NULL and NaN equal nothing."""
+    """bool[n]: neither NULL nor NaN, which equal nothing (J1)."""
     valid = key.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(key.type):
         valid = valid & ~pc.fill_null(pc.is_nan(key), True).to_numpy(zero_copy_only=False)
@@ -299,12 +302,12 @@ def _not_null(key: pa.Array) -> np.ndarray:
 
 
 def cut_by_shard(rows: pa.RecordBatch, shards: int) -> list[tuple[int, pa.RecordBatch]]:
-    """(shard, its rows) for every shard that has rows; arrival order is kept inside each."""
+    """Returns (shard, its rows) for every shard that has rows, in arrival order within each."""
     if not rows.num_rows:
         return []
     hashes = rows.column(HASH).to_numpy()
     shard = np.searchsorted(shard_starts(shards), hashes, side="right") - 1
-    # Of narrow numbers a stable sort is one by counting.
+    # On 16-bit integers, numpy's stable sort is a radix sort.
     ordered = rows.take(pa.array(np.argsort(shard.astype(np.uint16), kind="stable")))
     counts = np.bincount(shard, minlength=shards)
     starts = np.cumsum(counts) - counts

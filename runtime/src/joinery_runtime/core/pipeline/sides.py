@@ -1,4 +1,4 @@
-"""The sides of a step: which rows come in, and which columns of them stay. Plain values, made by `core.compile`.
+"""The sides of a step: which rows come in, and which of their columns stay. Plain values, made by `core.compile`.
 
 Durations and times are milliseconds.
 """
@@ -25,13 +25,14 @@ LEFT: Final = 0
 RIGHT: Final = 1
 SIDES: Final = (LEFT, RIGHT)
 
-MARKS: Final = ".marks"  # after a part's name: its marks
+MARKS: Final = ".marks"  # suffix of the part that holds another part's marks
 SESSIONS: Final = "sessions"  # the part of the state of a job of sessions
 COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have gone out (S5)
 
 
 class Placement(Enum):
-    """Which shard gets a row: that of its key's hash; any (time-only joins, the side that is not broadcast); all."""
+    """Which shard gets a row: the one that owns its key's hash, any one (time-only joins, the side that is not
+    broadcast), or every one."""
 
     BY_KEY = "by key"
     SPREAD = "spread"
@@ -40,17 +41,19 @@ class Placement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """How decoded rows, or rows of the step before, become prepared rows of a side.
+    """How decoded rows, or rows of the previous step, become prepared rows of a side.
 
-    `schema` is what comes in, `event_time` the column that becomes `$ts`, `keys` the key columns in the step's order,
-    `stored` the user columns that go on, `predicate` what only this side can decide. `preserved`: rows that cannot
-    match go on, with `$joinable` false. `table`: rows are versions and carry `$deleted`. `chained`: what comes in was
-    made by the step before, with columns called `<input>.<column>`. `computed` are columns of the schema, its last
-    ones, that expressions make of the others. `checked` are parts of the output's expressions that read nothing but
-    this input, `compared` likewise of the conditions of matches: a record for which one cannot be computed is told
-    here, where it still is one record. `grouped`: keys are groups,
-    where NULL and NaN are values like others. `partitioner`: the input is partitioned by its only key with this one,
-    like the other side's.
+    - `schema`: the incoming columns. `event_time`: the column that becomes `$ts`.
+    - `keys`: the key columns in the step's order. `stored`: the user columns that go on.
+    - `predicate`: the part of the condition that this side alone decides.
+    - `preserved`: rows that cannot match go on, with `$joinable` false.
+    - `table`: rows are versions and carry `$deleted`.
+    - `chained`: the previous step made the rows; their columns are called `<input>.<column>`.
+    - `computed`: the last columns of the schema, computed from the others by expressions.
+    - `checked`: the parts of output expressions that read only this input. `compared`: the same of match conditions.
+      A record for which one of them fails is reported here, where it is still a single record.
+    - `grouped`: keys are groups, in which NULL and NaN are ordinary values.
+    - `partitioner`: the partitioner by which both this input and the other side's are partitioned by their only key.
     """
 
     schema: pa.Schema
@@ -69,7 +72,7 @@ class Intake:
     partitioner: str | None = None
 
     def name_of(self, ref: ColumnRef) -> str:
-        """How an input's column is called in batches of this side."""
+        """The name of an input's column in batches of this side."""
         return str(ref) if self.chained else ref.column
 
     def prepared_schema(self) -> pa.Schema:
@@ -79,9 +82,9 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class SideSpec:
-    """One side of a step. `part` names its rows in the state; `inputs` whose columns they carry (one, or those of all
-    steps before); `time` is the input whose event time is `$ts`, which the step's bound counts from; `marks`: rows of
-    this part have marks; `state` are the columns of its segments where they are no prepared rows."""
+    """One side of a step. `part` names its rows in the state. `inputs` are the inputs whose columns they carry: one, or
+    those of all previous steps. `time` is the input whose event time is `$ts`, from which the step's bound counts.
+    `marks`: rows of this part have marks. `state`: the columns of its segments, where these are not prepared rows."""
 
     part: str
     inputs: tuple[str, ...]
@@ -104,12 +107,12 @@ class SideSpec:
 
     @property
     def complete(self) -> str:
-        """The name of the horizon behind which rows have gone out, where that is not the one at which they leave."""
+        """The name of the horizon behind which rows have gone out, where it differs from that at which they leave."""
         return f"{self.part}.complete"
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """The columns of segments beside the engine's own: a user's, or of sessions groups and accumulators."""
+        """The columns of segments besides the engine's own: user columns, or groups and accumulators of sessions."""
         if self.state is None:
             return self.intake.stored
         own = {field.name for field in (*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS)}
@@ -117,14 +120,14 @@ class SideSpec:
 
     @property
     def hashed_by(self) -> tuple[str, ...]:
-        """The columns of its segments that their `$hash` follows from; none where it follows from no column that is
-        stored: rows have places that are not their key's, or the event time is a key."""
+        """The stored columns from which `$hash` can be computed again. Empty where they do not suffice: rows are not
+        placed by key, or the event time is a key."""
         stored = set(self.segment_schema().names)
         by_key = self.intake.placement is Placement.BY_KEY and stored.issuperset(self.intake.keys)
         return self.intake.keys if by_key else ()
 
     def segment_schema(self) -> pa.Schema:
-        """Columns of this part's segments."""
+        """The columns of this part's segments."""
         if self.state is not None:
             return self.state
         prepared = self.intake.prepared_schema()
@@ -134,9 +137,9 @@ class SideSpec:
 
 
 def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of a segment with the columns that the job stores now. A segment that was written before the job was edited
-    may hold more of a user's columns, and may lack some: they are null then, as is one that had another type. The event
-    time comes back from `$ts`."""
+    """Rows of a segment with the columns that the job stores now. A segment written before an edit of the job may hold
+    more user columns or lack some. A column that is missing or had another type becomes null, except the event time,
+    which comes from `$ts`."""
     schema, there = spec.segment_schema(), batch.schema
     stored = spec.intake.stored if spec.state is None else ()
     missing = {name for name in stored if name not in there.names or there.field(name).type != schema.field(name).type}
@@ -155,8 +158,9 @@ def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """`name` holds `column` (its name in the batches of `side`), `expression` over input columns, or `made`: a column
-    that the step makes itself, by its name there (`window_start`, or any of a session)."""
+    """A column of a step's output. `name` holds one of three: `column` (its name in batches of `side`), an
+    `expression` over input columns, or `made`, a column that the step itself makes (`window_start`, or any of a
+    session)."""
 
     name: str
     type: pa.DataType

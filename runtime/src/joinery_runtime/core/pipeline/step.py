@@ -1,4 +1,4 @@
-"""What a kernel gets and what it gives: one step of one shard in one epoch, as plain values."""
+"""What a kernel takes and returns for one step of one shard in one epoch, as plain values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from joinery_runtime.core.table.columns import MARK
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run
 
-# Order of a trace's rows (docs/trace.md): closings first, by (ts, side, partition, offset) of the row that is
-# closed (of a pair: of its left row); then matches, by the later row's (side, partition, offset). The partner's place
-# comes after both, -1 where there is none, and then the window's start, 0 where there is none.
+# The order of a trace's rows (docs/trace.md). Closings come first, by (ts, side, partition, offset) of the closed row
+# (of a pair, its left row). Matches follow, by (side, partition, offset) of the later row. Ties are broken by the
+# partner's place (-1 without a partner), then by the window's start (0 without a window).
 PHASE, PARTNER = "$phase", "$partner_offset"
 ORDER_COLUMNS = (
     PHASE,  # CLOSING or ARRIVAL
@@ -31,7 +31,7 @@ CLOSING, ARRIVAL = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """See docs/architecture.md, "Horizons". None: nothing can be closed yet."""
+    """How far a part of the state was and is closed (docs/architecture.md, "Horizons"). None: nothing can be closed."""
 
     previous: int | None = None
     current: int | None = None
@@ -44,7 +44,7 @@ Horizons = Mapping[str, Horizon]  # by part of the state, and COMPLETE
 class KeptRun:
     """The rows of a live segment that belong to this shard.
 
-    `first` is the row number of the run's first row in the segment; `marked` is bool[n], all rows' marks as committed
+    `first` is the number of the run's first row in the segment. `marked` (bool[n]) holds the rows' marks as committed
     (None: rows of this part have no marks).
     """
 
@@ -66,7 +66,7 @@ class KeptRun:
         return KeptRun(self.segment, self.run.within(owned), self.first + rows.start, marked)
 
     def where(self, chosen: np.ndarray) -> KeptRun:
-        """The rows where bool[n] is true; they are no more rows of the segment, whose row numbers mean nothing now."""
+        """The rows for which bool[n] is true. Row numbers of the segment no longer apply to them."""
         if chosen.all():
             return self
         rows = Run.view(self.run.batch.filter(pa.array(chosen)))
@@ -75,10 +75,10 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One shard's work in a step; tuples hold a value per side: (left, right), or of sessions one.
+    """One shard's work in a step. Tuples hold one value per side: (left, right), or a single value for sessions.
 
-    `arrivals` are prepared rows (None: none), with `$joinable` where the side is preserved; `kept` is what is in the
-    state; `accept_from` the lowest event time of each side that is not late (None: nothing is); `ordered` asks for
+    `arrivals` are prepared rows (None: no rows), with `$joinable` where the side is preserved. `kept` is the state.
+    `accept_from` is the lowest event time of each side that is not late (None: nothing is late). `ordered` asks for
     ORDER_COLUMNS after the output columns. `complete` is the horizon behind which sessions go out (S5).
     """
 
@@ -92,15 +92,18 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step leaves once all of its rows are made.
+    """What a step returns once it has produced all of its rows.
 
-    `added` are the arrivals that join the state, sorted, with `$mark` where the part has marks. `marks` gives, per side
-    and segment, the row numbers in the segment (int64) that are marked from now on. `finished` names segments of which
-    this shard's rows are all gone, where event times do not tell. `dropped` counts arrivals by reason (`late`, ...),
-    `lookups` arrivals that were looked up in the other side, `matches` the pairs that came of it, `failed` the pairs
-    for which a condition or a column could not be computed. `after_eviction` counts rows per side that were accepted
-    when partners of them may have left (T10), where `Kind.complete_from` does not tell. `late` are the places of late
-    arrivals per side, int64[k, 2] of partition and offset, where the kind judges them for the dead letters.
+    - `added`: the arrivals that join the state, sorted, with `$mark` where the part has marks.
+    - `marks`: per side and segment, the row numbers in the segment (int64) that are marked from now on.
+    - `finished`: segments without any row of this shard left, where event times do not show it.
+    - `dropped`: the number of dropped arrivals by reason (`late`, ...).
+    - `lookups`: the number of arrivals looked up in the other side. `matches`: the number of pairs found.
+    - `failed`: the number of pairs for which a condition or a column could not be computed.
+    - `after_eviction`: per side, the number of accepted rows whose partners may already have left (T10), where
+      `Kind.complete_from` does not say.
+    - `late`: per side, partition and offset (int64[k, 2]) of late arrivals, where the kind judges them for the dead
+      letters.
     """
 
     added: tuple[Run | None, ...] = (None, None)
@@ -119,12 +122,12 @@ class StepResult:
 
 
 StepRun = Generator[pa.RecordBatch, None, StepResult]
-"""A step's rows as they are made: batches of its output schema, with ORDER_COLUMNS if they were asked for, each of
-bounded size, since a hot key makes many more rows than fit in memory. The result comes after the last one."""
+"""Yields a step's rows as they are made, then returns the result. Batches have the output schema, plus ORDER_COLUMNS
+if asked for. Each is of bounded size, because a hot key produces far more rows than fit into memory."""
 
 
 def with_marks(run: Run, marked: np.ndarray) -> Run:
-    """The run of a part that has marks, with its `$mark` column set."""
+    """The run, of a part that has marks, with `$mark` set to `marked`."""
     batch = run.batch
     at = batch.schema.get_field_index(MARK)
     return Run.view(batch.set_column(at, batch.schema.field(at), pa.array(marked, pa.bool_())))

@@ -1,7 +1,7 @@
-"""What time means to a pipeline: how far each part of the state is closed, and what a step hands on as watermarks to
-the next one (docs/architecture.md, "Horizons").
+"""Horizons and watermarks of a pipeline: how far each part of the state is closed, and which watermarks a step hands on
+to the next one (docs/architecture.md, "Horizons").
 
-Everything here follows from the inputs' watermarks and the durations of the steps alone (N3), so it is the same in all
+Everything here follows from the inputs' times and the durations of the steps alone (N3), so it is the same in all
 shards and after a restart. Times are event-time milliseconds.
 """
 
@@ -18,7 +18,7 @@ Floors = Mapping[str, int]  # by part: the horizons of the last committed epoch
 
 
 def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
-    """Every part's horizon in the epoch whose plan has these times, after epochs that closed up to `floors`."""
+    """Every part's horizon in an epoch whose plan has these times, after earlier epochs closed up to `floors`."""
     found: dict[str, Horizon] = {}
     lows: Lows = {}
     for step in pipeline.steps:
@@ -31,7 +31,7 @@ def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Hori
 
 
 def settled(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
-    """The horizons that are reached in the end, when follow-up epochs have closed all that these times close."""
+    """The horizons that are reached once follow-up epochs have closed everything that these times close."""
     reached = dict(floors)
     found: Horizons = {}
     for _ in pipeline.steps:
@@ -45,7 +45,7 @@ def floors_after(found: Horizons) -> dict[str, int]:
 
 
 def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Lows]:
-    """What each step hands on, per input (N3), once everything has been closed that can be."""
+    """The watermarks that each step hands on per input (N3), once everything that can be closed is closed."""
     reached = settled(pipeline, times, floors)
     final = {part: Horizon(horizon.current, horizon.current) for part, horizon in reached.items()}
     handed_on: list[Lows] = []
@@ -61,8 +61,8 @@ def _handed_on(pipeline: Pipeline, step: StepSpec, lows: Lows, found: Horizons) 
 
 
 def _lower_bound(pipeline: Pipeline, name: str, other: str) -> int:
-    """The c of `name.ts >= other.ts + c`, added up over the bounds that lead from one to the other (N2). Every step
-    links one new input to one before it, so there is one way."""
+    """The c of `name.ts >= other.ts + c`, summed over the bounds that lead from `other` to `name` (N2). Every step
+    links one new input to an earlier one, so there is exactly one path."""
     links: dict[str, list[tuple[str, int]]] = {}
     for step in pipeline.steps:
         assert step.kind.bounds is not None, "steps of a chain bound the distance of what they join (W4)"
@@ -89,22 +89,23 @@ def _find(links: Mapping[str, list[tuple[str, int]]], start: str, goal: str, see
 
 
 def needed(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
-    """Whether the epoch's tasks have to see the segment: it may hold a row that is kept, or one that is closed."""
+    """Whether the epoch's tasks have to read the segment: it may hold a row that is kept or that the epoch closes."""
     step, side = pipeline.side(meta.part)
     return step.kind.needs(step, side, meta, found[step.sides[side].part])
 
 
 def expired(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
-    """Whether no row of the segment is kept after the epoch: it is dropped without being read."""
+    """Whether no row of the segment is kept after the epoch. Such a segment is dropped without being read."""
     step, side = pipeline.side(meta.part)
     return step.kind.expires(side, meta, found[step.sides[side].part].current)
 
 
 def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
-    """Whether the epoch may emit rows of the segment although nothing arrives (T3)."""
+    """Whether rows of the segment may be emitted although nothing arrives (T3), with horizons that move so. A part
+    whose horizon is missing is not closed at all."""
     step, side = pipeline.side(meta.part)
     spec = step.sides[side]
-    horizon = found.get(spec.complete, found[spec.part])
+    horizon = found.get(spec.complete, found.get(spec.part, Horizon()))
     if horizon.current is None or horizon.current == horizon.previous or meta.part == spec.marks_part:
         return False
     return step.kind.closes(step, side, meta, horizon)

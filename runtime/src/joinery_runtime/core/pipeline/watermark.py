@@ -1,6 +1,6 @@
-"""Watermarks per input (rules T1-T7), as values: what was read goes in, the next epoch's watermarks come out.
+"""Watermarks per input (rules T1-T7): computes the next epoch's watermarks from what was read.
 
-The clock is never read here. Idleness is an input: the driver says which partitions are idle (T4).
+Nothing here reads a clock. Idleness is passed in: the driver says which partitions are idle (T4).
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-# Watermark of an input that has ended (rule T7); printed as it is.
+# The watermark of an input that has ended (rule T7); printed as this number.
 END_OF_TIME: Final = 2**63 - 1
 BEGIN_OF_TIME: Final = -(2**63)
 
-Watermark = int | None  # None: nothing known yet
+Watermark = int | None  # None: not known yet
 
 
 def clamp(ts: int) -> int:
-    """Arithmetic on watermarks stays in int64: the end of time stays the end, whatever is taken off it."""
+    """Keeps arithmetic on watermarks within int64."""
     return END_OF_TIME if ts >= END_OF_TIME else max(BEGIN_OF_TIME, ts)
 
 
 def earlier(watermark: Watermark, by_ms: int) -> Watermark:
-    """`watermark - by_ms`; END_OF_TIME is infinite."""
+    """`watermark - by_ms`. END_OF_TIME is infinite: it stays what it is."""
     if watermark is None or watermark == END_OF_TIME:
         return watermark
     return clamp(watermark - by_ms)
@@ -30,23 +30,23 @@ def earlier(watermark: Watermark, by_ms: int) -> Watermark:
 
 @dataclass(frozen=True, slots=True)
 class InputTime:
-    """An input's watermark in an epoch's plan, and the highest event time that earlier epochs have read of it."""
+    """An input's watermark in an epoch's plan, and the highest event time that earlier epochs have read from it."""
 
     watermark: Watermark = None
     highest: int | None = None
 
 
 Times = Mapping[str, InputTime]
-Lows = Mapping[str, Watermark]  # by input: the lowest event time that may still come
+Lows = Mapping[str, Watermark]  # by input: the lowest event time that may still arrive
 
 
 @dataclass(frozen=True, slots=True)
 class InputProgress:
-    """What is known of one input. Times are event-time milliseconds.
+    """The progress of one input. Times are event-time milliseconds.
 
-    `highest` is the highest event time seen per partition (None: the partition is known, no row yet), `watermark` the
-    input's own or the one it was given while idle (T5); it never goes back. While all inputs are idle (T6), it goes on
-    from `idle_from`, for `idle_ms` so far (None: it does not, or rows were read since).
+    `highest` is the highest event time seen per partition (None: no row yet). `watermark` is the input's own or the one
+    it was given while idle (T5); it never goes back. While all inputs are idle (T6), it advances from `idle_from`, so
+    far by `idle_ms` (`idle_from` None: it does not advance, or rows were read since).
     """
 
     highest: Mapping[str, int | None] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class InputProgress:
 
     @property
     def newest(self) -> int | None:
-        """The highest event time of all partitions, None before the first row."""
+        """The highest event time over all partitions; None before the first row."""
         return max((ts for ts in self.highest.values() if ts is not None), default=None)
 
     @property
@@ -68,7 +68,7 @@ class InputProgress:
         return InputTime(self.watermark, self.newest)
 
     def saw(self, highest: Mapping[str, int | None]) -> InputProgress:
-        """After an epoch whose rows reached these event times."""
+        """The progress after an epoch whose rows reached these event times."""
         merged = dict(self.highest)
         for partition, ts in highest.items():
             merged[partition] = _later(merged.get(partition), ts)
@@ -78,8 +78,8 @@ class InputProgress:
         return replace(self, watermark=_later(self.watermark, watermark))
 
     def implied(self, delay_ms: int, idle: Collection[str] = ()) -> Watermark:
-        """T1: the lowest of (highest event time - delay) over partitions that are not idle; None while one that is
-        not idle has shown no row, or when all are idle."""
+        """T1: the lowest (highest event time - delay) over the partitions that are not idle. None while one of these
+        has had no row, or when all partitions are idle."""
         seen = [ts for partition, ts in self.highest.items() if partition not in idle]
         if not seen or any(ts is None for ts in seen):
             return None
@@ -88,7 +88,7 @@ class InputProgress:
 
 @dataclass(frozen=True, slots=True)
 class InputClock:
-    """How one input's watermark is made: `explicit` means only by being told (traces)."""
+    """How one input's watermark is made. `explicit`: it moves only when told (traces)."""
 
     delay_ms: int
     explicit: bool = False
@@ -103,11 +103,11 @@ def advance(
     ended: Collection[str] = (),
     idle_for_ms: int = 0,
 ) -> dict[str, InputProgress]:
-    """The progress whose watermarks the next plan uses.
+    """Computes the progress whose watermarks the next plan uses.
 
-    `idle` names the idle partitions per input, `ended` the inputs that have been read to their final end (T7),
-    `idle_for_ms` for how long all inputs have been idle (T6). An input with no partition at all counts as not idle.
-    An ended input is not one that "is not idle" in T5: its +infinity would make every later row of an idle input late.
+    `idle` names the idle partitions per input, `ended` the inputs read to their final end (T7), `idle_for_ms` how long
+    all inputs have been idle (T6). An input without partitions counts as not idle. An ended input does not count among
+    T5's "not idle" inputs: its +infinity would make every later row of an idle input late.
     """
     own = {name: _own(name, progress[name], clocks[name], idle.get(name, ()), ended) for name in progress}
     silent = {name for name in own if _all_idle(own[name], idle.get(name, ()))}
@@ -139,8 +139,8 @@ def _all_idle(progress: InputProgress, idle: Collection[str]) -> bool:
 def _go_on(
     own: Mapping[str, InputProgress], clocks: Mapping[str, InputClock], idle_for_ms: int
 ) -> dict[str, InputProgress]:
-    """T6: all inputs are idle; hold, or go on at the pace of the wall clock. An input that knows no time at all goes on
-    from the lowest of the others."""
+    """T6: all inputs are idle. Holds their watermarks or advances them at the pace of the wall clock. An input without
+    any known time advances from the lowest of the others."""
     starts = {name: _idle_from(value, clocks[name]) for name, value in own.items() if not value.ended}
     lowest = min((start for start in starts.values() if start is not None), default=None)
     going = {name: lowest if start is None else start for name, start in starts.items() if clocks[name].advance_on_idle}
@@ -153,7 +153,8 @@ def _go_on(
 
 
 def _idle_from(progress: InputProgress, clock: InputClock) -> Watermark:
-    """From where it goes on: the highest event time, or the watermark that it had or was given, if that is higher."""
+    """Where an idle input's watermark advances from: its highest event time - delay, or its own or given watermark if
+    that is higher."""
     if progress.idle_from is not None:
         return progress.idle_from
     newest = progress.newest

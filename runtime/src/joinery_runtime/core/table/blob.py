@@ -1,19 +1,18 @@
-"""A segment's bytes in the store.
+"""The byte format of a segment in the store.
 
-Version 2 is two Arrow streams, one after the other, every buffer compressed with zstd:
+Version 2 is two Arrow streams, one after the other, with every buffer compressed by zstd:
 
-* one batch of the run's n rows, in which a column may stand for the stored one: a text or binary column as the lengths
-  of its values, a column of whole numbers as distances from its lowest one, in as few bytes as they fit. The field's
-  metadata say so (`type`, `from`);
-* one batch of one row with the bytes of all texts, a column for each, under its name.
+* one batch of the run's n rows, in which columns may be packed. A text or binary column becomes the lengths of its
+  values. A column of whole numbers becomes distances from its lowest value. Both use as few bytes as possible, and the
+  field's metadata (`type`, `from`) describe them;
+* one batch of one row with the bytes of all texts: one column for each text column, under its name.
 
-`$hash` is not stored where it follows from the key columns, which the schema's metadata name (`keys`): it is eight
-bytes a row that no compression makes fewer. Of co-partitioned inputs it follows from `$partition` too, and from how
-many partitions they have in common (`partitions`). Rows stand in the order of the run, so a row has one number for
-ever.
+`$hash` is not stored where it follows from the key columns, which the schema's metadata name (`keys`): it takes eight
+bytes a row that do not compress. For co-partitioned inputs it also follows from `$partition` and the number of
+partitions that they share (`partitions`). Rows keep the order of the run, so a row's number never changes.
 
-Version 1 is one Arrow file with the columns as they are, compressed with lz4. So are the smallest segments of
-version 2; the first bytes tell.
+Version 1 is one Arrow file with the plain columns, compressed with lz4. The smallest segments of version 2 have this
+format too; the first bytes tell the formats apart.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from joinery_runtime.core.table.partitioning import partition_addresses
 from joinery_runtime.core.table.segment import decode, encode
 
 FEW_ROWS = 4_096
-"""Fewer rows than this are stored as version 1 did: what it costs to pack a segment, however small, is 0.6 ms."""
+"""Fewer rows than this are stored in version 1's format: packing takes 0.6 ms, however small the segment."""
 
 _FILE = b"ARROW1"
 _TYPE, _FROM, _KEYS, _PARTITIONS = b"type", b"from", b"keys", b"partitions"
@@ -42,8 +41,8 @@ _NARROW: tuple[tuple[int, pa.DataType], ...] = ((1 << 8, pa.uint8()), (1 << 16, 
 
 
 def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = (), co_partitions: int = 0) -> bytes:
-    """The rows of a run. `keys` are the columns that its hash is of (rule V1); none: it is stored. Of co-partitioned
-    inputs, `co_partitions` is how many partitions they have in common."""
+    """Encodes the rows of a run. `keys` are the columns from which `$hash` is computed (rule V1); empty: `$hash` is
+    stored. `co_partitions` is the number of partitions that co-partitioned inputs share."""
     if rows.num_rows < FEW_ROWS:
         return encode(rows)
     texts: dict[str, pa.Array] = {}
@@ -63,7 +62,7 @@ def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = (), co_partitions: int =
 
 
 def from_blob(blob: bytes | pa.Buffer, hasher: KeyHash = key_hash) -> pa.RecordBatch:
-    """The rows as they were, of any version that this release reads. Raises ValueError for other bytes."""
+    """Decodes the rows, of any version that this release reads. Raises ValueError for other bytes."""
     if bytes(memoryview(blob)[: len(_FILE)]) == _FILE:
         return decode(blob)
     source = pa.BufferReader(blob)
@@ -83,7 +82,7 @@ def from_blob(blob: bytes | pa.Buffer, hasher: KeyHash = key_hash) -> pa.RecordB
 
 
 def _stored(field: pa.Field, column: pa.Array, texts: dict[str, pa.Array]) -> tuple[pa.Field, pa.Array]:
-    """What stands for the column; the bytes of its texts go to `texts`."""
+    """The packed form of a column. Adds the bytes of its texts to `texts`."""
     name, metadata = type_name(field.type), {}
     if name in _TEXTS:
         column, texts[field.name] = _lengths(column)
@@ -112,13 +111,14 @@ def _write(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
 
 
 def _read(source: pa.NativeFile) -> pa.RecordBatch:
-    """The one batch of a stream, whose end is left behind."""
+    """Reads a stream's only batch, up to and including the stream's end."""
     (batch,) = pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False))
     return batch
 
 
 def _distances(column: pa.Array) -> tuple[pa.Array, int | None]:
-    """Numbers less the lowest of them, and that; as they are, with None, where that makes them no narrower."""
+    """Returns the numbers minus their lowest, and the lowest. Returns them unchanged, and None, if that makes them no
+    narrower."""
     numbers = column.cast(pa.int64())
     low, high = pc.min_max(numbers).as_py().values()
     if low is None:
@@ -130,9 +130,9 @@ def _distances(column: pa.Array) -> tuple[pa.Array, int | None]:
 
 
 def _lengths(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """uint[n] lengths in bytes, and one value with the bytes of all values."""
+    """Returns the lengths in bytes (uint[n]), and one value with the bytes of all values."""
     nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
-    if nulls is not None:  # what Arrow has in the place of a NULL may be anything
+    if nulls is not None:  # Arrow may keep arbitrary bytes in place of a NULL
         column = column.fill_null("" if pa.types.is_string(column.type) else b"")
     _, places, data = column.buffers()
     ends = np.frombuffer(places, np.int32)[column.offset : column.offset + len(column) + 1] if len(column) else [0]

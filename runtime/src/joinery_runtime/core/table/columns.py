@@ -1,8 +1,8 @@
-"""Names and shapes of the columns that the engine adds to a user's rows.
+"""Names and types of the columns that the engine adds to a user's rows.
 
-A *prepared* batch and a segment have the same layout: the four columns below, then what the side adds of its own (see
-there), then the stored user columns under their own names (`$` cannot start a user column). The event-time column of an
-input is not stored twice: it is rebuilt from TS.
+A *prepared* batch and a segment share a layout: the four columns below, then the side's own engine columns, then the
+stored user columns under their own names (a user column cannot begin with `$`). The event-time column of an input is
+not stored twice: it is rebuilt from TS.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JOINABLE_FIELD = pa.field(JOINABLE, pa.bool_(), nullable=False)
 MARK_FIELD = pa.field(MARK, pa.bool_(), nullable=False)
 DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
 
-# In segments of sessions, see `core.kinds.session.change`.
+# Only in segments of sessions (see `core.kinds.session.change`).
 START, EMITTED, FORCED = "$start", "$emitted", "$forced"
 SESSION_FIELDS: tuple[pa.Field, ...] = (
     pa.field(START, pa.int64(), nullable=False),
@@ -43,7 +43,7 @@ SESSION_FIELDS: tuple[pa.Field, ...] = (
     pa.field(FORCED, pa.bool_(), nullable=False),
 )
 
-# A segment of marks: HASH and TS of the marked row, so that it is cut and expires like the rows, and where the row is.
+# A segment of marks holds each marked row's HASH and TS, so that it is cut and expires like the rows, and its place.
 SEGMENT = "$segment"  # string: the segment's key
 ROW = "$row"  # int64: the row's number in the segment
 MARKS_SCHEMA = pa.schema([*ENGINE_FIELDS[:2], pa.field(SEGMENT, pa.string(), False), pa.field(ROW, pa.int64(), False)])
@@ -83,7 +83,7 @@ class ColumnLike(Protocol):
 
 
 def arrow_type(column_type: TypeLike) -> pa.DataType:
-    """The Arrow type that holds values of a job's column type; timestamps are UTC milliseconds, JSON is text."""
+    """The Arrow type for values of a job's column type. Timestamps are UTC milliseconds; JSON is text."""
     if column_type.name == "json":
         return pa.string()
     if column_type.name == "decimal":
@@ -92,12 +92,12 @@ def arrow_type(column_type: TypeLike) -> pa.DataType:
 
 
 def type_name(kind: pa.DataType) -> str | None:
-    """The name of the job's column type that has this Arrow type; None where none has."""
+    """The name of the job's column type that has this Arrow type; None without one."""
     if pa.types.is_decimal128(kind):
         return "decimal"
     return next((name for name, known in SCALARS.items() if known == kind), None)
 
 
 def arrow_schema(columns: Iterable[ColumnLike]) -> pa.Schema:
-    """The Arrow schema of an input's declared columns, in their order; every column may be null."""
+    """The Arrow schema of an input's declared columns, in their order. Every column is nullable."""
     return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in columns])

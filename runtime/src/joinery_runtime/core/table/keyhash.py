@@ -1,13 +1,13 @@
-"""The stable 64-bit key hash (rule V1), version 1, and the ranges of it that shards own.
+"""The stable 64-bit key hash (rule V1), version 1, and the hash ranges that shards own.
 
-It decides where state lives, so it must give the same number on every machine and in every release. The definition,
-over unsigned 64-bit arithmetic modulo 2^64, for the key columns k1..kn of a row:
+The hash decides where state lives, so it must be the same on every machine and in every release. Its definition, in
+unsigned 64-bit arithmetic modulo 2^64, for the key columns k1..kn of a row:
 
     h = 1
     for each column: h = mix((h * 0x9E3779B97F4A7C15) ^ word(k))
 
 `mix` is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
-`word` is the canonical 64-bit form of one value, equal for equal values whatever their width:
+`word` is the canonical 64-bit form of a value, equal for equal values whatever their width:
 
     boolean                 0 or 1
     int32, int64            two's complement
@@ -19,7 +19,7 @@ over unsigned 64-bit arithmetic modulo 2^64, for the key columns k1..kn of a row
     decimal                 xxh3_64 (seed 0) of the 32-byte little-endian two's complement of value * 10^38
     NULL                    0x6E756C6C6E756C6C
 
-Two keys with one hash are told apart by comparing the keys themselves, never by trusting the hash.
+Keys that share a hash are told apart by comparing the keys themselves, never by trusting the hash.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-KEY_HASH_VERSION = 1
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NULL_WORD = np.uint64(0x6E756C6C6E756C6C)
 _NAN_BITS = np.uint64(0x7FF8000000000000)
@@ -45,12 +43,12 @@ KeyHash = Callable[[Sequence[pa.Array]], np.ndarray]
 
 
 FEW = 256
-"""Up to so many values are hashed one by one: a call of Polars takes 0.15 ms of CPU, whatever it hashes, and with
-hundreds of partitions most batches have a few rows."""
+"""Up to this many values are hashed one by one. A call of Polars takes at least 0.15 ms of CPU, and with hundreds of
+partitions most batches have a few rows."""
 
 
 def xxh3(column: pa.Array) -> np.ndarray:
-    """uint64[n]: xxh3_64 of each of n strings or binary values; anything of a null."""
+    """uint64[n]: xxh3_64 of each of n strings or binary values; undefined for NULLs."""
     if len(column) <= FEW:
         texts = column.cast(pa.binary()).to_pylist()
         digests = (0 if text is None else xxhash.xxh3_64_intdigest(text) for text in texts)
@@ -61,8 +59,8 @@ def xxh3(column: pa.Array) -> np.ndarray:
 
 
 def key_hash(columns: Sequence[pa.Array], xxh3: Callable[[pa.Array], np.ndarray] = xxh3) -> np.ndarray:
-    """uint64[n] hashes of n rows; `columns` are the key columns, n values each. `xxh3` is another way to the same
-    hashes as the function of that name."""
+    """Hashes n rows (uint64[n]). `columns` are the key columns, n values each. `xxh3` may be another implementation of
+    the function of that name."""
     hashes = np.ones(len(columns[0]), dtype=np.uint64)
     for column in columns:
         hashes = _mix((hashes * _GOLDEN) ^ _words(column, xxh3))
@@ -70,7 +68,7 @@ def key_hash(columns: Sequence[pa.Array], xxh3: Callable[[pa.Array], np.ndarray]
 
 
 def spread_hash(partitions: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """uint64[n]: hashes of places, for rows that no key gives a shard."""
+    """Hashes places (uint64[n]), for rows that no key assigns to a shard."""
     places = (partitions.astype(np.uint64) << np.uint64(48)) ^ offsets.astype(np.uint64)
     return _mix((np.uint64(1) * _GOLDEN) ^ places)
 
@@ -112,7 +110,7 @@ def _float_words(column: pa.Array) -> np.ndarray:
 
 
 def _decimal_bytes(column: pa.Array) -> pa.Array:
-    # A common scale makes the bytes depend on the value alone; decimal256 holds 38 digits on both sides of the point.
+    # With a common scale, the bytes depend on the value alone. decimal256 holds 38 digits on both sides of the point.
     wide = column.cast(pa.decimal256(76, 38))
     buffers = wide.buffers()
     raw = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), len(wide), [None, buffers[1]], offset=wide.offset)
@@ -128,7 +126,7 @@ HASH_SPACE = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class HashRange:
-    """Unsigned 64-bit hashes, both ends inclusive (2^64 itself does not fit 64 bits)."""
+    """A range of unsigned 64-bit hashes, both ends inclusive (2^64 itself does not fit 64 bits)."""
 
     first: int
     last: int

@@ -1,8 +1,8 @@
 """Runs and segments: sorted columnar rows in memory, and their immutable form in the state store.
 
-A *run* is a record batch sorted by (key hash, event time). A *segment* is a run in the bytes of `core.table.blob`,
-described by a `SegmentMeta`. The layout is `core.table.columns`. Because a run is sorted by hash, the part that belongs
-to a hash range is a slice: no repartitioning when the number of shards changes.
+A *run* is a record batch sorted by (key hash, event time). A *segment* is a run in the byte format of
+`core.table.blob`, described by a `SegmentMeta`. `core.table.columns` has the layout. Because a run is sorted by hash,
+the rows of a hash range are a slice: a change in the number of shards needs no repartitioning.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from joinery_runtime.core.table.sort import HashFilter, by_hash_and_time
 
 STATE_VERSION = 2
 MIGRATED = "~"
-"""Stands in a segment's key after the one that it had before it was migrated."""
+"""Separates, in the key of a migrated segment, its original key from what the migration appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentMeta:
-    """What is known of a segment without reading it. `key` is unique for ever within the job.
+    """The metadata of a segment, known without reading it. `key` is never reused within the job.
 
-    Hashes are unsigned 64-bit, both inclusive; times are event-time milliseconds, both inclusive; `bytes` is the size
-    of the stored blob; `part` says which piece of state it belongs to (for a join: "left" or "right").
+    The bounds of hashes (unsigned 64-bit) and of times (event-time milliseconds) are inclusive. `bytes` is the size of
+    the stored blob. `part` is the part of the state that the segment belongs to (for a join: "left" or "right").
     """
 
     key: str
@@ -44,8 +44,8 @@ class SegmentMeta:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows sorted by (hash, ts); `hash` is uint64[n] and `ts` int64[n], views of the batch's own columns. `filter` lets
-    all of the hashes through."""
+    """Rows sorted by (hash, ts). `hash` (uint64[n]) and `ts` (int64[n]) are views of the batch's own columns. `filter`
+    lets all of these hashes through."""
 
     batch: pa.RecordBatch
     hash: np.ndarray
@@ -54,13 +54,14 @@ class Run:
 
     @classmethod
     def view(cls, batch: pa.RecordBatch, of: Run | None = None) -> Run:
-        """Wraps a batch that is sorted already; all of its rows are rows of the run `of`, whose filter it shares."""
+        """Wraps a sorted batch. If its rows all come from the run `of`, it shares that run's filter."""
         hashes = batch.column(HASH).to_numpy()
         return cls(batch, hashes, batch.column(TS).to_numpy(), HashFilter(hashes) if of is None else of.filter)
 
     @classmethod
     def sort(cls, batch: pa.RecordBatch, *, by_offset: bool = False) -> Run:
-        """`by_offset` also orders rows of one hash and time, by (offset, partition): versions need it (rule A1)."""
+        """Sorts a batch. `by_offset` also orders rows of one hash and time, by (offset, partition), as versions need
+        (rule A1)."""
         ties = [OFFSET, PARTITION] if by_offset else []
         order = by_hash_and_time(*(batch.column(name).to_numpy() for name in (HASH, TS, *ties)))
         return cls.view(batch.take(pa.array(order)))
@@ -69,13 +70,13 @@ class Run:
         return len(self.hash)
 
     def rows_in(self, owned: HashRange) -> slice:
-        """Which rows have their hash in the range: they are consecutive."""
+        """The positions of the rows whose hash is in the range; they are consecutive."""
         first = np.searchsorted(self.hash, np.uint64(owned.first), side="left")
         stop = np.searchsorted(self.hash, np.uint64(owned.last), side="right")
         return slice(int(first), int(stop))
 
     def within(self, owned: HashRange) -> Run:
-        """The rows whose hash lies in the range: a slice, nothing is copied."""
+        """The rows whose hash is in the range, as a slice without copying."""
         rows = self.rows_in(owned)
         return Run.view(self.batch.slice(rows.start, rows.stop - rows.start))
 
@@ -87,8 +88,8 @@ class Run:
 
 
 def first_key(key: str) -> str:
-    """What a segment was called when it was written. A migration gives it another key; its rows stay where they are
-    in it, and what marks say of them counts."""
+    """The key that a segment had when it was written. A migration changes the key, but not the row numbers, so existing
+    marks still apply."""
     return key.partition(MIGRATED)[0]
 
 
@@ -97,8 +98,8 @@ def merge(runs: Sequence[Run], *, by_offset: bool = False) -> Run:
 
 
 def concat(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all rows, with the columns of the first batch in its order. Later batches must have all of these;
-    what else they have is left out."""
+    """Concatenates batches, with the first one's columns in its order. Later batches must have all of these columns;
+    others are left out."""
     listed = list(batches)
     names = listed[0].schema.names
     aligned = [batch if batch.schema.names == names else batch.select(names) for batch in listed]
@@ -121,9 +122,9 @@ def describe(run: Run, *, key: str, part: str, epoch: int, blob: bytes) -> Segme
 
 
 def encode(batch: pa.RecordBatch, *, compression: str | None = "lz4") -> bytes:
-    """One Arrow IPC file with one batch."""
+    """Encodes one batch as an Arrow IPC file."""
     sink = pa.BufferOutputStream()
-    # By itself: what other threads would compress is little, and to wake them takes ten times as long.
+    # Single-threaded: there is little to compress, and waking other threads takes ten times as long.
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_file(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
@@ -131,6 +132,6 @@ def encode(batch: pa.RecordBatch, *, compression: str | None = "lz4") -> bytes:
 
 
 def decode(blob: bytes | pa.Buffer) -> pa.RecordBatch:
-    """The batch of such a file; zero-copy where it is not compressed."""
+    """Decodes the batch of such a file, without copying if it is not compressed."""
     options = pa.ipc.IpcReadOptions(use_threads=False)
     return pa.ipc.open_file(pa.BufferReader(blob), options=options).get_batch(0)

@@ -1,4 +1,4 @@
-"""In which order rows are: by key hash, then by event time, then as the caller says; and how they are found in it."""
+"""Sorts rows by key hash, then by event time, then as the caller says; and searches sorted rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-# How many bits hash and time may have together, so that hashes with one beginning are as good as never there.
+# The limit for the bits of a time span plus twice the bits of the row count. Below it, two different hashes practically
+# never share their upper bits.
 _BITS = 62
-# Up to so many rows numpy sorts within less than polars needs to hand them to its threads: 1 to 50 us, not 60 to 350.
+# Up to this many rows, numpy sorts faster than polars hands them to its threads: 1 to 50 us instead of 60 to 350.
 _FEW = 2_048
 
 
 def sort_order(*columns: np.ndarray) -> np.ndarray:
-    """int64[n]: positions sorted by the first column, then by the next. The columns are numbers."""
+    """int64[n]: positions sorted by the first column, then by the next ones. Columns are numeric."""
     if len(columns[0]) <= _FEW and all(column.dtype.kind in "iu" for column in columns):
         return np.lexsort(columns[::-1])
     frame = pl.DataFrame({str(i): column for i, column in enumerate(columns)})
@@ -24,7 +25,8 @@ def sort_order(*columns: np.ndarray) -> np.ndarray:
 def by_hash_and_time(hashes: np.ndarray, times: np.ndarray, *ties: np.ndarray) -> np.ndarray:
     """int64[n]: positions sorted by hash (uint64[n]), then by time (int64[n]), then by `ties`.
 
-    A hash's upper bits and a time of day fit one number, and sorting by one is four times faster than by two columns.
+    A hash's upper bits and a time within the span fit one number. Sorting by one column is four times faster than by
+    two.
     """
     if not len(times):
         return np.empty(0, dtype=np.int64)
@@ -42,13 +44,13 @@ def by_hash_and_time(hashes: np.ndarray, times: np.ndarray, *ties: np.ndarray) -
 
 
 def _begin_alike(hashes: np.ndarray, shift: np.uint64) -> bool:
-    """Whether two of the hashes, which are sorted by all but their lowest bits, differ in these only."""
+    """Whether two hashes differ only in their lowest `shift` bits. They are sorted by the others."""
     differ = hashes[1:] ^ hashes[:-1]
     return bool(((differ != 0) & (differ >> shift == 0)).any())
 
 
 def _untied(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Sorts by `ties` where `packed` does not tell: equal numbers are the same hash and time here."""
+    """Sorts by `ties` where `packed` is equal, which here means the same hash and time."""
     ordered = packed[order]
     same = ordered[1:] == ordered[:-1]
     tied = np.append(same, False) | np.append(False, same)
@@ -60,20 +62,21 @@ def _untied(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...])
 
 # --- search -----------------------------------------------------------------------------------------------------------
 
-# A filter has 8 to 16 bits a row (2 to the third), of which each row sets two: of other hashes, 3 % come through.
+# A filter has 8 (2 to the third) to 16 bits per row, of which each row sets two. It lets 3 % of other hashes through.
 _FILTER_BITS = 3
-# Fewer rows or fewer probes than this are searched within less than a filter takes.
+# Searching fewer rows or fewer probes than this takes less time than a filter.
 _FILTERED = 4_096
 
-# Pairs listed at once: bounds the memory of a key that matches with very many rows.
+# Pairs listed at once. This bounds the memory for a key that matches very many rows.
 MAX_PAIRS = 1 << 16
 
 Ranges = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class HashFilter:
-    """Says of most hashes that a run does not have them: in an eighth of the time that a search of the run takes, and
-    what a row costs grows with every run that it is looked up in. Made when many hashes are first asked for."""
+    """A filter that rules out most hashes that a run does not have, in an eighth of the time of a search. Without it,
+    the cost of a row grows with every run in which it is looked up. The filter is built when many hashes are first
+    asked for."""
 
     def __init__(self, run_hash: np.ndarray) -> None:
         """`run_hash` is uint64[n], sorted."""
@@ -81,12 +84,12 @@ class HashFilter:
         self._bits: np.ndarray | None = None
 
     def let_through(self, hashes: np.ndarray) -> np.ndarray:
-        """int64[k]: positions of all hashes that the run has, and of a few others."""
+        """int64[k]: the positions of all hashes that the run has, and of a few others."""
         if min(len(self._run_hash), len(hashes)) < _FILTERED:
             return np.arange(len(hashes))
         if self._bits is None:
             self._bits = self._made()
-        # Sorted hashes are looked up from front to back; the few that come through are looked up again, elsewhere.
+        # The first lookup reads the bits from front to back if hashes are sorted. The few that pass get a second one.
         found = _set(self._bits, self._places(hashes))
         return np.asarray(found[_set(self._bits, self._other_places(hashes[found]))])
 
@@ -97,14 +100,14 @@ class HashFilter:
         return np.packbits(there, bitorder="little")
 
     def _places(self, hashes: np.ndarray) -> np.ndarray:
-        """uint64[n]: which bit stands for a hash. What is outside of the run has the last bit, which is never set."""
+        """uint64[n]: each hash's bit. A hash outside the run's range has the last bit, which is never set."""
         first, last = self._run_hash[0], self._run_hash[-1]
         shift = max(0, int(last - first).bit_length() - (self._size().bit_length() - 1))
         places: np.ndarray = np.minimum((hashes - first) >> np.uint64(shift), np.uint64(self._size()))
         return places
 
     def _other_places(self, hashes: np.ndarray) -> np.ndarray:
-        """uint64[n]: a second bit for each hash, which says as much as the first one."""
+        """uint64[n]: each hash's second bit, which is as selective as the first."""
         return hashes & np.uint64(self._size() - 1)
 
     def _size(self) -> int:
@@ -112,7 +115,7 @@ class HashFilter:
 
 
 def _set(bits: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """int64[k]: positions of the places (uint64[n]) whose bit is set."""
+    """int64[k]: the positions of the places (uint64[n]) whose bit is set."""
     at = places.view(np.int64)
     found = bits.take(at >> 3) >> (at.astype(np.uint8) & np.uint8(7)) & np.uint8(1)
     return np.asarray(found.view(np.bool_).nonzero()[0])
@@ -121,8 +124,8 @@ def _set(bits: np.ndarray, places: np.ndarray) -> np.ndarray:
 def find_ranges(
     run_hash: np.ndarray, run_ts: np.ndarray, hashes: np.ndarray, ts_first: np.ndarray, ts_last: np.ndarray
 ) -> Ranges:
-    """(probe, start, stop): int64 arrays of the probes that found rows [start, stop) of the run with the probe's hash
-    and `ts_first <= ts <= ts_last` (both per probe, inclusive). The run is sorted by (hash, ts)."""
+    """Returns (probe, start, stop) as int64 arrays: the probes that found rows, and the rows [start, stop) of the run
+    with the probe's hash and `ts_first <= ts <= ts_last` (per probe). The run is sorted by (hash, ts)."""
     start = np.searchsorted(run_hash, hashes, side="left")
     probe = np.flatnonzero(run_hash[np.minimum(start, len(run_hash) - 1)] == hashes) if len(run_hash) else start[:0]
     start = start[probe]
@@ -138,7 +141,7 @@ def find_ranges(
 def _bisect(
     values: np.ndarray, low: np.ndarray, high: np.ndarray, target: np.ndarray, *, after_equal: bool
 ) -> np.ndarray:
-    """Per element: the first index in [low, high] at which `target` can be inserted, after its equals or before."""
+    """For each element, the index in [low, high] at which to insert `target`: after equal values, or before them."""
     low, high = low.copy(), high.copy()
     while (open_ := low < high).any():
         middle = (low + high) >> 1
@@ -150,7 +153,7 @@ def _bisect(
 
 
 def list_pairs(ranges: Ranges, max_pairs: int = MAX_PAIRS) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(probe index, run index) of every pair, in chunks of at most `max_pairs`."""
+    """Yields (probe indexes, run indexes) of all pairs, in chunks of at most `max_pairs`."""
     probe, start, stop = ranges
     if not len(probe):
         return

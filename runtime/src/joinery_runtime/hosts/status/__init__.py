@@ -1,4 +1,4 @@
-"""What a running job shows to those who look into it: status, metrics and probes over HTTP."""
+"""What a running job exposes over HTTP: status, metrics and probes."""
 
 from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.status.server import migration_served, serve_status

@@ -1,5 +1,5 @@
-"""What is known of a running job. The loop's thread writes it, the threads that answer requests read it: neither ever
-waits for the store, the broker or Spark here."""
+"""The board: what is known of a running job. The loop's thread writes it, and the threads that answer requests read it.
+Neither ever waits here for the store, the broker or Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from joinery_runtime.hosts.status.snapshot import JobSnapshot
 from joinery_runtime.state.store import StoredSavepoint
 
 RATE_WINDOW_S = 30.0
-REFRESH_EVERY_S = 1.0  # an idle loop turns four times in a second
+REFRESH_EVERY_S = 1.0  # an idle loop turns four times a second
 SAVEPOINTS_EVERY_S = 30.0
 EPOCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -32,13 +32,12 @@ Savepoints = Callable[[], Sequence[StoredSavepoint]]
 
 
 class Liveness:
-    """Whether a job's loop still makes progress, from the thread that makes this object.
+    """Whether a job's loop still makes progress. The loop's thread is the one that makes this object.
 
-    Progress is a turn of the loop, a committed epoch, a trouble that is reported and waited out (an outside system that
+    Progress is a turn of the loop, a committed epoch, a problem that is reported and waited out (an outside system that
     is away, missing executors), a step of the start, and, while an epoch runs, a Spark task that ended or an executor
-    that came or went. So an epoch may take as long as it needs, and an outage too. A loop is not alive once its thread
-    has ended, or once `stalled_after_s` have passed without progress. `running` is a clock in seconds that never goes
-    back.
+    that came or went. So an epoch may take as long as it needs, and so may an outage. A loop is not alive once its
+    thread has ended, or once `stalled_after_s` have passed without progress. `running` is a monotonic clock in seconds.
     """
 
     def __init__(self, stalled_after_s: float, running: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +49,7 @@ class Liveness:
         self._beat = self._running()
 
     def problem(self) -> str | None:
-        """Why it is not alive; None while it is."""
+        """Why the loop is not alive; None while it is."""
         if not self._thread.is_alive():
             return "the loop's thread has ended"
         silent = self._running() - self._beat
@@ -60,8 +59,7 @@ class Liveness:
 
 
 class Board:
-    """One job's board, with its history. `wall` is the clock on the wall, `running` one that never goes back; both in
-    seconds."""
+    """One job's board, with its history. `wall` is the wall clock, `running` a monotonic clock; both in seconds."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class Board:
         return self._snapshot
 
     def rows_per_second(self) -> dict[str, float]:
-        """Per input, over the last RATE_WINDOW_S."""
+        """Rows per second per input, over the last RATE_WINDOW_S."""
         with self._lock:
             rates = self._rates.per_second(self._running())
         return {name: rates.get(name, 0.0) for name in self.inputs}
@@ -102,9 +100,10 @@ class Board:
     def recording(
         self, listener: JobListener, *, idle: Idle, savepoints: Savepoints, settle: bool = False
     ) -> JobListener:
-        """A listener for drivers that are about to recover: it keeps this board and passes everything on. `idle` names
-        idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` they end what an
-        earlier definition of the job planned, which shows nothing of the present one: the job is not ready yet."""
+        """A listener for drivers that are about to recover. It updates this board and passes everything on. `idle`
+        names idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` the drivers
+        finish what an earlier definition of the job planned. That proves nothing about the present one, so the job is
+        not ready yet."""
         self._change(recovered=False)
         refresh = _Throttle(REFRESH_EVERY_S, self._running)
         savepoints_due = _Throttle(SAVEPOINTS_EVERY_S, self._running)
@@ -139,7 +138,7 @@ class Board:
         return replace(listener, started=started, committed=committed, retrying=retrying, polled=polled, scaled=scaled)
 
     def recording_outages(self, listener: JobListener) -> JobListener:
-        """A listener that keeps here what is waited for, at the start of the job too, and passes everything on."""
+        """A listener that notes on this board what the job waits for, even at its start, and passes everything on."""
 
         def waiting(outage: Outage) -> None:
             self.trouble(outage.error)
@@ -153,13 +152,13 @@ class Board:
         return replace(listener, waiting=waiting, recovered=recovered)
 
     def trouble(self, error: JoineryError) -> None:
-        """It is waited out."""
+        """Notes a problem that the job waits out."""
         self.liveness.beat()
         with self._lock:
             self._snapshot = replace(self._snapshot, error=str(error), troubles=self._snapshot.troubles + 1)
 
     def spark(self, executors: int | None) -> None:
-        """How many executors run; None where tasks run in the driver itself."""
+        """Notes how many executors run; None: tasks run in the driver itself."""
         self._change(executors=executors)
 
     def _started(self, driver: Driver, *, recovered: bool) -> None:
@@ -218,13 +217,13 @@ class Board:
 
 
 def _all_idle(state: InputState, idle: Collection[str]) -> bool:
-    """An input is idle when all of its partitions are."""
+    """Whether an input is idle: all of its partitions are."""
     partitions = state.progress.highest
     return bool(partitions) and not state.progress.ended and all(partition in idle for partition in partitions)
 
 
 class _Throttle:
-    """True at the first call, and then once in `every` seconds."""
+    """Returns True at the first call, and then once every `every` seconds."""
 
     def __init__(self, every: float, running: Callable[[], float]) -> None:
         self._every, self._running = every, running

@@ -1,4 +1,4 @@
-"""`/status`: the board as the `DriverStatus` that the operator reads."""
+"""Makes the answer to `/status`: the board as the `DriverStatus` that the operator reads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
 
 
 def history_document(board: Board, since: int) -> HistoryDocument:
-    """With the samples and epochs later than `since`, in ms since 1970."""
+    """The answer to `/history`, with the samples and epochs later than `since`, in ms since 1970."""
     snapshot, now = board.snapshot, board.wall()
     totals, about = snapshot.totals or Totals(), board.about
     names = dict.fromkeys((*totals.dropped, *(name for name, count in totals.dead.items() if count)))
@@ -110,7 +110,7 @@ def _sides(snapshot: JobSnapshot) -> Iterator[SideStatus]:
 
 
 def place_of(part: str) -> tuple[int, Side]:
-    """The step (1 is the first) and the side that a part of the state is of."""
+    """The step (1 is the first) and the side that a part of the state belongs to."""
     name, _, step = part.partition(".")
     return int(step or 1), SIDES[name]
 
@@ -120,7 +120,7 @@ def _moment(watermark: Watermark) -> datetime | None:
         return None
     try:
         return datetime.fromtimestamp(watermark / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # an event time that no calendar has
+    except (ValueError, OverflowError, OSError):  # an event time that `datetime` cannot express
         return None
 
 

@@ -1,5 +1,5 @@
-"""Looks at Spark from a thread of its own while the loop waits for an epoch: how many executors run, whether tasks end,
-and a warning when a job waits for executors that do not come."""
+"""Watches Spark from a thread of its own while the loop waits for an epoch: how many executors run, and whether tasks
+end. Warns when a job waits for executors that do not come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ STOP_PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSample:
-    """`executors` None: tasks run in the driver; `jobs` that run, `done` tasks of theirs that have ended."""
+    """Spark at one moment: the number of `executors` (None: tasks run in the driver), the running `jobs`, and how many
+    of their tasks are `done`."""
 
     executors: int | None
     jobs: tuple[int, ...] = ()
@@ -36,7 +37,7 @@ class ExecutorSample:
 
 
 class Starvation:
-    """For how long a job has waited without a single executor. Times are seconds."""
+    """How long a job has waited without a single executor, in seconds."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience = patience_s
@@ -52,7 +53,7 @@ class Starvation:
         return now - self._since
 
     def warning(self, sample: ExecutorSample, now: float) -> JoineryError | None:
-        """What is to be said now: after the patience, and then each time it has passed again."""
+        """The warning to give now, if any: one after the patience, and one each time it has passed again."""
         waited = self.seconds(sample, now)
         if waited < self._patience or (self._warned_at is not None and now - self._warned_at < self._patience):
             return None
@@ -65,7 +66,8 @@ class Starvation:
 
 
 class SparkWatch:
-    """`stop` ends a job that has no executors, which would never end by itself; `gave_up` says so."""
+    """Watches Spark for a job. After `stop`, cancels an epoch that waits for executors, which would never end by
+    itself; `gave_up` says that this happened."""
 
     def __init__(self, context: SparkContext, board: Board, stop: Event, say: Callable[[str], None]) -> None:
         self._context, self._board, self._stop, self._say = context, board, stop, say
@@ -74,7 +76,7 @@ class SparkWatch:
         self.gave_up = False
 
     def poll(self, now: float) -> None:
-        """Once. Raises Py4JError or ConnectionError when the Java process is gone."""
+        """Looks once. Raises Py4JError or ConnectionError when the Java process is gone."""
         sample = sample_executors(self._context)
         if sample != self._last:
             self._last = sample
@@ -92,7 +94,7 @@ class SparkWatch:
             try:
                 self.poll(time.monotonic())
             except (Py4JError, ConnectionError):
-                return  # the loop meets the same, and says so
+                return  # the loop meets the same error, and reports it
             closed.wait(POLL_EVERY_S)
 
 

@@ -1,5 +1,5 @@
-"""`/history`: what the job's page draws. Samples of the board over the last day, the newest epochs, and why the job was
-scaled; all of it in memory, bounded, and gone with the driver."""
+"""`/history`: what the job's page draws. It has samples of the board over the last day, the newest epochs, and why the
+job was scaled. All of it is in memory, bounded, and gone with the driver."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ OLDER_EVERY_S = 240.0
 OLDER_S = 24 * 3600.0
 EPOCHS = 100
 SCALINGS = 20
-SLOWEST = 5  # partitions of an input
+SLOWEST = 5  # how many partitions of an input are shown
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the job's file says: which kind of join it is, where each input comes from and the rows go, and all of it in
-    the words of `joinery explain`."""
+    """What the job's file says: which kind of join it is, where each input comes from, where the rows go, and the
+    output of `joinery explain`."""
 
     title: str = ""
     sources: Mapping[str, str] | None = None
@@ -48,8 +48,8 @@ class Sample(Message):
 
 
 class EpochSample(Message):
-    """A committed epoch: when (ms since 1970), its records in and rows out, and how long it was planned, run and
-    committed, in ms."""
+    """A committed epoch: when it was committed (ms since 1970), its records in and rows out, and how long planning,
+    running and committing took, in ms."""
 
     epoch: int
     at: int
@@ -94,10 +94,9 @@ class HistoryDocument(Message):
 
 
 class MetricSamples:
-    """Samples every 3 s for 15 minutes, and one in 4 minutes for a day: 660 at most, below 1 MB in all.
+    """Samples every 3 s for 15 minutes, and every 4 minutes for a day: 660 at most, below 1 MB in all.
 
-    The loop's thread writes, the threads that answer requests read. `running` is a clock in seconds that never goes
-    back.
+    The loop's thread writes, and the threads that answer requests read. `running` is a monotonic clock in seconds.
     """
 
     def __init__(self) -> None:
@@ -108,7 +107,7 @@ class MetricSamples:
         self._scalings: deque[tuple[Scaling, float]] = deque(maxlen=SCALINGS)
 
     def watch(self, running: float, wall: float, snapshot: JobSnapshot) -> None:
-        """Takes a sample when one is due; none before the job's totals are known, from which rates would leap."""
+        """Takes a sample when one is due. Takes none before the job's totals are known, or rates would jump."""
         if snapshot.totals is None or (self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S):
             return
         with self._lock:
@@ -137,7 +136,7 @@ class MetricSamples:
             self._scalings.append((scaling, at))
 
     def samples(self, since: int) -> tuple[Sample, ...]:
-        """Those later than that (ms since 1970), oldest first."""
+        """The samples later than `since` (ms since 1970), oldest first."""
         with self._lock:
             return tuple(sample for _, sample in (*self._older, *self._recent) if sample.at > since)
 

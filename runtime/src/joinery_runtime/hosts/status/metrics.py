@@ -20,7 +20,7 @@ from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, waterm
 
 
 def registry_of(board: Board, revision: str = "") -> CollectorRegistry:
-    """A registry of this board alone."""
+    """A registry with the metrics of this board only."""
     registry = CollectorRegistry()
     registry.register(_Families(board, revision))
     registry.register(board.epoch_seconds)
@@ -28,7 +28,7 @@ def registry_of(board: Board, revision: str = "") -> CollectorRegistry:
 
 
 class _Families(Collector):
-    """What is not known yet is left out, instead of a 0 that looks like a fact."""
+    """The board's metrics. A value that is not known yet is left out: a 0 would look like a fact."""
 
     def __init__(self, board: Board, revision: str) -> None:
         self._board, self._revision = board, revision
@@ -126,7 +126,7 @@ def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
 
 
 def _sides(snapshot: JobSnapshot, totals: Totals) -> Iterator[Metric]:
-    """By step (1 is the first) and side, which for sessions is called so."""
+    """Metrics of the state by step (1 is the first) and side; the side of sessions is `sessions`."""
     labels = ["step", "side"]
     sizes = {"rows": "Rows in the live segments.", "bytes": "Stored bytes of the live segments."}
     for name, text in sizes.items():

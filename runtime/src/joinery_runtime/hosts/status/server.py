@@ -1,5 +1,5 @@
-"""The HTTP server of a driver: the job's page at `/`, with `/status` and `/history` that the page asks, `/metrics`,
-`/healthz`, `/readyz`. It answers from the board only. Before there is a driver, a migration answers `/status`."""
+"""The HTTP server of a driver: the job's page at `/`, `/status` and `/history`, which the page reads, `/metrics`,
+`/healthz` and `/readyz`. It answers from the board only. Before there is a driver, a migration answers `/status`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PAGE = {
     "/uplot.css": ("uplot-1.6.32/uPlot.min.css", "text/css; charset=utf-8"),
     "/uplot.js": ("uplot-1.6.32/uPlot.iife.min.js", "text/javascript; charset=utf-8"),
 }
-# Nothing from elsewhere, no script inside the page, and no page around it.
+# Allows no content from other sites, no inline script, and no embedding in another page.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -49,15 +49,15 @@ Answer = tuple[int, str, bytes]  # status code, content type, body
 
 @contextmanager
 def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[int]:
-    """Serves the board on one address, and on loopback, where `kubectl port-forward` arrives in a pod; gives the port
-    (0 asks for a free one). Raises EnvironmentProblem."""
+    """Serves the board on one address and on loopback, to which `kubectl port-forward` connects in a pod. Yields the
+    port (0 asks for a free one). Raises EnvironmentProblem."""
     with _serving(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as opened:
         yield opened
 
 
 @contextmanager
 def migration_served() -> Iterator[Callable[[int], None]]:
-    """Gives a function to report how many segments a migration has written, and serves the number. Serves nothing where
+    """Yields a function that takes how many segments a migration has written, and serves that number. Serves nothing if
     the environment names no port. Raises EnvironmentProblem."""
     port = os.environ.get("JOINERY_STATUS_PORT")
     done, revision = 0, os.environ.get(REVISION, "")
@@ -116,7 +116,7 @@ class _Pages:
 
     def answer(self, path: str) -> Answer:
         path, _, query = path.partition("?")
-        place = path[path.rfind("/") :]  # under any path, as an Ingress has one per job
+        place = path[path.rfind("/") :]  # serves under any path, since an Ingress has one per job
         match place:
             case "/status":
                 return _json(driver_status(self._board, self._revision))
@@ -164,20 +164,20 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # Without HTTPServer's own, which asks the name service for this machine's name and may wait for it.
+        # Skips HTTPServer's own method, which asks the name service for this machine's name and may wait for it.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = REQUEST_TIMEOUT_S  # a client that says nothing does not keep its thread
+    timeout = REQUEST_TIMEOUT_S  # a silent client does not hold its thread
     server_version = "joinery"
     sys_version = ""
 
     def do_GET(self) -> None:
         code, content_type, body = self.server.answer(self.path)
-        with suppress(ConnectionError):  # who asked has gone
+        with suppress(ConnectionError):  # the client has gone
             self.send_response(code)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
@@ -187,4 +187,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Probes come every few seconds."""
+        """Logs nothing: probes come every few seconds."""

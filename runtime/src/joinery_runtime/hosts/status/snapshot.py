@@ -1,4 +1,4 @@
-"""What is known of a running job, as one value."""
+"""Everything that is known of a running job, as one value."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from joinery_runtime.state.store import StoredSavepoint
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """The newest of what the loop and Spark have reported. Times are seconds since 1970. None: not known yet."""
+    """The newest reports of the loop and of Spark. Times are seconds since 1970. None: not known yet."""
 
     recovered: bool = False
-    outage: Outage | None = None  # the job is not ready before it is over
+    outage: Outage | None = None  # the job is not ready until it is over
     generation: int | None = None
     epoch: int | None = None
     committed: int = 0  # epochs of this process
-    own: int = 0  # those of them that ran under the job's present definition
+    own: int = 0  # of these, epochs that ran under the job's present definition
     committed_at: float | None = None
     inputs: Mapping[str, InputState] = field(default_factory=dict)
     backlog: Mapping[str, int] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class JobSnapshot:
     hottest: tuple[KeyRows, ...] = ()
     too_hot: tuple[KeyRows, ...] = ()
     input_warnings: Mapping[str, str] = field(default_factory=dict)
-    paused: Mapping[str, str] = field(default_factory=dict)  # by input: why it is not read
+    paused: Mapping[str, str] = field(default_factory=dict)  # by input, why it is not read
     savepoint: StoredSavepoint | None = None
     error: str | None = None
     troubles: int = 0
     executors: int | None = None
-    scaling: tuple[Scaling, float] | None = None  # the newest one, and when it was
+    scaling: tuple[Scaling, float] | None = None  # the newest scaling, and its time
 
     @property
     def ready(self) -> bool:
@@ -55,7 +55,7 @@ def watermark_of(snapshot: JobSnapshot, name: str) -> Watermark:
 
 
 def behind_ms(watermark: Watermark, now: float) -> int | None:
-    """How far a watermark is behind the clock (`now` in seconds); None where there is none, or no end."""
+    """How far a watermark is behind the clock, in ms (`now` in seconds); None if there is none, or it is infinite."""
     if watermark is None or watermark == END_OF_TIME:
         return None
     return max(0, round(now * 1000) - watermark)

@@ -1,9 +1,9 @@
 """CustomResourceDefinitions, generated from the resource models.
 
-What the models say (fields, types, bounds, defaults, docstrings) is read off them by `structural`; what JSON schema
-cannot carry of them stands in `shapes` (patterns, sizes) and `rules` (CEL), by model class, so that a second kind that
-shares models shares these too. `status` holds the models of the part that the operator writes, `driver` those of what
-the job's pods tell it.
+`structural` reads what the models declare (fields, types, bounds, defaults, docstrings). What JSON schema cannot
+express is in `shapes` (patterns, sizes) and `rules` (CEL), by model class, so that a second kind which shares models
+shares these too. `status` has the models of the part that the operator writes, `driver` those of what the job's pods
+report to the operator.
 """
 
 from joinery_runtime.job.crd.definition import (

@@ -25,7 +25,7 @@ _HEADER = "# Generated from the resource models by `make crds`; edit those.\n"
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """A resource: its model (whose name is the kind, and which has a field `spec`), how kubectl calls it, and the model
+    """A resource: its model (whose name is the kind, and which has a field `spec`), its names in kubectl, and the model
     of its status, which is `Status` for jobs."""
 
     model: type[BaseModel]
@@ -68,7 +68,7 @@ _COLUMNS: Mapping[type[BaseModel], Sequence[Mapping[str, object]]] = {Status: _O
 
 
 def file_name(kind: ResourceKind) -> str:
-    """As other generators of CRDs name the file: `joinery.dev_streamjoins.yaml`."""
+    """The name of the file, as in other CRD generators: `joinery.dev_streamjoins.yaml`."""
     return f"{_GROUP}_{kind.plural}.yaml"
 
 

@@ -1,5 +1,5 @@
-"""What crosses the border between a job's pods and the operator, as JSON: the driver's `/status`, what a container says
-when it ends (its termination message, at most 4096 bytes), and the answer of `joinery state check`."""
+"""The JSON messages from a job's pods to the operator, and back: the driver's `/status`, a container's termination
+message (at most 4096 bytes), the answer of `joinery state check`, and the scale that a driver follows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SCALE_FILE = "JOINERY_SCALE_FILE"
 
 
 class Message(Model):
-    # A newer driver may say more than an older operator knows.
+    # A newer driver may report more than an older operator knows.
     model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore")
 
 
 def _known(model: type[Model]) -> Any:
-    """Drops what this release does not know of a part that is strict elsewhere."""
+    """A validator that drops fields which this release does not know, for a model that is strict elsewhere."""
     names = {name for key, field in model.model_fields.items() for name in (key, field.alias)}
 
     def drop(value: object) -> object:

@@ -1,8 +1,8 @@
-"""CEL rules: the cross-field rules that the API server can check by the resource alone, by the model they belong to.
+"""CEL rules: the cross-field rules that the API server can check with the resource alone, by model.
 
 They repeat `input_rules`, `step_rules`, `select_rules` and `output_rules` in another language, with much the same
-words; the kinds of step bring their own. The models stay the judge, and the operator says in a condition what no rule
-here can. Kubernetes puts the path before each message.
+words; the kinds of step bring their own. The models remain the authority, and the operator reports in a condition what
+no rule here can express. Kubernetes puts the path before each message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from joinery_runtime.job.model.pods import Autoscale
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
-# The models take all steps apart once every input is known by its own name: rules on names are silent before.
+# The models analyse the steps only once every input has a unique name; before that, rules on names are silent.
 _STEPS = "has(self.sql) || !has(self.joins) || "
 _ADDRESS = "i.kafka.bootstrapServers == j.kafka.bootstrapServers"
 _SAME_ADDRESS = f"self.inputs.all(i, !has(i.kafka) || self.inputs.all(j, !has(j.kafka) || {_ADDRESS}))"

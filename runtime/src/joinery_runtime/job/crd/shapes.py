@@ -1,7 +1,7 @@
-"""What pydantic's JSON schema does not know of a field: patterns behind Python validators, and sizes.
+"""What pydantic's JSON schema does not know about a field: patterns behind Python validators, and sizes.
 
 Sizes bound what the API server stores and what CEL rules may cost; they are far above any real resource. A pattern may
-refuse less than its validator (the operator applies the models too), never more than odd spellings.
+refuse less than its validator (the operator applies the models too), and more only for odd spellings.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.model.types import SIMPLE_TYPES
 
 Schema = dict[str, Any]
-Place = tuple[type, str]  # a model and a field of it, as YAML names it
+Place = tuple[type, str]  # a model and the YAML name of one of its fields
 
-# Sizes of what has no other bound: bytes of text, entries of a list or mapping.
+# Bounds for everything without another bound: bytes of text, entries of a list or mapping.
 MAX_TEXT, MAX_ENTRIES = 4096, 256
 _LONG_TEXT = 65_536
 INT_OR_STRING: Schema = {
@@ -40,7 +40,7 @@ _DECIMAL = r"decimal\(\s*[0-9]{1,9}\s*,\s*[0-9]{1,9}\s*\)"
 
 
 def duration(minimum: int | None) -> Schema:
-    """Whole milliseconds or a Go duration; `minimum` 0 or more refuses negative text too."""
+    """The schema of whole milliseconds or a Go duration; a `minimum` of 0 or more also refuses negative text."""
     sign = "[+-]?" if minimum is None else r"\+?"
     return {
         **INT_OR_STRING,
@@ -51,8 +51,8 @@ def duration(minimum: int | None) -> Schema:
 
 
 def scalar() -> Schema:
-    """Text, a number or a boolean, as settings are written. Kubernetes has no type for that: what may be anything is
-    closed to mappings and lists, which can have neither no entry nor one."""
+    """The schema of text, a number or a boolean, as settings are written. Kubernetes has no such type: the value may be
+    anything, but contradictory bounds on the number of entries exclude mappings and lists."""
     return {
         "x-kubernetes-preserve-unknown-fields": True,
         "maxLength": MAX_TEXT,
@@ -61,11 +61,11 @@ def scalar() -> Schema:
 
 
 def list_map(key: str) -> Schema:
-    """Entries that differ in `key`: the API server refuses a second one and merges by it."""
+    """The schema of a list whose entries differ in `key`: the API server refuses duplicates, and merges by the key."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
-# Fields whose empty mapping says what absence says, where absence is no branch of their union.
+# Fields whose empty mapping means the same as absence, where absence is not a branch of their union.
 EMPTY_IS_UNSET: frozenset[Place] = frozenset({(KafkaInput, "stopAt")})
 
 FIELDS: Mapping[Place, Schema] = {

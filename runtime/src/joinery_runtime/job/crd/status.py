@@ -1,4 +1,4 @@
-"""Models of `status`: what the operator writes of a job, bounded. Every field may be missing: a job reports what it
+"""Models of `status`: what the operator writes about a job, bounded. Every field may be missing: a job reports what it
 has."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Mode = Literal["stateful", "shadow", "stateless"]
 Count = Annotated[int, Field(ge=0)]
 Generation = Annotated[int, Field(ge=-1)]
 UNSEEN = {"observedGeneration": -1}
-"""What the API server fills in for a status that was never written: without it, kstatus takes a new resource for one
-that is as it should be."""
+"""The default that the API server fills in for a status that was never written. Without it, kstatus would take a new
+resource for one that is as it should be."""
 Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Words = Annotated[str, StringConstraints(max_length=4096)]
 # A Go duration as `format_duration` writes it: rounded for people, so text.
@@ -235,6 +235,8 @@ class Status(Model):
     """The image that is in force."""
     proved: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """When the revision in force was first ready; no rollout returns to others."""
+    state_place: Words | None = Field(default=None, examples=["schema joinery of postgresql://state.db/joinery"])
+    """Where the revision in force keeps its state, without passwords: no deletion deletes state elsewhere."""
     target_revision: Word | None = Field(default=None, examples=["8d01b7c4"])
     """The revision that the resource asks for."""
     held: bool = False

@@ -41,7 +41,7 @@ Models = Mapping[str, type[BaseModel]]
 
 
 def object_schema(model: type[BaseModel]) -> Schema:
-    """The model's fields by their YAML names. Unknown fields need no word: the API server refuses or prunes them."""
+    """The model's fields by their YAML names. Unknown fields need no mention: the API server refuses or prunes them."""
     raw = model.model_json_schema(by_alias=True)
     fields = {info.alias or name: info for name, info in model.model_fields.items()}
     models = {found.__name__: found for info in fields.values() for found in _models(info.annotation)}
@@ -58,7 +58,7 @@ def object_schema(model: type[BaseModel]) -> Schema:
 
 
 def description(text: str, limit: int = _DESCRIPTION) -> str:
-    """A docstring in YAML's names: its first sentence, and those after it that fit into the limit."""
+    """A docstring with names as in YAML: its first sentence, and those after it that fit the limit."""
     text = _SNAKE.sub(lambda found: f"`{to_camel(found[1])}`", _OF_THE_CODE.sub("", " ".join(text.split())))
     short, *more = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)
     for sentence in more:
@@ -75,14 +75,17 @@ def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema
     schema = _translated(raw, models)
     if _mentions(info.annotation, Setting):
         schema["additionalProperties"] = scalar()
+        # A server-side apply treats the map as one value. If it merged by key, an owner that gives up the last key
+        # would leave a null, which is refused.
+        schema["x-kubernetes-map-type"] = "atomic"
     if place in EMPTY_IS_UNSET:
         schema["anyOf"][0]["enum"].append({})
     return schema
 
 
 def _translated(raw: Schema, models: Models) -> Schema:
-    """JSON schema as pydantic writes it, in the subset that is structural. Null is absence in Kubernetes."""
-    # An empty list says what absence says; a model's defaults stand at its own fields.
+    """pydantic's JSON schema, translated to the structural subset. In Kubernetes null means absence."""
+    # An empty list means the same as absence; a model's defaults are at its own fields.
     value = raw.get("default")
     default = {} if value is None or value == [] else {"default": {} if isinstance(value, dict) else value}
     if "$ref" in raw:
@@ -108,9 +111,9 @@ def _translated(raw: Schema, models: Models) -> Schema:
 
 
 def _union(branches: list[Schema], models: Models) -> Schema:
-    """Words or mappings, for which Kubernetes has no type: what may be anything is narrowed by validations. Those of
-    mappings hold for all else (`required` says nothing about text), so each branch has to ask for a mapping itself:
-    one that is not without entries."""
+    """The schema of words or mappings, for which Kubernetes has no type: the value may be anything, and validations
+    narrow it. Validations of mappings also hold for any other value (`required` says nothing about text), so each
+    branch has to require a mapping itself, by requiring at least one entry."""
     words = [word for branch in branches for word in branch.get("enum", [branch.get("const")]) if word is not None]
     mappings = [_translated(branch, models) for branch in branches if "$ref" in branch]
     return {
@@ -125,7 +128,7 @@ def _union(branches: list[Schema], models: Models) -> Schema:
 
 
 def _sized(schema: Schema) -> Schema:
-    """With an upper bound, where the schema has none of its own."""
+    """The schema with an upper bound, if it has none of its own."""
     if schema.get("type") == "string" and not schema.keys() & {"enum", "format"}:
         return {**schema, "maxLength": schema.get("maxLength", MAX_TEXT)}
     if schema.get("type") == "array":
@@ -136,7 +139,8 @@ def _sized(schema: Schema) -> Schema:
 
 
 def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
-    """With the field's default and an example, as people write them: `kubectl explain` shows neither by itself."""
+    """The description with the field's default and an example, as people write them, because `kubectl explain` shows
+    neither by itself."""
     if "description" not in raw:
         return {}
     value = None if info is None else info.default
@@ -169,7 +173,7 @@ def _least(info: FieldInfo) -> int | None:
 
 
 def _metadata(info: FieldInfo) -> Iterator[Any]:
-    """What annotates the field, and where it may be None, what annotates its value."""
+    """The annotations of the field and, if it may be None, those of its value."""
     yield from info.metadata
     inner = get_args(info.annotation)
     for branch in inner if type(None) in inner else ():

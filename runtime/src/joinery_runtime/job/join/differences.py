@@ -1,4 +1,4 @@
-"""What differs between two signatures of the newest layout, in words (rule M2)."""
+"""Tells in words what differs between two signatures of the newest layout (rule M2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.session.signature import session_refusals, session_warnings
 from joinery_runtime.job.model.duration import format_duration, format_time
-from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.model.wording import agreeing, listed
 
 Signed = Mapping[str, Any]
 Check = Callable[[Signed, Signed], Iterator[str]]
@@ -18,7 +18,7 @@ _FIXED = {field: words for kind in STEP_KINDS for field, words in kind.fixed.ite
 
 
 def refusals(old: Signed, new: Signed) -> Iterator[str]:
-    """Why the state cannot be used; what follows from an earlier difference is not said too."""
+    """Why the state cannot be used. Leaves out differences that only follow from an earlier one."""
     stages: Sequence[Sequence[Check]]
     if new["kind"] == "SessionWindow":
         stages = ((_kinds,), (_inputs,), (_times_and_tables, session_refusals))
@@ -32,7 +32,7 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
 
 
 def warnings(old: Signed, new: Signed) -> Iterator[str]:
-    """What stays gone, or is lost, where the state can be used."""
+    """What stays gone, or is lost, if the state can be used."""
     if new["kind"] == "SessionWindow":
         yield from session_warnings(old, new)
         return
@@ -88,7 +88,7 @@ def _history(until: int | None) -> str:
 
 
 def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
-    """Each step as it was and as it is, and words that place it in a chain."""
+    """Yields each step as it was and as it is, and words for its place in a chain."""
     for number, (was, now) in enumerate(zip(old["steps"], new["steps"], strict=False), start=1):
         yield was, now, f" (step {number})" if len(new["steps"]) > 1 else ""
 
@@ -120,7 +120,7 @@ def _keys(step: Signed) -> str:
 
 
 def _sides(now: Signed, new: Signed, number: int) -> Mapping[str, str]:
-    """What stands before a stored column's name on each side of a step, if its input's name is no part of it."""
+    """The prefix of a stored column's name on each side of a step; empty if its input's name is already part of it."""
     return {"left": "" if number > 0 else f"{new['inputs'][0]['name']}.", "right": f"{now['right']}."}
 
 
@@ -137,7 +137,7 @@ def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator
         added = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
         if added:
             more = [f"{len(added) - _NAMED} more"] if len(added) > _NAMED else []
-            verb = "is" if len(added) == 1 else "are"
+            verb = agreeing(len(added), "are")
             yield f"{listed([*added[:_NAMED], *more])} {verb} null in rows that were stored before"
 
 
@@ -148,7 +148,7 @@ _WIDENS = {
 
 
 def _longer(was: Signed, now: Signed) -> Iterator[str]:
-    """Wider bounds and longer retention bring nothing back."""
+    """Yields wider bounds and longer retention, which bring nothing back."""
     for field, (words, direction) in _WIDENS.items():
         if field in now and (now[field] - was[field]) * direction > 0:
             yield (

@@ -1,19 +1,19 @@
-"""What each step of a job does, in words: what matches, how long each side is kept, what is late, what is capped."""
+"""Explains what each step of a job does: what matches, how long each side is kept, what is late, what is capped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from joinery_runtime.job.join.row_sizes import row_bytes
 from joinery_runtime.job.join.steps import JoinStep, part_names
-from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.base import Chain, StepWords
-from joinery_runtime.job.model.plan import SidePlan, StepPlan, limits_text
+from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
+from joinery_runtime.job.model.references import Reference
 from joinery_runtime.job.model.wording import listed
 
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
-    """`stored` names the columns that segments keep, per part of the state."""
+    """The plans of the steps. `stored` names the columns that segments keep, per part of the state."""
     return tuple(_StepExplainer(job, number).plan(stored, kept) for number, kept in enumerate(kept_for(job)))
 
 
@@ -35,7 +35,7 @@ class _StepExplainer:
     def plan(self, stored: Mapping[str, Sequence[str]], kept: tuple[int, int]) -> StepPlan:
         until, labels = self._kind.kept_until(self._words), self._words.labels
         sides = [
-            SidePlan(part, labels[i], until[i], kept[i], row_bytes(self._job, self._number, i, stored[part]))
+            SidePlan(part, labels[i], until[i], kept[i], _row_bytes(self._job, self._number, i, stored[part]))
             for i, part in enumerate(part_names(self._number))
         ]
         title = f"{self._step.type} {self._kind.title} join"
@@ -65,7 +65,7 @@ class _StepExplainer:
 
 
 def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
-    """Per step, for how many milliseconds of event time after their own the left and the right rows are kept."""
+    """Per step, how long the left and the right rows are kept, in milliseconds of event time after their own."""
     first = job.spec.inputs[0].name
     chain = Chain({}, {(first, first): (0, 0)})
     for number, step in enumerate(job.joins):
@@ -73,3 +73,41 @@ def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
         for name in (*(left if number == 0 else ()), step.right):
             chain.lag[name] = job.input(name).watermark.delay + step.allowed_lateness
         yield step.matching.keeps(chain, left, step.right)
+
+
+# --- about how wide a stored row is -----------------------------------------------------------------------------------
+
+
+def _row_bytes(job: StreamJoin, step_index: int, side: int, columns: Sequence[str]) -> int:
+    """The bytes of a row with these stored columns, on the left (0) or right (1) side of a step."""
+    types = (stored_type(job, step_index, ("left", "right")[side], column) for column in columns)
+    return ENGINE_ROW_BYTES + sum(BYTES[kind.name] for kind in types)
+
+
+def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
+    """Per part, the columns that segments keep, as far as is known without parsing SQL: with an expression, all."""
+    columns: dict[str, Sequence[str]] = {}
+    for number, step in enumerate(job.joins):
+        left, right = part_names(number)
+        chained = number > 0
+        refs = [ref for name in job.left_inputs(number) for ref in _kept(job, name, chained=chained)]
+        columns[left] = [str(ref) if chained else ref.column for ref in refs]
+        columns[right] = [ref.column for ref in _kept(job, step.right, chained=False)]
+    return columns
+
+
+def _kept(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
+    """The kept columns of an input. Its event time is a column of the engine, unless it came through a step."""
+    used, side = _used(job), job.input(name)
+    every = [Reference(name, column) for column in side.types if chained or column != side.event_time]
+    return [ref for ref in every if used is None or ref in used]
+
+
+def _used(job: StreamJoin) -> set[Reference] | None:
+    """The columns that the job uses; None if an expression may use any column."""
+    if job.has_expressions:
+        return None
+    keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
+    counted = [of for step in job.joins if (of := step.matching.counted_from) is not None]
+    times = {Reference(of, job.input(of).event_time) for of in counted}
+    return keys | times | {column.source for column in job.output_columns if column.source is not None}

@@ -49,7 +49,7 @@ def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
 
 
 def _expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
-    """Its columns. What it may hold, and its type, the core says."""
+    """Checks the columns of an expression. The core checks its functions and its type."""
     try:
         columns = list(sqlglot.parse_one(text).find_all(exp.Column))
     except (SqlglotError, RecursionError) as error:
@@ -86,7 +86,7 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _default_names(draft: JobDraft) -> Iterator[Finding]:
-    """`a.b_c` and `a_b.c` would be one column."""
+    """Finds columns with the same default name: `a.b_c` and `a_b.c` would become one column."""
     if dig(draft.data, "spec", "select") is not None:
         if dig(draft.data, "spec", "prefixes") == "whenNeeded":
             yield ("spec", "prefixes"), "`select` or `sql` names the columns; drop `prefixes`"
@@ -101,7 +101,7 @@ def _keys_known(draft: JobDraft) -> Iterator[Finding]:
 
 
 def output_names(draft: JobDraft) -> list[str] | None:
-    """All output columns, or None while something hides one."""
+    """All output columns; None while a mistake hides one."""
     if dig(draft.data, "spec", "select") is not None:
         names = [_name(item) for item in items(draft.data, "spec", "select")]
         known = [name for name in names if name is not None]
@@ -123,7 +123,7 @@ def _name(item: object) -> str | None:
 
 
 def _every_column(draft: JobDraft) -> Iterator[str]:
-    """Nothing unless every column is known."""
+    """Yields the default names of all columns; nothing unless every column is known."""
     if not draft.all_named or any(source.types is None for source in draft.inputs):
         return
     columns = {source.name or "": tuple(source.types or ()) for source in draft.inputs}

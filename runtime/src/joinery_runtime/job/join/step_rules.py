@@ -32,7 +32,7 @@ def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:
-    """The first input is where the chain starts; each other one is the right side of one step."""
+    """Checks that the chain starts at the first input, and that each other input is the right side of one step."""
     wrong = [finding for step in draft.steps for finding in _right(draft, step)]
     yield from wrong
     if wrong or not draft.steps or not all(step.sides_known for step in draft.steps):
@@ -200,7 +200,7 @@ def _one_way(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _alone(draft: JobDraft) -> Iterator[Finding]:
-    """Steps of some kinds are no part of a chain."""
+    """Refuses kinds of step that cannot be part of a chain."""
     count = len(draft.steps)
     for step in draft.steps:
         for way, rule in {kind.field: kind.chain_rule for kind in STEP_KINDS if not kind.chains}.items():

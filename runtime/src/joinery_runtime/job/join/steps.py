@@ -40,12 +40,12 @@ class JoinStep(Model):
     where: Text | None = Field(default=None, examples=["orders.amount > 10"])
     """An SQL condition over columns of the inputs (`input.column`) that a pair must meet."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
-    """What becomes of late rows: `drop` counts them, `reopen` joins them with what is still kept, `dlq` writes them to
+    """What happens to late rows: `drop` counts them, `reopen` joins them with what is still kept, `dlq` writes them to
     the dead letters."""
     allowed_lateness: PositiveDuration = Field(default=0, examples=["1m"])
     """How much longer state is kept for rows behind the watermark, a duration."""
     broadcast: Text | None = Field(default=None, examples=["rates"])
-    """Without keys: the side that every shard gets whole."""
+    """In a join without keys, the side that every shard gets in full."""
     co_partitioned: Bool = False
     """Whether both topics are partitioned by the join key alike, so that executors exchange no rows. Every record is
     checked: one in another partition than its key's is a bad record. For a job of one step with one key."""

@@ -1,16 +1,17 @@
-"""`StreamJoin`: the whole resource, with the views of it that the engine asks for."""
+"""`StreamJoin`: the whole resource, its cross-field rules, and the views that the engine needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.join.rules import broken_rules
+from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, part_names
+from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.base import Limits, Text
-from joinery_runtime.job.model.draft import Finding, Loc
+from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import (
     WINDOW_COLUMNS,
@@ -22,7 +23,15 @@ from joinery_runtime.job.model.references import (
 )
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
-from joinery_runtime.job.sql import SqlInput, Translation, translate
+from joinery_runtime.job.sql import SqlInput, Translation, check_shape, translate
+from joinery_runtime.job.sql.names import table_of
+
+_RULES = (
+    *(*input_rules.RULES, *step_rules.RULES),
+    *(*select_rules.RULES, *output_rules.RULES),
+)
+_SQL: Loc = ("spec", "sql")
+_FROM_SQL = ("joins", "select")
 
 
 def _example(name: str) -> dict[str, Any]:
@@ -74,7 +83,8 @@ class StreamJoin(Job):
 
     @classmethod
     def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
-        return broken_rules(data)
+        sql = dig(data, *_SQL)
+        return _broken(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -192,3 +202,32 @@ def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> Colum
         return job.input(ref.input).types[ref.column]
     of = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
     return job.input(of).types[name]
+
+
+# --- the cross-field rules: each yields the places it finds wrong; what is missing silences it ------------------------
+
+
+def _broken(data: Mapping[str, Any]) -> list[Finding]:
+    draft = read_draft(data)
+    return [finding for rule in _RULES for finding in rule(draft)]
+
+
+def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
+    """Applies the rules to what the SQL stands for; each finding is at the SQL."""
+    spec = data["spec"]
+    for name in _FROM_SQL:
+        if spec.get(name):
+            yield _SQL, f"{name} and sql are both named; keep one"
+    draft = read_draft(data)
+    tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
+    known = draft.all_named and len(tables) == len(draft.inputs)
+    translation = translate(sql, tuple(tables)) if known else None
+    problems = translation.problems if translation is not None else check_shape(sql)
+    yield from ((_SQL, problem) for problem in problems)
+    rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
+    if translation is not None and not problems:
+        said: dict[str, list[Any]] = {"joins": list(translation.steps), "select": translation.select}
+    else:
+        said = {"select": [None]}  # an unknown column, which silences the rules on outputs
+    for at, message in _broken({**data, "spec": {**rest, **said}}):
+        yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message

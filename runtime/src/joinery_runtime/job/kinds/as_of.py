@@ -54,7 +54,7 @@ def _table(step: StepDraft) -> Iterator[Finding]:
 
 
 def _tables_elsewhere(draft: JobDraft) -> Iterator[Finding]:
-    """A table is read as versions, which only an as-of step understands."""
+    """Refuses a table outside of an as-of step: a table is read as versions, which only such a step understands."""
     if not draft.steps or not all(step.sides_known for step in draft.steps):
         return
     looked_up = {step.data.get("right") for step in draft.steps if step.data.get("asOf") is not None}
@@ -121,7 +121,7 @@ class AsOf(Model, StepKind):
         )
 
     def late(self, of: StepWords) -> str:
-        """Rule A3."""
+        """What happens to late rows, in words (rule A3)."""
         return "none are dropped; versions that are superseded beyond historyRetention on arrival are, and counted"
 
 

@@ -1,6 +1,6 @@
-"""What a kind of join step says of itself: its fields, its rules, how it is explained, and what its state depends on.
+"""What defines a kind of join step: its fields, its rules, its explanation, and what its state depends on.
 
-A module here is one kind: the model of its fields is the kind. `STEP_KINDS` of `job.join.steps` lists them.
+Each module here is one kind; the model of its fields is the kind. `STEP_KINDS` in `job.join.steps` lists them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Rules = tuple[Callable[[JobDraft], Iterator[Finding]], ...]
 
 @dataclass(slots=True)
 class Chain:
-    """What steps before this one make of time. `lag` is how far the watermark of an input's time trails what comes in:
-    by the input's own delay and the allowedLateness of the step that reads it, and after a step by what that may still
-    keep (rule N3). `apart` bounds `y.ts - x.ts` of rows that were joined (N2)."""
+    """How the steps before this one affect time. `lag` is how far the watermark of an input's time trails what arrives:
+    by the input's own delay and the allowedLateness of the step that reads it, and after a step by what the step may
+    still keep (rule N3). `apart` bounds `y.ts - x.ts` in joined rows (N2)."""
 
     lag: dict[str, int] = field(default_factory=dict)
     apart: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class StepWords:
 
     @property
     def dropped(self) -> str:
-        """What becomes of late rows."""
+        """What happens to late rows, in words."""
         return "written to the dead letters and counted" if self.late_data == "dlq" else "dropped and counted"
 
     @property
@@ -60,7 +60,7 @@ class StepWords:
         return self.number > 0 and name != self.right
 
     def watermark(self, name: str) -> str:
-        """A later step sees the watermark that the step before hands on (rule N3)."""
+        """The name of an input's watermark. A later step sees the one that the step before hands on (rule N3)."""
         return f"wm({name} after step {self.number})" if self.chained(name) else f"wm({name})"
 
     def lower_watermark(self) -> str:
@@ -117,12 +117,12 @@ class StepKind(ABC):
 
     @abstractmethod
     def durations(self) -> dict[str, Any]:
-        """What the step's state depends on, as the signature says it; allowedLateness apart."""
+        """The durations on which the step's state depends, as in the signature, without allowedLateness."""
 
     @abstractmethod
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
-        """For how many milliseconds of event time after their own the left and the right rows are kept in steady flow;
-        `chain` is brought up to after the step."""
+        """How long the left and the right rows are kept in steady flow, in milliseconds of event time after their own.
+        Updates `chain` to the times after the step."""
 
     @abstractmethod
     def bound(self, of: StepWords) -> tuple[str, str]:
@@ -134,7 +134,7 @@ class StepKind(ABC):
 
     @abstractmethod
     def late(self, of: StepWords) -> str:
-        """What follows `late rows:`: what becomes of them, and when a row is late."""
+        """What follows `late rows:`: what happens to them, and when a row is late."""
 
 
 def plus(ms: int) -> str:
@@ -142,7 +142,7 @@ def plus(ms: int) -> str:
 
 
 def milliseconds(raw: Any) -> int | None:
-    """None: the text is no duration, which another rule says."""
+    """The milliseconds; None if the text is not a duration, which another rule reports."""
     try:
         return parse_duration(raw)
     except ValueError:

@@ -77,7 +77,8 @@ class Interval(Model, StepKind):
         return {"of": self.of, "lower": self.lower, "upper": self.upper}
 
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
-        """Rule J3, with the other side's lag: its watermark trails the times that come in together with this row."""
+        """How long rows are kept (rule J3), including the other side's lag: that side's watermark trails the times that
+        arrive together with this row."""
         lag, apart = chain.lag, chain.apart
         kept = max(0, self.upper + lag[right]), max(0, -self.lower + lag[self.of])
         lag[right] = max(lag[right], kept[1])
@@ -96,7 +97,7 @@ class Interval(Model, StepKind):
         return "bound", f"{right} in [{bounds}], both ends included"
 
     def kept_until(self, of: StepWords) -> tuple[str, str]:
-        """Nothing is late between steps (N2)."""
+        """Until when rows are kept, in words. Between steps nothing is late (N2), so no lateness is added."""
         left, right = (
             f"{of.watermark(name)} > ts {plus(ms)} [{bound}]{'' if of.chained(name) else f' + {of.lateness}'}"
             for name, ms, bound in ((of.right, self.upper, "upper"), (self.of, -self.lower, "-lower"))
@@ -104,7 +105,7 @@ class Interval(Model, StepKind):
         return left, right
 
     def late(self, of: StepWords) -> str:
-        """Rules J6 and J7."""
+        """What happens to late rows, in words (rules J6 and J7)."""
         if of.late_data == "reopen":
             return "joined with what is still kept, and never dropped (lateData: reopen)"
         if of.only_inner:

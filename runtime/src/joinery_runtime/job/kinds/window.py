@@ -45,7 +45,7 @@ class _Window(StepKind):
     @property
     @abstractmethod
     def length(self) -> int:
-        """How long after its own time a row's last window ends, at most; of a session that nothing extends."""
+        """How long after its own time a row's last window ends, at most; for a session, if no other row extends it."""
 
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
         waits = self.length + max(chain.lag.values())
@@ -65,7 +65,7 @@ class _Window(StepKind):
         return text, text
 
     def late(self, of: StepWords) -> str:
-        """Rule W2."""
+        """What happens to late rows, in words (rule W2)."""
         end, sign = self.over
         return f"{of.dropped} when {end} + {of.lateness} {sign} {of.lower_watermark()}"
 

@@ -1,7 +1,7 @@
-"""What all resource models share: their configuration, the scalar field types, and how "not supported yet" is said.
+"""What all resource models share: configuration, scalar field types, and the refusal of what is not supported yet.
 
-A value that the interface defines and this release does not build is declared with `not_yet`, so that it is refused at
-its own path. Building the feature means replacing that one declaration.
+A value that the interface defines but this release does not support is declared with `not_yet`, so that it is refused
+at its own path. Building the feature means replacing that one declaration.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Model(BaseModel):
 
 
 def not_yet(what: str, *values: object, todo: str = "") -> Any:
-    """The marker of single values that are not built; `{}` in `what` is replaced by the value."""
+    """The marker for single values that are not supported yet; `{}` in `what` is replaced by the value."""
 
     def refuse(value: object) -> object:
         if any(value is unbuilt or (isinstance(value, str) and value == unbuilt) for unbuilt in values):
@@ -59,7 +59,7 @@ def not_yet(what: str, *values: object, todo: str = "") -> Any:
 
 
 def _duration_or_off(value: Any) -> int | None:
-    """YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
+    """Milliseconds; None for `off`. YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
     if value is False or value == OFF:
         return None
     try:
@@ -99,7 +99,7 @@ def _epoch_ms(value: Any) -> int:
 
 
 def _setting(value: Any) -> Any:
-    """Settings of librdkafka and Spark are text; YAML writers naturally leave numbers and booleans unquoted."""
+    """A setting as text, as librdkafka and Spark want it; in YAML, numbers and booleans are usually unquoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
@@ -165,9 +165,9 @@ class Limits(Model):
     """Caps on each side of the step, and what happens at one."""
 
     max_state_bytes: ByteCount | None = Field(default=None, examples=["10Gi"])
-    """Most bytes of stored state on each side, as a number or as 500M or 10Gi."""
+    """Maximum number of bytes of stored state on each side, as a number or as 500M or 10Gi."""
     max_records: Annotated[Int, Field(ge=1)] | None = Field(default=None, examples=[50_000_000])
-    """Most stored rows on each side."""
+    """Maximum number of stored rows on each side."""
     on_limit: Literal["fail", "pause"] = "fail"
     """`fail` stops the job before anything of the epoch is committed; `pause` reads no more of that side until its
     state has shrunk."""

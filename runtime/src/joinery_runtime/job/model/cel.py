@@ -11,7 +11,8 @@ from joinery_runtime.job.model.wording import linked, listed
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`rule` holds for good resources; `at` is the field below the rule's own place that a finding points to."""
+    """A CEL rule. `rule` is true for valid resources; `at` is the field, below the rule's own place, to which a finding
+    points."""
 
     rule: str
     message: str
@@ -31,7 +32,7 @@ def time(name: str) -> str:
 
 
 def positive() -> tuple[Rule, ...]:
-    """A rule for durations; the schema's minimum sees numbers only."""
+    """A rule for durations, because the schema's minimum applies to numbers only."""
     return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
 
 
@@ -63,4 +64,4 @@ TARGETS = (
         ".autoscale",
     ),
 )
-"""Of the spec of every kind: an output, the state store, autoscaling."""
+"""Rules on the spec of every kind: an output, the state store, autoscaling."""

@@ -15,7 +15,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from joinery_runtime.errors import JobError, Problem
 from joinery_runtime.job.model.draft import Loc
 
-# Far more than any resource holds; stops a file that aliases itself or multiplies by aliases.
+# Far more than any resource holds; stops a file that refers to itself by an alias, or multiplies by aliases.
 MAX_VALUES = 100_000
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
@@ -23,8 +23,8 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 @dataclass(slots=True)
 class Document:
-    """One YAML document. `lines` are 1-based, by path; `repeated` lists keys that a mapping holds twice, as path, line
-    and column; `unset` are environment variables that a value names and that are not there, with the value's path."""
+    """One YAML document. `lines` are 1-based, by path. `repeated` lists keys that a mapping holds twice, as path, line
+    and column. `unset` are environment variables that a value names but that are not set, with the value's path."""
 
     data: Any = None
     lines: dict[Loc, int] = field(default_factory=dict)
@@ -32,27 +32,28 @@ class Document:
     unset: list[tuple[Loc, str]] = field(default_factory=list)
 
     def line(self, at: Loc) -> int | None:
-        """The line of the place, or of the innermost part of its path that is in the file."""
+        """The line of the place, or of the innermost part of its path that the file has."""
         return next((self.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in self.lines), None)
 
 
 def read_documents(text: str, source: str, environment: Mapping[str, str] | None = None) -> list[Document]:
-    """All documents that are not empty. Raises JobError with line and column when the text is not YAML. With an
-    `environment` values may name its variables: `${NAME}`, or `${NAME:-default}`; `$${` stands for `${`."""
+    """All documents that are not empty. Raises JobError with line and column if the text is not YAML. With an
+    `environment`, values may refer to its variables: `${NAME}`, or `${NAME:-default}`; `$${` stands for `${`."""
     text = _without_json_tabs(text)
     yaml = YAML(typ="safe", pure=True)
     try:
         nodes = [node for node in yaml.compose_all(text) if node is not None]
         return [_Reader(yaml, environment).document(node) for node in nodes]
     except MarkedYAMLError as error:
-        raise JobError(source, [_broken(error)]) from error
+        raise JobError(source, [_broken(error, text)]) from error
     except (YAMLError, ValueError, RecursionError) as error:
         problem = Problem("(file)", f"this is not readable YAML: {' '.join(str(error).split())}")
         raise JobError(source, [problem]) from error
 
 
 def plain_json(text: str) -> dict[str, Any] | None:
-    """What a JSON object holds that YAML reads alike: no key twice, no NaN, no environment variable. Else None."""
+    """The JSON object in the text, if YAML would read the same: no repeated key, NaN or environment variable. Else
+    None."""
     if not text.startswith("{") or "${" in text:
         return None
     try:
@@ -74,7 +75,8 @@ def _no_number(name: str) -> None:
 
 
 def _without_json_tabs(text: str) -> str:
-    """JSON may be indented with tabs, YAML may not; inside JSON's strings a bare tab cannot be."""
+    """The text with spaces in place of tabs if it is JSON: YAML does not allow tabs as indentation. JSON's strings
+    cannot hold a bare tab."""
     if "\t" not in text:
         return text
     try:
@@ -84,10 +86,15 @@ def _without_json_tabs(text: str) -> str:
     return text.replace("\t", " ")
 
 
-def _broken(error: MarkedYAMLError) -> Problem:
+def _broken(error: MarkedYAMLError, text: str) -> Problem:
     mark = error.problem_mark or error.context_mark
     while_doing = f" {error.context}" if error.context else ""
-    message = f"this is not readable YAML: {error.problem or 'broken'}{while_doing}; fix the text here or just above"
+    todo = "fix the text here or just above"
+    if mark is not None and text.splitlines()[mark.line : mark.line + 1]:
+        line = text.splitlines()[mark.line]
+        if line[max(0, mark.column - 1) :].startswith("${"):  # a mapping begins there, to YAML
+            todo = 'inside {...} or [...], quote a value that has a variable: "${NAME}"'
+    message = f"this is not readable YAML: {error.problem or 'broken'}{while_doing}; {todo}"
     if mark is None:
         return Problem("(file)", message)
     return Problem("(file)", f"column {mark.column + 1}: {message}", mark.line + 1)
@@ -116,11 +123,12 @@ class _Reader:
             return [self._value(child, (*at, i)) for i, child in enumerate(node.value)]
         if self._environment is not None and isinstance(node, ScalarNode) and "${" in node.value:
             node = self._filled(node, at, self._environment)
-        # A date without quotes stays text: the models read times themselves.
+        # An unquoted date stays text: the models parse times themselves.
         return node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)
 
     def _filled(self, node: ScalarNode, at: Loc, environment: Mapping[str, str]) -> ScalarNode:
-        """Without quotes the value may be a number or true and false, as if it were written there."""
+        """The node with variables replaced. Without quotes the value may be a number or boolean, as if written
+        there."""
 
         def value(found: re.Match[str]) -> str:
             if found[0] == "$${":
@@ -137,7 +145,7 @@ class _Reader:
     def _pairs(self, node: MappingNode, at: Loc) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
         for key_node, value_node in node.value:
-            # Resources are JSON objects: keys are text, also where YAML would read a number (`offsets: {0: 5}`).
+            # Resources are JSON objects: keys are text, even where YAML would read a number (`offsets: {0: 5}`).
             key = str(key_node.value) if isinstance(key_node, ScalarNode) else "(a list or mapping as key)"
             place, mark = (*at, key), key_node.start_mark
             if key in seen:

@@ -1,6 +1,6 @@
-"""A resource before it is valid: what cross-field rules read, each piece present as far as it parses.
+"""A resource before it is valid, as cross-field rules read it: each piece is present as far as it parses.
 
-Rules run on raw data, not on models, so that a mistake in one place does not hide the mistakes elsewhere.
+Rules run on raw data, not on models, so that a mistake in one place does not hide mistakes elsewhere.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class InputDraft:
 
 @dataclass(frozen=True, slots=True)
 class StepDraft:
-    """One join step. `left` are the inputs that were joined before it, empty where an earlier mistake hides them;
-    `right` is None unless it names an input of its own."""
+    """One join step. `left` are the inputs that were joined before it; empty if an earlier mistake hides them. `right`
+    is None unless it names an input that no other step joins."""
 
     at: Loc
     number: int
@@ -55,7 +55,7 @@ class StepDraft:
         return [source.name or "" for source in self.left]
 
     def side_of(self, input_name: str) -> InputDraft | None:
-        """The input of that name, if it is one that this step joins."""
+        """The input of that name, if this step joins it."""
         joined = [*self.left, *([self.right] if self.right is not None else [])]
         return next((source for source in joined if source.name == input_name), None)
 
@@ -72,12 +72,13 @@ class JobDraft:
 
     @property
     def all_named(self) -> bool:
-        """Whether there are inputs, two at least, each with its own name: what rules on steps and outputs need."""
+        """Whether there are at least two inputs, each with a unique name, as rules on steps and outputs need."""
         return len(self.inputs) == len(self.by_name) >= 2
 
 
 def path_text(at: Loc) -> str:
-    """`spec.inputs[0].schema[2].type`; a key that is no plain word is quoted: `keys["orders.id"]`."""
+    """A path as text: `spec.inputs[0].schema[2].type`; a key that is not a plain word is quoted:
+    `keys["orders.id"]`."""
     return "".join(map(_step_text, at)).removeprefix(".") or "(file)"
 
 
@@ -88,7 +89,7 @@ def _step_text(step: str | int) -> str:
 
 
 def dig(data: object, *steps: str | int) -> Any:
-    """The value at a path of keys and list positions, or None."""
+    """The value at a path of keys and list positions; None if there is none."""
     for step in steps:
         if isinstance(data, Mapping):
             data = data.get(step)
@@ -100,7 +101,7 @@ def dig(data: object, *steps: str | int) -> Any:
 
 
 def items(data: object, *steps: str | int) -> Sequence[Any]:
-    """The list at a path, empty when there is none."""
+    """The list at a path; empty if there is none."""
     value = dig(data, *steps)
     return value if isinstance(value, list | tuple) else ()
 
@@ -147,7 +148,7 @@ def _type(raw: object) -> ColumnType | None:
 
 
 def moment(raw: object) -> int | None:
-    """A time in milliseconds, None where it is none."""
+    """A time in milliseconds; None if the value is not a time."""
     try:
         return _TIME.validate_python(raw)
     except ValidationError:
@@ -180,8 +181,8 @@ def unknown_column(name: str, side: InputDraft) -> str:
 
 
 def no_key(column: str, types: Mapping[str, ColumnType | None]) -> str | None:
-    """Why rows cannot be told apart by the column; None where they can."""
+    """Why the column cannot be a key; None if it can."""
     kind = types.get(column)
     if kind is None or kind.name != "json":
         return None
-    return f"column {column!r} is json, of which equal values may have different texts; take a part of it, by its path"
+    return f"column {column!r} is json: equal values may have different texts. Take a part of it, by its path"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 # Go's time.Duration counts nanoseconds in 64 bits; the same limit keeps sums of times inside int64 milliseconds.
@@ -24,7 +24,7 @@ _HINT = "write it like 1h30m, 10s, 250ms or -1m, or as a plain number of millise
 
 
 def parse_duration(value: str | int) -> int:
-    """The duration in milliseconds. Raises ValueError saying what is wrong with the text and how to write it."""
+    """The duration in milliseconds. Raises ValueError, which says what is wrong with the text and how to write it."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"a duration must be text or a whole number of milliseconds; {_HINT}")
     ms = value if isinstance(value, int) else _parse_text(value.strip())
@@ -34,7 +34,7 @@ def parse_duration(value: str | int) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """The shortest text of whole units that parse_duration reads back as `ms`."""
+    """The shortest text in whole units from which `parse_duration` gets `ms`."""
     if ms == 0:
         return "0s"
     text, rest = "-" if ms < 0 else "", abs(ms)
@@ -45,20 +45,22 @@ def format_duration(ms: int) -> str:
 
 
 _END = 2**63 - 1  # the watermark of an input that has ended
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_time(ms: int | None) -> str:
-    """Event time for people. What no calendar holds, such as the watermark of an input that has ended, is a number."""
+    """Event time for people. A time outside the calendar, such as the watermark of an ended input, stays a number."""
     if ms is None:
         return "not known yet"
     try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError):
+        # Not `fromtimestamp`: seconds of a far year have no milliseconds as a float.
+        return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
         return "the end" if ms == _END else f"{ms} ms"
 
 
 def time_value(ms: int | None) -> int | str | None:
-    """Event time in JSON: milliseconds, "end" where an input has ended, None where it is not known yet."""
+    """Event time in JSON: milliseconds, "end" if the input has ended, None if it is not known yet."""
     return "end" if ms is not None and ms >= _END else ms
 
 

@@ -207,7 +207,8 @@ def _offsets_of_one_topic(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _a_group_each(draft: JobDraft) -> Iterator[Finding]:
-    """Members of one group share the partitions out: each input would read only some partitions of its topic."""
+    """Refuses a consumer group shared by two inputs: its members divide the partitions among them, so each input would
+    read only some partitions of its topic."""
     for name in ("group.id", "group.instance.id"):
         values = [dig(source.data, "kafka", "properties", name) for source in draft.inputs]
         for i, value in repeats(values):

@@ -44,7 +44,7 @@ _HEADERS = "headers."
 
 
 def header_of(origin: str) -> str | None:
-    """The name of the header that is meant; None where it is something else."""
+    """The name of the header that an origin refers to; None for any other origin."""
     return origin.removeprefix(_HEADERS) if origin.startswith(_HEADERS) else None
 
 
@@ -61,7 +61,7 @@ Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 TopicPattern = Annotated[Text, AfterValidator(_regular_expression)]
 NonNegative = Annotated[Int, Field(ge=0)]
 
-# "<...>" marks a union's branch in pydantic's error locations; it is no part of the path in the file.
+# "<...>" marks a union's branch in pydantic's error locations; it is not part of the path in the file.
 BRANCH_AT, BRANCH_TIME, BRANCH_OFFSETS = "<word>", "<timestamp>", "<offsets>"
 
 
@@ -167,9 +167,9 @@ class CsvDialect(Model):
     """How CSV is written."""
 
     separator: Annotated[Text, AfterValidator(_one_byte)] = Field(default=",", examples=[";"])
-    """What is between two fields: one character."""
+    """The character between two fields."""
     quote: Annotated[str, BeforeValidator(_quote)] = Field(default='"', examples=["off"])
-    """What is around fields that hold a separator or a line break: one character, doubled inside; `off` for none."""
+    """The character around fields that hold a separator or a line break, doubled inside them; `off` for none."""
     skip_initial_space: Bool = False
     """Skips blanks after a separator."""
     header: Bool = True
@@ -284,10 +284,10 @@ class Input(Model):
     once."""
     format: Literal["json", "csv", "avro", "protobuf", "debezium-json", "debezium-avro", "parquet"]
     """How records are encoded: `json` (an object each), `csv`, `avro` and `protobuf` (a record, or message, each),
-    `debezium-json` and `debezium-avro` (change events, of which the columns are the row's), or `parquet` (files)."""
+    `debezium-json` and `debezium-avro` (change events; the columns are those of the row), or `parquet` (files)."""
     schema_registry: SchemaRegistry | None = None
-    """Where the schemas are of records that begin with five bytes that name their schema: Avro and Protobuf. Of JSON,
-    only these bytes are stripped."""
+    """The registry with the schemas of Avro and Protobuf records, whose first five bytes name the schema. From JSON
+    records, Joinery only strips these bytes."""
     avro_schema: Text | None = Field(
         default=None,
         examples=['{"type": "record", "name": "Order", "fields": [{"name": "order_id", "type": "string"}]}'],
@@ -308,7 +308,7 @@ class Input(Model):
     event_time: Text = Field(examples=["ts"])
     """The column with the event time: a timestamp, or an int64 of milliseconds since 1970."""
     watermark: Watermark = Watermark()
-    """How the input's event time moves on."""
+    """How the input's watermark advances."""
     table: Table | None = None
     """Makes the input a changelog, for the right side of an `asOf` step: each row is a version of its key, from its
     event time on. A record without a value deletes the key."""

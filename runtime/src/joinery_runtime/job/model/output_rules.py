@@ -9,11 +9,12 @@ from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly
 from joinery_runtime.job.model.outputs import LAKES, DeadLetter, Output, StoreSpec
 from joinery_runtime.job.model.wording import listed, suggestion
 
-_REGISTERED = ("avro", "protobuf")  # formats whose schema a registry has
+_REGISTERED = ("avro", "protobuf")  # formats with a schema in a registry
 
 
 def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Finding]:
-    """Keys and headers that name no output column. `known` are all that there are, None while one is hidden."""
+    """Finds keys and headers that do not name an output column. `known` are all output columns; None while a mistake
+    hides one."""
     if known is None:
         return
     named: list[tuple[Loc, object]] = [
@@ -30,7 +31,7 @@ def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Fi
 
 
 def late_without_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
-    """`at` is the place of a `lateData`."""
+    """Refuses `lateData: dlq` without dead letters; `at` is the place of the `lateData`."""
     if dig(draft.data, *at) == "dlq" and dig(draft.data, "spec", "deadLetter") is None:
         yield at, "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop"
 
@@ -68,7 +69,7 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
-    """One of the two would merge what the other holds."""
+    """Refuses rolling files of output and dead letters in one folder: each would merge what the other holds."""
     spec = dig(draft.data, "spec")
     output, dead = dig(spec, "output", "file"), dig(spec, "deadLetter", "file")
     if dig(output, "path") is None or dig(output, "path") != dig(dead, "path"):

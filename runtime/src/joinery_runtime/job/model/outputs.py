@@ -75,7 +75,7 @@ class FileOutput(Model):
     """Smaller files are held back until they have this size together, and are then merged into one. If absent, 128Mi
     where `roll_interval` is given; without both, nothing is held back."""
     roll_interval: Length | None = Field(default=None, examples=["5m"])
-    """How long rows are held back at most, a duration. If absent, 1m where `roll_size` is given."""
+    """Maximum time to hold rows back, a duration. If absent, 1m where `roll_size` is given."""
 
     @property
     def rolling(self) -> tuple[int, int] | None:
@@ -89,7 +89,7 @@ class ConsoleOutput(Model):
     """The driver's standard output, to try a job out."""
 
     rows: Annotated[Int, Field(ge=1, le=1000)] = Field(default=20, examples=[50])
-    """How many rows of each epoch are shown; the others are only counted."""
+    """Number of rows to show of each epoch. The others are only counted."""
 
 
 LAKES = ("iceberg", "delta")
@@ -211,9 +211,10 @@ class PeriodicSavepoints(Model):
     """Savepoints that the driver makes by itself, named `periodic-<epoch>`."""
 
     every: Annotated[PositiveDuration, Field(gt=0)] = Field(examples=["1h"])
-    """How far apart they are, a duration. One is made with a checkpoint, so `checkpointInterval` is the finest step."""
+    """Time between two savepoints, a duration. Savepoints are made at checkpoints, so `checkpointInterval` is the
+    shortest."""
     keep: Annotated[Int, Field(ge=1, le=1000)] = Field(default=7, examples=[24])
-    """How many of them are kept, the newest ones. Each keeps its segments in the database."""
+    """Number of savepoints to keep, the newest ones. Each keeps its segments in the database."""
 
 
 class StartingSavepoint(Model):

@@ -6,21 +6,21 @@ import json
 import re
 
 Path = tuple[str | int, ...]
-"""Names of objects' fields and positions in arrays, from the outermost on. The first step is a name."""
+"""Names of fields in objects and positions in arrays, from the outermost inwards. The first step is a name."""
 
 _STEP = re.compile(r'(?P<dot>\.)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^."\[\]]+))|\[(?P<index>\d{1,6})\]')
 _FORM = 'a path is names and positions, for example payload.after.id, items[0].sku or "a.b".c (a name with dots)'
 
 
 def parse_path(text: str) -> Path:
-    """The steps of a path. Raises ValueError that shows the form."""
+    """The steps of a path. Raises ValueError, which shows the form."""
     if text.startswith("$"):
         raise ValueError(f"{text!r} begins with $; leave it out: {_FORM}")
     steps: list[str | int] = []
     at = 0
     while at < len(text) or not steps:
         found = _STEP.match(text, at)
-        # A dot stands between two steps, of which the second one is a name.
+        # A dot separates two steps if the second one is a name.
         if found is None or (found["index"] is None and bool(found["dot"]) != bool(steps)):
             raise ValueError(f"{text!r} is not a path (see character {at + 1}): {_FORM}")
         if found["index"] is None:

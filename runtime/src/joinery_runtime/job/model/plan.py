@@ -1,4 +1,4 @@
-"""What `joinery explain` says of a step: words for what it does, and about how much state it will keep."""
+"""What `joinery explain` says about a step: what it does, and roughly how much state it will keep."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.quantity import format_bytes
 from joinery_runtime.job.model.wording import counted, listed
 
-RATE = 1_000  # rows per second and input that the state estimate is for
+RATE = 1_000  # the rows per second and input that the state estimate assumes
 
-# What the engine adds to a stored row: key hash, event time, partition, offset.
+# The bytes that the engine adds to a stored row: key hash, event time, partition, offset.
 ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
 
-# Arrow's width; text, and binary and JSON, are guesses of 16 and 32 bytes of content with a 4-byte offset.
+# Arrow's widths. Those of text, and of binary and JSON, are guesses: 16 and 32 bytes of content, and a 4-byte offset.
 BYTES = {
     "boolean": 1,
     "int32": 4,
@@ -32,9 +32,9 @@ BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class SidePlan:
-    """How long rows of one side wait. `rows_of` names their input, or the inputs whose joined rows they are;
-    `kept_for_ms` is event time after the row's own, in steady flow; `rows` and `bytes` are the state expected at RATE
-    rows per second, uncompressed. Where it `holds` sessions, that is the most, each row being a session of its own."""
+    """How long rows of one side wait. `rows_of` names their input, or the inputs whose joined rows they are.
+    `kept_for_ms` is event time after the row's own, in steady flow. `rows` and `bytes` are the expected state at RATE
+    rows per second, uncompressed. If the side `holds` sessions, that is the most: each row is a session of its own."""
 
     part: str
     rows_of: str
@@ -54,8 +54,8 @@ class SidePlan:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: `title` says what it is, `facts` are (name, text) in the order they are told, `shorter` is what makes
-    its state smaller."""
+    """One step: `title` says what it is, `facts` are (name, text) in order, `shorter` is what makes its state
+    smaller."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -64,7 +64,7 @@ class StepPlan:
 
 
 def limits_text(limits: Limits, of: str) -> str:
-    """`of` is what the caps are on."""
+    """The limits in words; `of` is what the caps are on."""
     sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
     sizes += [counted(limits.max_records, "row")] if limits.max_records else []
     read = "of that side is read" if of == "a side" else "is read"

@@ -69,17 +69,17 @@ class Autoscale(Model):
     so that all executors get as many. For the operator; without meaning on a laptop."""
 
     min_instances: Annotated[Int, Field(ge=1)] = Field(default=1, examples=[2])
-    """Fewest executors."""
+    """Minimum number of executors."""
     max_instances: Annotated[Int, Field(ge=1)] = Field(examples=[8])
-    """Most executors."""
+    """Maximum number of executors."""
     target_busy: Annotated[Int, Field(ge=1, le=100)] = Field(default=70, examples=[60])
-    """Percent of their time that executors are to be busy with the records that arrive."""
+    """Target share of time that executors spend on arriving records, in percent."""
     target_lag: Length = Field(default=60_000, examples=["2m"])
-    """How long it may take to read what waits, beside what arrives."""
+    """Target time to read the backlog while records keep arriving, a duration."""
     up_after: Length = Field(default=30_000, examples=["1m"])
-    """How long more executors must have been needed before they are asked for."""
+    """How long the load must call for more executors before the driver requests them, a duration."""
     down_after: Length = Field(default=300_000, examples=["15m"])
-    """How long fewer executors must have been enough before others end."""
+    """How long fewer executors must suffice before the driver ends the others, a duration."""
 
 
 class LocalRef(SecretRef):

@@ -13,7 +13,7 @@ MAX_BYTES = 2**63 - 1
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes of `10Gi`, `1.5G`, `1024` or an integer. Raises ValueError that says how to write one."""
+    """The bytes in `10Gi`, `1.5G`, `1024` or an integer. Raises ValueError, which says how to write a size."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _in_range(value)
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -26,7 +26,7 @@ def parse_bytes(value: object) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """The shortest text that `parse_bytes` reads back: with the largest binary unit that divides the size."""
+    """The shortest text from which `parse_bytes` gets the size: with the largest binary unit that divides it."""
     for unit, factor in reversed(_BINARY.items()):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"

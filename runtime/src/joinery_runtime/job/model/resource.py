@@ -41,19 +41,19 @@ class Trigger(Model):
     (docs/operations.md, "Memory")."""
 
     interval: PositiveDuration = Field(default=0, examples=["10s"])
-    """Least time between the starts of two epochs, a duration: fewer files, commits and transactions, but rows go out
+    """Minimum time between the starts of two epochs, a duration: fewer files, commits and transactions, but rows go out
     later. With 0, and when as many records wait as one epoch may read, the next epoch starts at once."""
     max_records_per_epoch: Annotated[Int, Field(ge=1)] = Field(default=500_000, examples=[2_000_000])
-    """Most records that an epoch reads, of all inputs together."""
+    """Maximum number of records that an epoch reads, all inputs together."""
     max_bytes_per_epoch: ByteCount = Field(default=64 * 2**20, examples=["256Mi"])
-    """Most bytes that an epoch reads, of all inputs together, as a number or as 64Mi."""
+    """Maximum number of bytes that an epoch reads, all inputs together, as a number or as 64Mi."""
 
 
 class ShadowComparison(Model):
     """What `upgrade.mode: shadow` compares before the edited job takes over."""
 
     epochs: Annotated[Int, Field(ge=1, le=1000)] = Field(default=10, examples=[100])
-    """How many epochs that the running job commits are computed under the edited job too."""
+    """Number of the running job's committed epochs to compute under the edited job too."""
     within: Length = Field(default=300_000, examples=["8m"])
     """How long to wait for them: what was committed by then is compared. Less than `progressDeadline`."""
 
@@ -70,7 +70,8 @@ class Upgrade(Model):
     """What happens when the new driver does not start: `automatic` returns to the savepoint and the last revision that
     ran, `manual` does so once the resource asks for another job, `disabled` never."""
     progress_deadline: Length = Field(default=600_000, examples=["30m"])
-    """How long a rollout, or a pod, may get no further: to a node, an image, a migrated segment, readiness."""
+    """How long a rollout or a pod may make no progress (a node, an image, a migrated segment, readiness), a
+    duration."""
 
 
 class JobSpec(Model):
@@ -89,17 +90,17 @@ class JobSpec(Model):
     trigger: Trigger = Trigger()
     """When epochs begin, and how much one reads."""
     shards: Annotated[Int, Field(ge=1, le=MOST_SHARDS)] = Field(default=8, examples=[32])
-    """Into how many parts the keys are divided: how many tasks join at once. May change while the job runs: the next
-    epoch has the new number, and nothing restarts. With `autoscale`, the least number."""
+    """Number of shards (ranges of the key's hash), and so of tasks that join at once. May change while the job runs:
+    the next epoch uses the new number, and nothing restarts. With `autoscale`, the minimum."""
     autoscale: Autoscale | None = None
-    """Between which bounds, and by which targets, the driver decides how many executors run. It starts with
+    """Lets the driver choose the number of executors, within bounds and by targets. Starts with
     `spark.executor.instances`."""
     upgrade: Upgrade = Upgrade()
     """How another image or an edited job takes over."""
     suspend: Bool = False
     """Stops the driver after its epoch, and keeps the state."""
     cleanup: Literal["retainState", "deleteState"] = "retainState"
-    """What becomes of the state when the resource is deleted."""
+    """What happens to the state when the resource is deleted."""
     spark: SparkSpec = SparkSpec()
     """The pods, and Spark's settings."""
 

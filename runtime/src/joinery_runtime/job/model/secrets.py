@@ -1,7 +1,7 @@
 """References to secrets: a resource names them, and only the process that connects reads them.
 
 A secret is a directory with one file per key, which is what Kubernetes mounts; `hosts/secrets.py` reads it. Nothing
-here looks at a value, so a job is checked and explained where its secrets are not.
+here reads a value, so a job can be checked and explained on a machine without its secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from joinery_runtime.job.model.base import Model
 
-# Kubernetes' rules, without keys that begin with a dot: those are how it keeps its own files beside a secret's.
+# Kubernetes's rules, without keys that begin with a dot, which Kubernetes uses for its own files beside the keys.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _KEY = re.compile(r"[-_a-zA-Z0-9][-._a-zA-Z0-9]*")
 

@@ -1,4 +1,4 @@
-"""How a column's texts and numbers are read as times: `format` and `zone` of a column."""
+"""How text and numbers in a column are read as times: a column's `format` and `zone`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 EPOCH_UNITS = {"s": 1_000, "ms": 1, "us": -1_000, "ns": -1_000_000}
-"""Of numbers since 1970: by what they are multiplied, or if negative divided, to be milliseconds."""
+"""For numbers since 1970, the factor to milliseconds; a negative value is a divisor."""
 ISO = "iso"
 TEXT = "text"
-"""The format of numbers and booleans that may be in quotes."""
+"""The format for numbers and booleans that may be in quotes."""
 
 _DIRECTIVE = re.compile(r"%(?:\.?[369]?f|:?z|[YCyqmbBhdeHkIlPpMSTRFDjs%n t])")
 _FORMS = f"write {', '.join(EPOCH_UNITS)} (numbers since 1970), iso, or a pattern as %d.%m.%Y %H:%M:%S"
 
 
 def checked_format(text: str) -> str:
-    """Raises ValueError for what is no format."""
+    """Returns the format. Raises ValueError if it is not one."""
     if text in {*EPOCH_UNITS, ISO, TEXT}:
         return text
     if "%" not in text:
@@ -28,7 +28,7 @@ def checked_format(text: str) -> str:
 
 
 def checked_zone(name: str) -> str:
-    """Raises ValueError for what is no time zone."""
+    """Returns the name of the time zone. Raises ValueError if there is no such zone."""
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -41,5 +41,5 @@ def is_pattern(text: str) -> bool:
 
 
 def has_offset(pattern: str) -> bool:
-    """Whether texts of the pattern say their own zone, or count seconds since 1970."""
+    """Whether text in this pattern states its own zone, or counts seconds since 1970."""
     return re.search(r"%:?z|%s", pattern) is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from joinery_runtime.job.model.wording import suggestion
 
 SIMPLE_TYPES = ("boolean", "int32", "int64", "float", "double", "string", "binary", "date", "timestamp", "json")
-MAX_PRECISION = 38  # what Arrow's decimal128 and Spark hold
+MAX_PRECISION = 38  # the most that Arrow's decimal128 and Spark hold
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
 _NESTED = ("array", "list", "struct", "map", "object", "record", "row", "variant")
@@ -39,7 +39,7 @@ class ColumnType:
 
     @property
     def key_type(self) -> str:
-        """What must be equal on both sides of a key: int32 and int64 are one type (rules V1 and V2)."""
+        """The type that must be the same on both sides of a key: int32 and int64 count as one (rules V1 and V2)."""
         return "int64" if self.name == "int32" else str(self)
 
 

@@ -24,7 +24,7 @@ _RULE = re.compile(r"\brule ([A-Z]\d+)\b")
 
 
 def linked(message: str) -> str:
-    """The message with, at its end, where the page of the rules explains those that it names."""
+    """The message, followed by links to the rules that it names on the page of the rules."""
     links = dict.fromkeys(f"docs/semantics.md#{rule.lower()}" for rule in _RULE.findall(message))
     return f"{message}; see {listed(links)}" if links else message
 
@@ -39,6 +39,11 @@ _OF_ONE = {"are": "is", "were": "was", "stay": "stays", "go": "goes"}
 
 
 def counted(count: int, noun: str, verb: str = "") -> str:
-    """`1 row` or `2 rows`, and what they do: `1 row was`, `2 rows were`. `verb` is one of `_OF_ONE`."""
-    words = (f"{count:,}", noun, _OF_ONE.get(verb)) if count == 1 else (f"{count:,}", f"{noun}s", verb)
-    return " ".join(word for word in words if word)
+    """`1 row` or `2 rows`; with a verb, `1 row was` or `2 rows were`. `verb` is one of `_OF_ONE`."""
+    what = f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{what} {agreeing(count, verb)}" if verb else what
+
+
+def agreeing(count: int, verb: str) -> str:
+    """The form of the verb (one of `_OF_ONE`) that agrees with a count: `1 row of it was`, `2 rows of it were`."""
+    return _OF_ONE[verb] if count == 1 else verb

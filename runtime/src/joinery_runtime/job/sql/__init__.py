@@ -1,5 +1,5 @@
-"""`spec.sql`: a SELECT with a join, as what `spec.joins` and `spec.select` say, or one with sessions, as the fields of
-a SessionWindow. docs/sql.md lists what they take."""
+"""`spec.sql`: translates a SELECT with a join to `spec.joins` and `spec.select`, and one with sessions to the fields of
+a SessionWindow. docs/sql.md lists what they accept."""
 
 from joinery_runtime.job.sql.names import SqlInput
 from joinery_runtime.job.sql.sessions import SessionTranslation, check_session_shape, translate_sessions

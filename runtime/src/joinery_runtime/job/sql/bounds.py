@@ -1,7 +1,7 @@
 """Bounds on time in conditions: sums of the two event times and constants on both sides of a comparison.
 
-Of a pair of inputs, an earlier one and the one that is joined to it, `d` is the second one's event time minus the first
-one's, in milliseconds; a bound is a limit of `d`.
+For a pair of inputs, an earlier one and the one that is joined to it, `d` is the second event time minus the first, in
+milliseconds. A bound is a limit of `d`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Sum:
 
 
 def bounds_of(comparison: exp.Expr, tables: tuple[SqlInput, SqlInput]) -> Iterator[Bound]:
-    """The limits of `d` that a comparison of both event times means. Raises NoBoundError."""
+    """The limits of `d` that a comparison of both event times implies. Raises NoBoundError."""
     if isinstance(comparison, exp.Between):
         if comparison.args.get("symmetric"):
             raise NoBoundError("BETWEEN SYMMETRIC is not supported; write the lower end first")

@@ -1,9 +1,9 @@
-"""The order of the joins, and which of them each condition belongs to.
+"""Finds the order of the joins, and the join to which each condition belongs.
 
-A condition of WHERE speaks of the rows that the last join puts out, one of ON of the pairs of its join. Either may
-stand at an earlier join as long as the same rows come out: rows that fail are dropped the sooner (rule J4), and a bound
-on time finds the join that needs it. What a step of a job cannot say is refused: its `where` is the condition of a
-match, it drops no row that an outer join puts out in any case (rule O2).
+A condition in WHERE applies to the rows that the last join emits; one in ON applies to the pairs of its join. Either
+may move to an earlier join if the same rows come out: then failing rows are dropped sooner (rule J4), and a bound on
+time reaches the join that needs it. What a step of a job cannot express is refused: its `where` is a condition on
+matches, and drops no row that an outer join emits in any case (rule O2).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MIRRORED: dict[JoinType, JoinType] = {"inner": "inner", "left": "right", "right
 
 @dataclass(slots=True)
 class Link:
-    """One join: `right` to what `earlier` have made. `broken`: a condition was refused, so that what is missing may
-    have been meant by it."""
+    """One join: of `right` to what `earlier` have made. `broken`: a condition was refused, which may have meant what is
+    missing."""
 
     earlier: tuple[Named, ...]
     right: Named
@@ -41,8 +41,8 @@ class Link:
 
 
 def chain_of(joined: Sequence[JoinClause], names: Names, first: str, report: Report) -> list[Link]:
-    """The joins without conditions. `first` is the job's first input, where a chain starts: the first two may come in
-    either order."""
+    """The joins, without conditions. `first` is the job's first input, with which a chain starts: the first two inputs
+    of the SQL may be in either order."""
     order, types = list(names.named.values()), [join.type for join in joined]
     if order[1].table.name == first:
         order[:2], types[0] = [order[1], order[0]], _MIRRORED[types[0]]
@@ -76,14 +76,15 @@ def place_conditions(
 
 
 def _match_condition(predicate: Predicate, i: int, links: Sequence[Link]) -> Link:
-    """Rows of the left that fail match nothing: where they then go nowhere, they may be dropped before."""
+    """The join for a condition of ON. Left rows that fail it match nothing; if they would then not go out at all, they
+    may be dropped at an earlier join."""
     moves = not links[i].needs(predicate) and links[i].type in {"inner", "right"}
     earlier = _filter_place(predicate, links[:i]) if moves else None
     return links[i] if earlier is None else earlier
 
 
 def _filter_place(predicate: Predicate, links: Sequence[Link]) -> Link | None:
-    """The earliest join whose condition of a match drops what a filter behind the last one would drop."""
+    """The earliest join at which the condition on matches drops what a filter after the last join would drop."""
     found = None
     for link in reversed(links):
         found = link if link.type == "inner" else found
@@ -106,5 +107,5 @@ def _refuse_filter(predicate: Predicate, links: Sequence[Link], report: Report) 
 
 
 def _stops(link: Link, predicate: Predicate) -> bool:
-    """Whether a filter behind the join is none before it."""
+    """Whether a filter after the join cannot move to before it."""
     return link.needs(predicate) or link.type not in {"inner", "left"}

@@ -1,4 +1,4 @@
-"""ON and WHERE taken apart at their ANDs."""
+"""Splits ON and WHERE at their ANDs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from joinery_runtime.job.sql.report import TextPosition, place_of
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """One condition. Columns of `node` have the inputs' own names before them, `inputs` are these names; `at` shows it
-    as it was written."""
+    """One condition. Columns of `node` are qualified with the inputs' own names; `inputs` are these names; `at` is the
+    condition's place in the text."""
 
     node: exp.Expr
     inputs: frozenset[str]
@@ -46,7 +46,7 @@ def _ands(condition: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _predicate(node: exp.Expr, names: Names) -> Predicate | None:
-    """None for what is refused: a sub-query, which the shape's check has reported, or a name that is wrong."""
+    """The predicate; None if it is refused: a sub-query, which the shape's check has reported, or a wrong name."""
     at = place_of(node)
     if node.find(exp.Query) is not None or not names.qualify(node):
         return None

@@ -1,4 +1,4 @@
-"""INTERVAL '24' HOUR as a length of time."""
+"""Reads INTERVAL '24' HOUR as a length of time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS = "the unit is MILLISECOND, SECOND, MINUTE, HOUR or DAY"
 
 
 class NoBoundError(ValueError):
-    """A comparison cannot be read as a bound, or an INTERVAL not as a length of time; the text says why."""
+    """A comparison is not a bound, or an INTERVAL is not a length of time; the text says why."""
 
 
 def interval_ms(node: exp.Interval) -> Fraction:

@@ -1,8 +1,8 @@
-"""The bound on time that a step of kind interval has: which input it counts from, and the tightest ends.
+"""Finds the bound on time of an interval step: the input from which it counts, and the tightest ends.
 
-A step counts from one input. Bounds from several are brought to one by what the steps before say of the distance
-between these inputs' times (N2): with d in [o, o + 3], d - 1 <= r means o - 1 <= r. This holds for every row that has
-both times, and without them nothing matches.
+A step counts from one input. Bounds that count from several inputs are converted to one, by what earlier steps say
+about the distance between these inputs' times (N2): with d in [o, o + 3], d - 1 <= r means o - 1 <= r. This holds for
+every row that has both times, and without them nothing matches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joinery_runtime.job.sql.report import Report
 
 @dataclass(frozen=True, slots=True)
 class IntervalBounds:
-    """The right input's time is in [lower, upper] counted from that of `of`, in milliseconds."""
+    """The right input's time is in [lower, upper] from the time of `of`, in milliseconds."""
 
     of: str
     lower: int
@@ -49,7 +49,7 @@ class Distances:
 
 
 def interval_of(matching: Matching, link: Link, distances: Distances, report: Report) -> IntervalBounds | None:
-    """None where there is none, which the report then says."""
+    """The bound; None if there is none, which the report then says."""
     found = list(_candidates(matching.limits, distances))
     if not found:
         sides = {limit.bound.side for limit in matching.limits}

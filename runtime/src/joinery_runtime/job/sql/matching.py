@@ -1,4 +1,4 @@
-"""The conditions of one join, as its keys, its bounds on time, and the rest, which is for `where`."""
+"""Sorts the conditions of one join into its keys, its bounds on time, and the rest, which goes to `where`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Column = tuple[str, str]  # input and column
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A bound of the right input's time counted from that of the input `of`; `source` is the condition that says it,
+    """A bound of the right input's time, counted from the time of the input `of`. `source` is the condition behind it;
     None for an option."""
 
     of: str
@@ -28,8 +28,8 @@ class Limit:
 
 @dataclass(slots=True)
 class Matching:
-    """`keys` maps columns of earlier inputs to columns of the right one. `others` are all conditions but keys, in
-    order, with those that `limits` come from. `broken` as of a Link."""
+    """The sorted conditions. `keys` maps columns of earlier inputs to columns of the right one. `others` are all
+    conditions except keys, in order, including those behind `limits`. `broken` as in a Link."""
 
     keys: dict[str, str] = field(default_factory=dict)
     limits: list[Limit] = field(default_factory=list)
@@ -37,14 +37,14 @@ class Matching:
     broken: bool = False
 
     def where(self, of: str | None) -> str | None:
-        """What a step does not say whose bounds count from `of`."""
+        """The conditions that a step with bounds from `of` does not already express."""
         said = {id(limit.source) for limit in self.limits if limit.of == of}
         rest = [part for part in self.others if id(part) not in said]
         return exp.and_(*rest, copy=False).sql(comments=False) if rest else None
 
 
 def read_matching(link: Link, *, timed: bool, report: Report) -> Matching:
-    """`timed`: comparisons of event times are bounds; else they are conditions like others."""
+    """Reads the conditions. `timed`: comparisons of event times are bounds; otherwise they are ordinary conditions."""
     found = Matching(broken=link.broken)
     for predicate in link.predicates:
         try:
@@ -72,7 +72,7 @@ def _sort(part: exp.Expr, link: Link, timed: bool, found: Matching) -> None:
 
 
 def _limits(part: exp.Expr, link: Link) -> list[Limit]:
-    """Raises NoBoundError."""
+    """The limits that a condition implies. Raises NoBoundError."""
     right = link.right.table
     columns = _columns(part)
     earlier = [named.table for named in link.earlier if _time(named.table) in columns]
@@ -85,8 +85,8 @@ def _limits(part: exp.Expr, link: Link) -> list[Limit]:
 
 
 def _as_numbers(part: exp.Expr, timestamps: set[_Column]) -> None:
-    """Where `where` says a bound on times of which one is an integer, as of an input that the step does not count from:
-    the other one, if it is among `timestamps`, and intervals are milliseconds, too."""
+    """Converts a comparison of times, one of which is an integer, for `where` (as with an input from which the step
+    does not count): the other time, if it is among `timestamps`, and intervals become milliseconds too."""
     for interval in list(part.find_all(exp.Interval)):
         ms = interval_ms(interval)
         interval.replace(exp.Literal.number(int(ms) if ms.denominator == 1 else float(ms)))
@@ -96,7 +96,7 @@ def _as_numbers(part: exp.Expr, timestamps: set[_Column]) -> None:
 
 
 def _without_not(part: exp.Expr) -> exp.Expr:
-    """NOT of an inequality as the inequality that it means; where a time is NULL, neither is true."""
+    """Replaces NOT of an inequality by the opposite inequality; if a time is NULL, neither is true."""
     inner = part.this.unnest() if isinstance(part, exp.Not) else part
     inverse = _INVERSE.get(type(inner))
     if isinstance(part, exp.Not) and inverse is not None:
@@ -117,7 +117,7 @@ def _key(part: exp.Expr, link: Link) -> tuple[str, str] | None:
 
 
 def _relates(part: exp.Expr, link: Link) -> bool:
-    """Whether it reads the event times of both sides."""
+    """Whether the condition reads the event times of both sides."""
     columns = _columns(part)
     return _time(link.right.table) in columns and any(_time(named.table) in columns for named in link.earlier)
 

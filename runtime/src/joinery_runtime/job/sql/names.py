@@ -1,4 +1,4 @@
-"""Which input and column a name in the SQL means. Names count as they are written, upper and lower case too."""
+"""Resolves names in the SQL to inputs and columns. Names are case-sensitive."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class SqlInput:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A table with what the SQL calls it."""
+    """A table and its name in the SQL."""
 
     table: SqlInput
     source: Source
 
 
 class Names:
-    """The tables of one SQL text by their aliases. An alias of what was refused is known to be wrong already."""
+    """The tables of one SQL text by their aliases. The alias of a refused source counts as already reported."""
 
     def __init__(self, sources: Sequence[Source], tables: Sequence[SqlInput], report: Report) -> None:
         self._report = report
@@ -66,14 +66,14 @@ class Names:
         return len(self.named) == self._sources > 1
 
     def by_input(self, name: str) -> Named | None:
-        """By its alias, or its own name."""
+        """The table with this alias or, without one, with this name of its own."""
         return self.named.get(name) or next((n for n in self.named.values() if n.table.name == name), None)
 
     def has_column(self, name: str) -> bool:
         return any(name in named.table.columns for named in self.named.values())
 
     def find(self, column: exp.Column) -> tuple[Named, str] | None:
-        """None for a name that is wrong, which the report then says."""
+        """The table and column that a name means; None if the name is wrong, which the report then says."""
         qualifier, name = column.table, column.name
         if column.args.get("db") is not None:
             self._report.add(place_of(column), "a column is written <alias>.<column>")
@@ -108,7 +108,7 @@ class Names:
         return None
 
     def qualify(self, condition: exp.Expr) -> bool:
-        """Writes the inputs' own names before all columns of the condition; False where a name is wrong."""
+        """Qualifies all columns of the condition with the inputs' own names. Returns False if a name is wrong."""
         good = True
         for column in list(condition.find_all(exp.Column)):
             found = self.find(column)
@@ -120,7 +120,7 @@ class Names:
 
 
 def table_of(source: InputDraft) -> SqlInput | None:
-    """None unless all of the input is known that SQL may name."""
+    """The input for SQL; None unless everything that SQL may name is known."""
     time = source.data.get("eventTime")
     kind = source.types.get(time) if source.types is not None and isinstance(time, str) else None
     if source.name is None or source.types is None or not isinstance(time, str) or kind is None:

@@ -39,8 +39,9 @@ _CLAUSES: Mapping[str, tuple[JoinKind, str]] = {
 
 @dataclass(slots=True)
 class Options:
-    """`ms` holds the durations, in milliseconds; bounds are of the second input of the SQL counted from its first.
-    `broadcast` holds names or aliases. `at` says where the value of an option stands; `broken` that one was refused."""
+    """The options. `ms` holds the durations, in milliseconds; bounds are those of the second input of the SQL, counted
+    from the first. `broadcast` holds names or aliases. `at` is the place of each option's value; `broken`: one was
+    refused."""
 
     ms: dict[str, int] = field(default_factory=dict)
     late_data: str = "drop"
@@ -50,7 +51,7 @@ class Options:
 
 
 def read_options(tokens: Sequence[Token], kind: JoinKind, report: Report) -> Options:
-    """`kind` is what the clauses of the SQL say, which 'join.type' must not contradict."""
+    """Reads the options. `kind` is what the clauses of the SQL say, which 'join.type' must not contradict."""
     before = len(report.problems)
     options = Options()
     for name, value in _pairs(tokens, report):
@@ -78,7 +79,7 @@ def _name_problem(name: str, kind: JoinKind, options: Options) -> str:
 
 
 def _take(name: str, text: str, kind: JoinKind, options: Options) -> None:
-    """Raises ValueError with what is wrong with the value."""
+    """Takes one option. Raises ValueError, which says what is wrong with the value."""
     if name == TYPE:
         _check_type(text.lower(), kind)
     elif name == LATE_DATA:

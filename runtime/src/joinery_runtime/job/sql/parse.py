@@ -1,4 +1,4 @@
-"""Text to sqlglot's tree, and the clauses of streaming SQL behind it that sqlglot does not know."""
+"""Parses text to sqlglot's tree, and the clauses of streaming SQL after it, which sqlglot does not know."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from joinery_runtime.job.sql.windows import KINDS, WindowClause, read_window
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Words about the SQL of one kind of job: `example` is its shape, `before` what the clauses follow, `final` says
-    why rows do not wait. `window_inside`: WINDOW stands behind FROM, as in ksqlDB, or at the end."""
+    """Words for the SQL of one kind of job: `example` is its shape, `before` what the clauses follow, `final` says why
+    rows do not wait. `window_inside`: WINDOW may follow FROM, as in ksqlDB, or be at the end."""
 
     example: str
     before: str
@@ -42,7 +42,7 @@ SESSIONS = Form(
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """`tokens` are those of the SELECT itself, `options` those of WITH ( ... ) without the word and the brackets."""
+    """The parsed text. `tokens` are those of the SELECT itself, `options` those inside WITH ( ... )."""
 
     select: exp.Select
     tokens: Sequence[Token]
@@ -51,7 +51,7 @@ class Parsed:
 
 
 def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
-    """None where the text is no SELECT at all; the report says why."""
+    """Parses a SELECT; None if the text is not one, and the report says why."""
     try:
         tokens = sqlglot.tokenize(sql)
     except TokenError as error:
@@ -92,7 +92,7 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
 
 
 def _with_session(tokens: list[Token]) -> Iterator[Token]:
-    """SESSION before a bracket is the name of a function, not sqlglot's keyword."""
+    """Makes SESSION before a bracket the name of a function, instead of sqlglot's keyword."""
     for i, token in enumerate(tokens):
         if token.token_type == TokenType.SESSION and _word(tokens, i + 1) == "(":
             yield Token(TokenType.VAR, token.text, line=token.line, col=token.col, start=token.start, end=token.end)
@@ -101,7 +101,7 @@ def _with_session(tokens: list[Token]) -> Iterator[Token]:
 
 
 def _window_last(tokens: list[Token]) -> list[Token]:
-    """With the first clause WINDOW behind all others, where clauses stand."""
+    """Moves the first WINDOW clause to the end, where clauses belong."""
     first = next((i for i in _outside_brackets(tokens) if _is_clause(tokens, i) and _word(tokens, i) == "WINDOW"), None)
     if first is None:
         return tokens
@@ -116,7 +116,7 @@ class _Clauses:
 
 
 def _without_clauses(tokens: list[Token], report: Report, form: Form) -> tuple[list[Token], _Clauses]:
-    """The tokens before the first streaming clause, and what the clauses say."""
+    """Splits the tokens into those before the first streaming clause, and the clauses."""
     first = next((i for i in _outside_brackets(tokens) if _is_clause(tokens, i)), len(tokens))
     clauses = _Clauses()
     i = first
@@ -145,7 +145,7 @@ def _read_clause(clause: list[Token], clauses: _Clauses, report: Report, form: F
 
 
 def _end(tokens: list[Token], i: int) -> int:
-    """Behind the clause that starts at `i`: two words, or the words up to a bracket and what is in it."""
+    """The position after the clause that starts at `i`: two words, or words followed by a bracket."""
     if _word(tokens, i) == "EMIT":
         return i + 2
     depth = 0

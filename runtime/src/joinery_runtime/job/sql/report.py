@@ -1,10 +1,13 @@
-"""Collects what is wrong with an SQL text, each with its place in it."""
+"""Collects the problems of an SQL text, each with its place in the text."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token
 
+TOO_DEEP = "is nested too deep, or has too many conditions, to be read; write fewer"
 _LONGEST = 80  # characters of a fragment that are shown
 
 
@@ -17,7 +20,7 @@ class Report:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """In the order of their places, each once."""
+        """The problems in the order of their places, each once."""
         return tuple(dict.fromkeys(message for _, message in sorted(self._found, key=lambda found: found[0])))
 
     def add(self, at: TextPosition, message: str) -> None:
@@ -30,6 +33,16 @@ class Report:
         return f"line {line}, column {column}, `{shown}`"
 
 
+def problems_of(sql: str, read: Callable[[str, Report], object]) -> tuple[str, ...]:
+    """What `read` finds wrong with the text."""
+    report = Report(sql)
+    try:
+        read(sql, report)
+    except RecursionError:
+        return (TOO_DEEP,)
+    return report.problems
+
+
 class TextPosition:
     """`start` is an offset in the text, in characters."""
 
@@ -38,7 +51,7 @@ class TextPosition:
 
 
 def place_of(node: exp.Expr) -> TextPosition:
-    """Where the node's first name or number stands: sqlglot keeps no other places."""
+    """The place of the node's first name or number, since sqlglot keeps no other places."""
     starts = [part.meta["start"] for part in node.walk() if "start" in part.meta]
     return TextPosition(min(starts, default=0), node.sql(comments=False))
 

@@ -20,8 +20,8 @@ _TODO = "write a.x, a.x AS y, <expression> AS y, a.* or *"
 def selection(
     items: Sequence[exp.Expr], names: Names, prefixes: Mapping[str, str], report: Report, *, windowed: bool
 ) -> list[Item]:
-    """Every output column in order; what is wrong is left out and reported. `prefixes`, by input, name columns of stars
-    that several of their inputs have."""
+    """Every output column in order; wrong ones are reported and left out. `prefixes`, by input, are for columns of
+    stars that several inputs have."""
     found = _prefixed(list(_read(items, names, report, windowed)), prefixes)
     _refuse_repeats(found, report)
     return [chosen.item for chosen in found]
@@ -80,7 +80,7 @@ def _expression(value: exp.Expr, renamed: str, names: Names, report: Report) -> 
     at = place_of(value)
     if value.find(exp.AggFunc, exp.Window) is not None:
         report.add(at, f"is computed over many rows, a join puts out each row by itself; {_TODO}")
-    elif value.find(exp.Query) is None and names.qualify(value):  # of a query, the shape's check says it
+    elif value.find(exp.Query) is None and names.qualify(value):  # the shape's check reports a query
         if renamed:
             yield _item({"expression": value.sql(comments=False)}, renamed)
         else:
@@ -97,7 +97,7 @@ def _star(column: exp.Expr, names: Names, report: Report) -> Iterator[Item]:
 
 
 def _prefixed(found: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:
-    """A column that the stars of several inputs bring has its input's prefix, as where nothing is selected."""
+    """Gives a column that the stars of several inputs yield its input's prefix, as without a select list."""
     shared = Counter(name for _, name in {_parts(each.item) for each in found if each.by_star})
 
     def renamed(each: _Chosen) -> _Chosen:
@@ -108,7 +108,7 @@ def _prefixed(found: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Ch
 
 
 def _parts(item: Item) -> tuple[str, str]:
-    """Input and column."""
+    """The input and the column of an item."""
     table, _, name = item["column"].partition(".")
     return table, name
 

@@ -1,4 +1,4 @@
-"""SQL's aggregates as those of sessions (rule S7)."""
+"""Translates SQL's aggregates to those of sessions (rule S7)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NO_MEANING = {"this", "big_int"}
 
 
 class BadAggregateError(ValueError):
-    """The text says why."""
+    """An aggregate is refused; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`argument` is None for a count of rows."""
+    """A call of an aggregate. `argument` is None for a count of rows."""
 
     function: str
     argument: exp.Expr | None = None
@@ -43,7 +43,7 @@ def is_aggregate(value: exp.Expr) -> bool:
 
 
 def read_call(value: exp.Expr) -> Call:
-    """Raises BadAggregateError."""
+    """Reads a call of an aggregate. Raises BadAggregateError."""
     value = _without_nulls(value)
     function = _FUNCTIONS.get(type(value))
     if function is None:
@@ -59,7 +59,7 @@ def read_call(value: exp.Expr) -> Call:
 
 
 def _without_nulls(value: exp.Expr) -> exp.Expr:
-    """NULLs are skipped in any case."""
+    """The call without clauses about NULLs, which aggregates skip in any case."""
     if isinstance(value, exp.Filter):
         todo = "write CASE WHEN <condition> THEN <value> END as what is aggregated"
         raise BadAggregateError(f"FILTER is not supported; {todo}")

@@ -21,9 +21,9 @@ _OTHERS = {
 
 @dataclass(slots=True)
 class GroupExpression:
-    """One group: `text` is its expression with the input's own name before columns, `column` the column that it is, if
-    it is one, `name` what sessions call it: as the select list does, else as it is written; a column of the input keeps
-    its name to itself."""
+    """One group. `text` is its expression, with columns qualified by the input's own name. `column` is set if the group
+    is a plain column. `name` is its name in sessions: the alias in the select list, unless the input has a column of
+    that name; else the expression as written."""
 
     text: str
     column: str | None
@@ -33,7 +33,7 @@ class GroupExpression:
 
 @dataclass(slots=True)
 class SessionGrouping:
-    """`gap` is milliseconds, None where the report says what is wrong."""
+    """The groups and the gap. `gap` is in milliseconds; None if the report says what is wrong."""
 
     gap: int | None = None
     by_text: dict[str, GroupExpression] = field(default_factory=dict)
@@ -54,13 +54,13 @@ def read_groups(parts: SessionParts, table: SqlInput, names: Names, report: Repo
 
 
 def column_name(value: exp.Expr, names: Names) -> str | None:
-    """The input's column that this is; None for another expression, and for a name that is wrong (the report says)."""
+    """The input's column that this means; None for another expression, and for a wrong name (which is reported)."""
     found = names.find(value) if isinstance(value, exp.Column) and not isinstance(value.this, exp.Star) else None
     return found[1] if found is not None else None
 
 
 def unqualified(value: exp.Expr) -> str:
-    """The expression without the input before its columns: what a column is called that has no other name."""
+    """The expression with unqualified columns: the name of a computed column that has no other name."""
     plain = value.copy()
     for column in plain.find_all(exp.Column):
         column.set("table", None)
@@ -84,7 +84,7 @@ def _read_group(
 ) -> None:
     at, value = place_of(node), node.unnest()
     if isinstance(value, exp.Column) and not value.table and value.name not in table.columns:
-        value = aliases.get(value.name, value).unnest()  # the select list gives an expression this name
+        value = aliases.get(value.name, value).unnest()  # an alias of the select list
     value = value.copy()
     problem = _problem(value, table)
     if problem:

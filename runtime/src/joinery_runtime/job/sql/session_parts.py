@@ -1,4 +1,4 @@
-"""The parts of a SELECT that sessions are made of; all other parts are refused."""
+"""Takes the parts of a SELECT that define sessions, and refuses all other parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _LATER = "write lateData, allowedLateness and maxDuration as fields of the resou
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """`groups` are the entries of GROUP BY, `group_at` is its place; `window` the clause WINDOW SESSION."""
+    """The parts. `groups` are the entries of GROUP BY, `group_at` is its place; `window` is the clause WINDOW
+    SESSION."""
 
     source: Source
     items: tuple[exp.Expr, ...]
@@ -37,7 +38,7 @@ class SessionParts:
 
 
 def session_parts(parsed: Parsed, report: Report) -> SessionParts | None:
-    """None without FROM, which the report says."""
+    """The parts; None without FROM, which the report says."""
     select = parsed.select
     _refuse_other_parts(parsed, report)
     start, where = select.args.get("from_"), select.args.get("where")

@@ -1,4 +1,4 @@
-"""The select list of sessions: groups, the columns that sessions have of their own, and aggregates."""
+"""The select list of sessions: groups, the columns of sessions themselves, and aggregates."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ELSEWHERE = {
 
 @dataclass(slots=True)
 class Chosen:
-    """`computed` are expressions by the names of their columns, `aggregates` and `select` entries of the fields of
-    these names."""
+    """What the select list asks for. `computed` are expressions by the names of their columns; `aggregates` and
+    `select` are entries of the fields of these names."""
 
     computed: dict[str, str] = field(default_factory=dict)
     aggregates: list[dict[str, Any]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Chosen:
 
 
 def read_items(items: Sequence[exp.Expr], groups: SessionGrouping, names: Names, report: Report) -> Chosen:
-    """Gives groups their names too."""
+    """Reads the select list, and gives groups their names."""
     chosen = Chosen()
     for item in items:
         _read_item(item, chosen, groups, names, report)
@@ -60,7 +60,7 @@ def _read_item(item: exp.Expr, chosen: Chosen, groups: SessionGrouping, names: N
 
 
 def _own_column(value: exp.Expr, names: Names) -> str:
-    """Which column of sessions this names, also in other systems' words."""
+    """The column of sessions that this names, even in other systems' terms; empty if none."""
     plain = isinstance(value, exp.Column) and not value.table and not names.has_column(value.name)
     if plain and value.name in SESSION_COLUMNS:
         return value.name
@@ -117,7 +117,8 @@ def _read_aggregate(
 
 
 def _argument_column(argument: exp.Expr, chosen: Chosen, names: Names) -> str | None:
-    """A column of the input, or one that is computed, called by its expression; None where a name is wrong."""
+    """The column for an argument: one of the input, or a computed one, named after its expression. None if a name is
+    wrong."""
     if isinstance(argument, exp.Column):
         return column_name(argument, names)
     qualified = argument.copy()

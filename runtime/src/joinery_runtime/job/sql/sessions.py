@@ -1,4 +1,4 @@
-"""An SQL text and the input of its job, to what the fields of a SessionWindow would say."""
+"""Translates an SQL text, with the input of its job, to the fields of a SessionWindow."""
 
 from __future__ import annotations
 
@@ -10,35 +10,29 @@ from sqlglot import exp
 
 from joinery_runtime.job.sql.names import Names, SqlInput
 from joinery_runtime.job.sql.parse import SESSIONS, parse_select
-from joinery_runtime.job.sql.report import Report, place_of
+from joinery_runtime.job.sql.report import TOO_DEEP, Report, place_of, problems_of
 from joinery_runtime.job.sql.session_groups import read_groups
 from joinery_runtime.job.sql.session_parts import SessionParts, session_parts
 from joinery_runtime.job.sql.session_select import read_items
-from joinery_runtime.job.sql.translate import TOO_DEEP
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTranslation:
-    """`fields` are groupBy, gap, compute, where, aggregates and select as YAML would hold them. With `problems` they
-    are not to be used."""
+    """A translation. `fields` are groupBy, gap, compute, where, aggregates and select as in YAML. With `problems` they
+    must not be used."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
 def check_session_shape(sql: str) -> tuple[str, ...]:
-    """What is wrong with the text whatever the input is."""
-    report = Report(sql)
-    try:
-        _read(sql, report)
-    except RecursionError:
-        return (TOO_DEEP,)
-    return report.problems
+    """What is wrong with the text, whatever the input is."""
+    return problems_of(sql, _read)
 
 
 @lru_cache(maxsize=64)
 def translate_sessions(sql: str, table: SqlInput) -> SessionTranslation:
-    """`table` is the job's input."""
+    """Translates the text; `table` is the job's input."""
     try:
         return _translate(sql, table)
     except RecursionError:
@@ -84,7 +78,7 @@ def _where(parts: SessionParts, names: Names, report: Report) -> str | None:
 
 
 def _refuse_unknown_functions(parts: SessionParts, report: Report) -> None:
-    """Functions of one row that nobody knows; what the others may be, the core says."""
+    """Reports unknown functions inside expressions. The core checks the other functions."""
     roots = [*(item.unalias().unnest() for item in parts.items), *parts.groups]
     inside = [node for root in roots for node in root.find_all(exp.Anonymous) if node is not root]
     if parts.where is not None:

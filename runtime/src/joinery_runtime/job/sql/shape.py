@@ -1,4 +1,4 @@
-"""The parts of a SELECT that a job is made of; all other parts are refused."""
+"""Takes the parts of a SELECT that define a job, and refuses all other parts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _KINDS = "write JOIN, LEFT JOIN, RIGHT JOIN or FULL JOIN"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An input as FROM or JOIN names it; `alias` is what the other parts call it. What was refused has no name.
-    `as_of` is the time of FOR SYSTEM_TIME AS OF."""
+    """An input as FROM or JOIN names it; `alias` is its name in the other parts. A refused source has no name. `as_of`
+    is the time of FOR SYSTEM_TIME AS OF."""
 
     name: str
     alias: str
@@ -40,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class JoinClause:
-    """`broken`: what stood for ON was refused."""
+    """One JOIN. `broken`: what it has in place of ON was refused."""
 
     source: Source
     type: JoinType
@@ -50,7 +50,7 @@ class JoinClause:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`first` is what FROM names (None: nothing), `joined` are the others in the order of the text."""
+    """The shape of the SELECT. `first` is what FROM names (None: nothing), `joined` are the others, in text order."""
 
     first: Source | None
     joined: tuple[JoinClause, ...]
@@ -111,7 +111,7 @@ def _refuse_other_parts(parsed: Parsed, report: Report) -> None:
 
 
 def refuse_queries(select: exp.Select, report: Report) -> None:
-    """All but those in the place of an input, of which `source_of` speaks."""
+    """Refuses sub-queries, except those in place of an input, which `source_of` reports."""
     for query in select.find_all(exp.Query):
         if query is not select and not isinstance(query.parent, exp.Query | exp.From | exp.Join):
             report.add(place_of(query), "a sub-query is not supported; use columns of the inputs")
@@ -132,7 +132,7 @@ def _joined(join: exp.Join, report: Report) -> JoinClause:
 
 
 def source_of(table: exp.Expr, report: Report) -> Source:
-    """An input as FROM and JOIN name it; the report says what it is else."""
+    """An input as FROM and JOIN name it; anything else is reported."""
     plain = isinstance(table, exp.Table) and isinstance(table.this, exp.Identifier)
     version = table.args.get("version")
     as_of = None

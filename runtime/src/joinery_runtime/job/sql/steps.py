@@ -1,4 +1,4 @@
-"""The joins of a chain as `spec.joins` would hold them: the rule of each step and its options."""
+"""Translates the joins of a chain to entries of `spec.joins`: the rule of each step and its options."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Context:
 
 
 def steps_of(links: Sequence[Link], shape: Shape, options: Options, names: Names, report: Report) -> tuple[Step, ...]:
-    """One step per link; with problems in the report they are not to be used."""
+    """One step per link. If the report has problems, the steps must not be used."""
     if len(links) > 1 and shape.kind != "interval":
         return ()  # refused by the shape's check
     context = _Context(shape, options, names, report)
@@ -104,7 +104,7 @@ def _broadcast(link: Link, matching: Matching, sent: set[str], context: _Context
 
 
 def _take_interval(step: Step, link: Link, matching: Matching, distances: Distances, context: _Context) -> str | None:
-    """Adds what the step says of time; the input that its bound counts from."""
+    """Adds the step's bounds on time, and returns the input from which they count."""
     matching.limits += _option_limits(link, context)
     interval = interval_of(matching, link, distances, context.report)
     if interval is None:
@@ -117,7 +117,8 @@ def _take_interval(step: Step, link: Link, matching: Matching, distances: Distan
 
 
 def _option_limits(link: Link, context: _Context) -> Iterator[Limit]:
-    """Options count from the first input of the SQL; from the other one, bounds are negated and change places."""
+    """Yields the limits from options, which count from the first input of the SQL. If the step counts from the other
+    input, bounds are negated and swapped."""
     of, ms, first = link.earlier[0].table.name, context.options.ms, context.shape.sources[0]
     same = first.name == of
     if LOWER in ms:

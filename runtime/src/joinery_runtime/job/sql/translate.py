@@ -1,4 +1,4 @@
-"""An SQL text and the inputs of its job, to what `spec.joins` and `spec.select` would say."""
+"""Translates an SQL text, with the inputs of its job, to `spec.joins` and `spec.select`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from joinery_runtime.job.sql.conditions import read_predicates
 from joinery_runtime.job.sql.names import Names, SqlInput
 from joinery_runtime.job.sql.options import Options, read_options
 from joinery_runtime.job.sql.parse import parse_select
-from joinery_runtime.job.sql.report import Report
+from joinery_runtime.job.sql.report import TOO_DEEP, Report, problems_of
 from joinery_runtime.job.sql.selection import selection
 from joinery_runtime.job.sql.shape import Shape, shape_of
 from joinery_runtime.job.sql.steps import steps_of
 
-TOO_DEEP = "is nested too deep, or has too many conditions, to be read; write fewer"
-
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """`steps` are the entries of `spec.joins`, `select` is `spec.select`, both as YAML would hold them. With `problems`
-    they are not to be used."""
+    """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, both as in YAML. With
+    `problems` they must not be used."""
 
     steps: tuple[dict[str, Any], ...]
     select: list[dict[str, str]]
@@ -33,18 +31,13 @@ class Translation:
 
 
 def check_shape(sql: str) -> tuple[str, ...]:
-    """What is wrong with the text whatever the inputs are."""
-    report = Report(sql)
-    try:
-        _read(sql, report)
-    except RecursionError:
-        return (TOO_DEEP,)
-    return report.problems
+    """What is wrong with the text, whatever the inputs are."""
+    return problems_of(sql, _read)
 
 
 @lru_cache(maxsize=64)
 def translate(sql: str, tables: tuple[SqlInput, ...]) -> Translation:
-    """`tables` are all inputs of the job in their order."""
+    """Translates the text; `tables` are all inputs of the job, in its order."""
     try:
         return _translate(sql, tables)
     except RecursionError:
@@ -75,7 +68,7 @@ def _read(sql: str, report: Report) -> tuple[Shape, Options] | None:
 
 
 def _links(shape: Shape, names: Names, tables: Sequence[SqlInput], report: Report) -> list[Link]:
-    """No links where an input is not known: then only the names are checked."""
+    """The links with their conditions; none if an input is unknown, and then only names are checked."""
     on, where = [read_predicates(joined.on, names) for joined in shape.joined], read_predicates(shape.where, names)
     if shape.first is None or not names.complete:
         return []

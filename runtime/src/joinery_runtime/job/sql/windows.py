@@ -1,4 +1,4 @@
-"""The clause WINDOW TUMBLING(...), SLIDING(...), HOPPING(...) or SESSION(...) behind a join, as `window` of a step."""
+"""Reads the clause WINDOW TUMBLING(...), SLIDING(...), HOPPING(...) or SESSION(...) of a join as a step's `window`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _EXAMPLES: dict[WindowKind, str] = {
 
 
 class _BadLengthError(ValueError):
-    """The text says why."""
+    """A length is refused; the text says why."""
 
 
 @dataclass(slots=True)
 class WindowClause:
-    """`lengths` are milliseconds by SIZE, SLIDE or GAP."""
+    """The clause. `lengths` are milliseconds by SIZE, SLIDE or GAP."""
 
     kind: WindowKind
     at: TextPosition
@@ -48,7 +48,7 @@ class WindowClause:
 
 
 def read_window(clause: Sequence[Token], report: Report) -> WindowClause:
-    """`clause` starts with the two words WINDOW and one of KINDS."""
+    """Reads a clause, which starts with the two words WINDOW and one of KINDS."""
     window = WindowClause(KINDS[clause[1].text.upper()], token_place(clause[1]))
     problem = _problem(window, clause[2:], report)
     if problem:
@@ -72,7 +72,7 @@ def _problem(window: WindowClause, brackets: Sequence[Token], report: Report) ->
 
 
 def _arguments(brackets: Sequence[Token]) -> Iterator[list[Token]]:
-    """What stands between the commas; no call may stand there, so brackets do not nest."""
+    """The arguments between the commas. Calls are not allowed there, so brackets do not nest."""
     argument: list[Token] = []
     for token in brackets[1:]:
         if token.token_type in {TokenType.COMMA, TokenType.R_PAREN}:
@@ -93,7 +93,7 @@ def _read(argument: list[Token], position: int, window: WindowClause) -> None:
 
 
 def _length(tokens: list[Token]) -> int:
-    if len(tokens) == 2 and tokens[0].token_type == TokenType.NUMBER:  # ksqlDB's way: 30 SECONDS
+    if len(tokens) == 2 and tokens[0].token_type == TokenType.NUMBER:  # as in ksqlDB: 30 SECONDS
         tokens = [Token(TokenType.INTERVAL, "INTERVAL"), *tokens]
     try:
         nodes = Dialect.get_or_raise(None).parser().parse(tokens, "")

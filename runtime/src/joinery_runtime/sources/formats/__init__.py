@@ -1,6 +1,6 @@
-"""The formats of input records: one module each, named as `format` of an input names it (with `_` for `-`).
+"""The formats of input records: one module each, named like the input's `format` (with `_` for `-`).
 
-A module here says all that the runtime knows of a format: `DECODER` is its `FormatDecoder`.
+A module here holds all that the runtime knows about a format: `DECODER` is its `FormatDecoder`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from joinery_runtime.sources.records import FormatDecoder
 
 
 def format_names() -> list[str]:
-    """The formats that have a module here; `Input.format` names the same (tests/sources/test_factory.py)."""
+    """The formats that have a module here: the same as those of `Input.format` (tests/sources/test_factory.py)."""
     return sorted(found.name.replace("_", "-") for found in iter_modules(__path__))
 
 
 def format_of(model: Input) -> type[FormatDecoder]:
-    """How the input's records are decoded. Raises SourceError for a format that has no module here."""
+    """The decoder class for the input's format. Raises SourceError for a format without a module here."""
     known = format_names()
     if model.format not in known:
         raise SourceError(

@@ -1,9 +1,9 @@
-"""Records of Avro's binary encoding, written with the schema that each names in a registry, or with one of the job.
+"""Records in Avro's binary encoding, by the schema that each names in a registry, or by one in the job.
 
-Each record is read by the schema that it was written with, so the schema may change while the job runs: a column is the
-field of its name or path in whatever record has it, and null in others. Values are then what JSON of the same content
-would be (decision 35): a logical timestamp is a time, a decimal its digits, bytes base64, an enum its symbol; objects
-and arrays in string columns are JSON. A number that the schema names as a time or a date of Kafka Connect is one.
+Each record is read by its writer schema, so the schema may change while the job runs. A column is the field with its
+name or path in records that have it, and null in others. Values are then treated like JSON of the same content
+(decision 35): a logical timestamp is a time, a decimal its digits, bytes are base64, an enum its symbol; objects and
+arrays in string columns are JSON. A number that the schema marks as a time or a date of Kafka Connect is one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, Unknown
 
 
 class AvroDecoder(OneByOne):
-    """`written` is the registry's schemas, or the one of all records."""
+    """Decodes Avro records. `written` is the registry's schemas, or the one schema of all records."""
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
@@ -39,20 +39,20 @@ class AvroDecoder(OneByOne):
         self._written = written
         self._dates = {field.name for field in schema if pa.types.is_date(field.type)}
         self._times = {field.name for field in schema if pa.types.is_timestamp(field.type)}
-        self._known: dict[int, Mapping[str, Callable[[int], Any]]] = {}  # by identity of schemas that are kept
+        self._known: dict[int, Mapping[str, Callable[[int], Any]]] = {}  # by the id() of schemas, which stay alive
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
         written, start = self._schema_of(record)
         value = read_record(record, start, written)
         values = {name: _found(value, path) for name, path in self._columns}
         for name, read in self._counted(written).items():
-            with suppress(OverflowError):  # as a number it is refused as any
+            with suppress(OverflowError):  # it stays a number, and is refused like any other
                 if isinstance(values[name], int):
                     values[name] = read(values[name])
         return values
 
     def _counted(self, written: AvroSchema) -> Mapping[str, Callable[[int], Any]]:
-        """Of columns that are times or dates and whose numbers the schema names: how one is read."""
+        """For each column whose numbers the schema marks as times or dates: how to read one."""
         found = self._known.get(id(written))
         if found is None:
             found = {}
@@ -67,7 +67,7 @@ class AvroDecoder(OneByOne):
         return found
 
     def _schema_of(self, record: bytes) -> tuple[AvroSchema, int]:
-        """What the record was written with, and where it begins."""
+        """Returns the record's writer schema, and the position at which its content begins."""
         if not isinstance(self._written, Schemas):
             return self._written, 0
         try:
@@ -77,12 +77,12 @@ class AvroDecoder(OneByOne):
 
 
 def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
-    """What a record from this byte on holds. Raises RefusedRecord."""
+    """Reads a record's content, which begins at byte `start`. Raises RefusedRecord."""
     source = io.BytesIO(record)
     source.seek(start)
     try:
         value = fastavro.schemaless_reader(source, written, None)
-    except Exception as error:  # bytes that are something else fail in as many ways as there are
+    except Exception as error:  # bytes that are not Avro can raise any error
         raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
     if source.tell() != len(record):
         raise RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
@@ -90,7 +90,7 @@ def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
 
 
 def written_with(model: Input) -> Schemas | AvroSchema:
-    """The schemas that the input's records name, or the one of the job. Raises SourceError for one that is none."""
+    """The schemas that the input's records name, or the one in the job. Raises SourceError if that is not valid."""
     if model.avro_schema is None:
         return Schemas.of(model)
     try:
@@ -110,7 +110,7 @@ def _day(number: int) -> date:
 
 
 def _found(value: Any, path: Path) -> Any:
-    """What a path leads to; None where it leads nowhere, or to a number that JSON does not have."""
+    """The value at a path; None if the path leads nowhere, or to a number that JSON does not have."""
     found = inside(value, path)
     return None if isinstance(found, float) and found - found != 0 else found
 

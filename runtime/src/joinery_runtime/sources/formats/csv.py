@@ -1,15 +1,13 @@
 """CSV records without a header line, decoded in whole batches.
 
-Comma and double quotes, unless the input's dialect says otherwise; a quote inside quotes is doubled (RFC 4180). One
-record may end with a line break and may hold
-others inside quotes. A byte order mark that begins a record is no part of it. An empty field is null. A quoted empty
-field is the empty string (or no bytes, for binary) and null for every other type. Numbers and times are read as
-`convert` says. How records are cut into batches changes nothing.
+Commas and double quotes, unless the input's dialect says otherwise; a quote inside quotes is doubled (RFC 4180). A
+record may end with a line break and may contain others inside quotes. A byte order mark at its start is not part of it.
+An empty field is null. A quoted empty field is the empty string (or no bytes, for binary), and null for every other
+type. `convert` reads numbers and times. The result does not depend on how records are cut into batches.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +25,7 @@ from joinery_runtime.sources.base import Cut
 from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.files import csv_header
 from joinery_runtime.sources.foreign import looks_like
-from joinery_runtime.sources.opened_files import files_of
+from joinery_runtime.sources.opened_files import files_of, of_input
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
@@ -40,6 +38,7 @@ from joinery_runtime.sources.records import (
     all_bad,
     drop_rows,
     in_pieces,
+    is_json,
     joined,
     may_contain,
     set_aside,
@@ -55,7 +54,7 @@ _PARTS = 16  # a failed batch is cut into this many
 class CsvDecoder(ByValue, FormatDecoder):
     """Decodes records whose fields come in the order of `names` (default: the schema's) into rows of `schema`.
 
-    `names` may hold columns that the schema does not; they are skipped.
+    Columns in `names` that the schema does not have are skipped.
     """
 
     @classmethod
@@ -66,10 +65,11 @@ class CsvDecoder(ByValue, FormatDecoder):
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
-        """The header of a file gives the order of its columns."""
+        """Makes a decoder. The header of a file gives the order of its columns."""
         names = None
         if model.file is not None and (model.csv or _USUAL).header:
-            names = csv_header(files_of(model.file.path)[0], schema.names, cls.cut(model))
+            with of_input(model.name):
+                names = csv_header(files_of(model.file.path)[0], schema.names, cls.cut(model))
         return cls(schema, names, model.csv or _USUAL)
 
     def __init__(self, schema: pa.Schema, names: Sequence[str] | None = None, dialect: CsvDialect = _USUAL) -> None:
@@ -100,7 +100,7 @@ class CsvDecoder(ByValue, FormatDecoder):
         index = np.arange(len(values), dtype=np.int64)
         foreign: list[BadRecord] = []
         if may_contain(values, b"\0"):
-            # What is binary, or text in UTF-16, may have as many separators as a record.
+            # Binary data or UTF-16 text may happen to have as many separators as a record.
             strange = [
                 value is not None and b"\0" in value and looks_like(value) is not None for value in values.to_pylist()
             ]
@@ -134,9 +134,9 @@ class CsvDecoder(ByValue, FormatDecoder):
         return with_bad(self._typed(text, np.delete(index, list(misshapen))), bad)
 
     def _read(self, values: pa.BinaryArray) -> tuple[pa.Table, dict[int, str]]:
-        """All columns as text, and by its row each record that has too few or too many fields.
+        """Returns all columns as text, and by row the reason for each record with too few or too many fields.
 
-        The records are not blank and well formed, so each gives exactly one row, whatever it holds.
+        The records are well formed and not blank, so each gives exactly one row.
         """
         try:
             values.cast(pa.string())
@@ -180,21 +180,12 @@ class CsvDecoder(ByValue, FormatDecoder):
 
 
 def _recognised(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
-    """The same with what the record is instead, where that can be told."""
+    """Adds to a bad record's reason what the record looks like, if it is recognised."""
     record = values[bad.index].as_py() or b""
-    looks = looks_like(record) or ("JSON; write format: json" if _is_json(record) else None)
-    return bad if looks is None else replace(bad, reason=f"{_NO_CSV}: it looks like {looks}")
-
-
-def _is_json(record: bytes) -> bool:
     text = record.strip()
-    if text[:1] + text[-1:] not in (b"{}", b"[]"):
-        return False
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    nested = text[:1] + text[-1:] in (b"{}", b"[]")
+    looks = looks_like(record) or ("JSON; write format: json" if nested and is_json(text) else None)
+    return bad if looks is None else replace(bad, reason=f"{_NO_CSV}: it looks like {looks}")
 
 
 def _text(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:

@@ -1,4 +1,4 @@
-"""Change events of Debezium as Avro, by the schema that each record names in a registry."""
+"""Debezium change events in Avro, by the schema that each record names in a registry."""
 
 from __future__ import annotations
 

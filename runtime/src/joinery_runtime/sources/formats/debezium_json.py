@@ -1,4 +1,4 @@
-"""Change events of Debezium as JSON, with schemas (`{"schema": ..., "payload": ...}`) and without."""
+"""Debezium change events in JSON, with or without schemas (`{"schema": ..., "payload": ...}`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """JSON records, one object each, decoded in whole batches.
 
-What a record means is for `JsonJudge` to say, and where columns have paths for `NestedJudge`. Objects with values as
-usual, which most streams consist of, are read by a kernel at a fifth of the cost or less; what the kernel gives up goes
-to the judge, record by record, and the result is the same as if the judge had read them all (decision 21).
+`JsonJudge` defines what a record means, or `NestedJudge` where columns have paths. Most streams consist of ordinary
+objects, which a kernel reads at a fifth of the cost or less. Records that the kernel gives up go to the judge. The
+result is the same as if the judge had read all records (decision 21).
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.json_compiled import JsonKernel, Usual, follows
-from joinery_runtime.sources.json_judge import JsonJudge
-from joinery_runtime.sources.json_paths import NestedJudge, is_nested
+from joinery_runtime.sources.json_judge import JsonJudge, NestedJudge, is_nested
 from joinery_runtime.sources.records import BadRecord, ByValue, Decoded, FormatDecoder
 
-_WORTHWHILE = 1_000  # records after which a decoder has the kernel loaded, which costs as much as decoding a million
-_UNUSUAL = 8  # of so many records one may be given up; with more the judge of flat records alone is cheaper
-_PAUSE = 32  # times the records of a batch of which too many were given up: so many go to the judge at once
+_WORTHWHILE = 1_000  # a decoder loads the kernel after this many records: loading costs as much as decoding a million
+_UNUSUAL = 8  # one in this many records may be given up; with more, the judge of flat records alone is cheaper
+_PAUSE = 32  # if too many records of a batch were given up, this many times its records go straight to the judge
 
 
 class JsonDecoder(ByValue, FormatDecoder):
-    """Decodes JSON objects into rows of `schema`. `paths` says of columns where their values are; others are fields of
-    the record."""
+    """Decodes JSON objects into rows of `schema`. `paths` maps columns to paths. Other columns are fields of the
+    record."""
 
     marks_deletions: ClassVar[bool] = True
 
@@ -62,7 +61,7 @@ class JsonDecoder(ByValue, FormatDecoder):
 
 
 def _merged(usual: Usual, judged: Decoded) -> Decoded:
-    """Both parts of a batch in the records' order."""
+    """Merges both parts of a batch in the records' order."""
     places = usual.given_up
     index = np.concatenate([usual.taken, places[judged.index]])
     order = np.argsort(index, kind="stable")

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, which come as columns: `parquet_columns` says which types are read as which."""
+"""Rows of Parquet files, which come as columns. `parquet_columns` says which types can be read as which."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from joinery_runtime.sources.records import Decoded, Fault, FormatDecoder, drop_
 
 
 class ParquetDecoder(FormatDecoder):
-    """Reads batches of columns into rows of `schema`. `paths` are by column; others have their own name."""
+    """Decodes batches of columns into rows of `schema`. `paths` maps columns to paths. Other columns are found by
+    name."""
 
     columnar: ClassVar[bool] = True
     marks_deletions: ClassVar[bool] = True

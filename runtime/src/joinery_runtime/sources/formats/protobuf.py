@@ -1,10 +1,10 @@
-"""Records of Protobuf, by the schema that each names in a registry, or by one of the job.
+"""Protobuf records, by the schema that each names in a registry, or by one in the job.
 
-Each record is read by the schema that it was written with, so the schema may change while the job runs: a column is the
-field of its name or path in whatever record's schema has it, and null in others. A field that tracks presence
-(`optional`, of a oneof, a message, of proto2) is null where it is not set; any other one has its default. Values then
-go the way of JSON's (decisions 35 and 49): a Timestamp is a time, an enum its name, bytes are base64, wrappers their
-value, a Struct the JSON that it stands for; messages, lists and maps in string columns are JSON.
+Each record is read by its writer schema, so the schema may change while the job runs. A column is the field with its
+name or path in records whose schema has it, and null in others. A field that tracks presence (`optional`, in a oneof, a
+message, or proto2) is null if it is not set; any other field then has its default. Values are treated like JSON
+(decisions 35 and 49): a Timestamp is a time, an enum its name, bytes are base64, wrappers their value, a Struct the
+JSON that it stands for; messages, lists and maps in string columns are JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _JSON = {f"google.protobuf.{kind}" for kind in ("Struct", "Value", "ListValue", 
 
 
 class ProtobufDecoder(OneByOne):
-    """`written` is the registry's schemas, or the descriptor of the message that all records are."""
+    """Decodes Protobuf records. `written` is the registry's schemas, or the message descriptor of all records."""
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
@@ -46,14 +46,14 @@ class ProtobufDecoder(OneByOne):
         super().__init__(schema, paths)
         self._schemas = written if isinstance(written, Schemas) else None
         self._plain = None if isinstance(written, Schemas) else _Reader(written, self._columns)
-        self._readers: dict[bytes, _Reader] = {}  # by number of the schema and positions, as records have them
+        self._readers: dict[bytes, _Reader] = {}  # by the schema's number and the positions, as encoded in records
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
         reader, start = (self._plain, 0) if self._plain is not None else self._reader_of(record)
         return reader.read(record[start:])
 
     def _reader_of(self, record: bytes) -> tuple[_Reader, int]:
-        """What reads the record, and where its message begins."""
+        """Returns the record's reader, and the position at which its message begins."""
         assert self._schemas is not None, "without a registry there is one reader"
         try:
             number = schema_number(record)
@@ -77,10 +77,10 @@ class _Reader:
         self._columns = [(name, _getter(descriptor, path)) for name, path in columns]
 
     def read(self, record: bytes) -> dict[str, Any]:
-        """Raises RefusedRecord."""
+        """Reads a record's values by column. Raises RefusedRecord."""
         try:
             message = self._parse(record)
-        except Exception as error:  # the library has an error of its own for each implementation
+        except Exception as error:  # each implementation of the library has its own error
             looks = "; it looks like JSON" if record[:1] == b"{" else ""
             raise RefusedRecord(f"not Protobuf of message {self._name}: {error}{looks}"[:300]) from error
         found = {}
@@ -97,12 +97,12 @@ def _getter(descriptor: Any, path: Path) -> Callable[[Any], Any]:
     if field is None or field.is_repeated or field.message_type is not None or field.has_presence:
         return lambda message: _found(message, path)
     name, plain = field.name, field.enum_type is None and field.cpp_type not in _FLOATS
-    # Most columns of most schemas.
+    # A fast path for most columns of most schemas.
     return (lambda message: getattr(message, name)) if plain else (lambda message: _one(field, getattr(message, name)))
 
 
 def _found(message: Any, path: Path) -> Any:
-    """What a path of at least one step leads to in a message; None where it leads nowhere."""
+    """The value in a message at a path of at least one step; None if the path leads nowhere."""
     descriptor, step = message.DESCRIPTOR, path[0]
     if descriptor.full_name in _JSON:
         return inside(_whole(message), path)
@@ -162,8 +162,8 @@ def _whole(message: Any) -> Any:
 
 
 def _written_with(model: Input) -> Any:
-    """The schemas that the input's records name, or the message of the job's. Raises SourceError for one that is
-    none."""
+    """The schemas that the input's records name, or the message of the schema in the job. Raises SourceError if either
+    of these is not valid."""
     if model.protobuf_schema is None:
         return Schemas.of(model)
     try:
@@ -179,8 +179,9 @@ def _written_with(model: Input) -> Any:
 
 
 def message_places(record: bytes, start: int) -> tuple[list[int], int]:
-    """Which message of its schema a framed record is, and where the message begins: a count and as many positions, in
-    zigzag varints; one zero stands for the first message. Raises ValueError where there is no such list."""
+    """Reads which message of its schema a framed record is: a count and as many positions, in zigzag varints, where a
+    single zero stands for the first message. Returns the positions, and where the message begins. Raises ValueError if
+    there is no such list."""
     count, at = _zigzag(record, start)
     places = []
     if not 0 <= count <= len(record) - at:

@@ -1,13 +1,13 @@
-"""What numba compiles: a module here is about one thing, and is imported by `sources.compiled.kernels` only.
+"""Functions that numba compiles, with a module for each task. Only `sources.compiled.kernels` imports these modules.
 
-A kernel is compiled when its module is imported, for the one signature that it names, and releases the interpreter's
-lock while it runs. Its machine code is kept in the first of these folders that can be written to, and taken from any:
+Importing a module compiles its kernels, each for one signature. A kernel releases the interpreter's lock while it runs.
+Its machine code is written to the first of these folders that is writable, and read from any of them:
 
-* `__pycache__` beside its module, where `make setup` and the image's build have it put;
+* `__pycache__` beside its module, where `make setup` and the image's build put it;
 * `$XDG_CACHE_HOME/joinery/kernels`, by default in `~/.cache`.
 
-Where neither can be written to, each process compiles anew. Machine code is made for any processor of the architecture,
-so that an image may be built on one and run on another; what it was made from is part of its name.
+If neither is writable, each process compiles again. Machine code is for any processor of the architecture, so that an
+image can be built on one machine and run on another. Its file name contains a hash of everything it was made from.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-# Byte by byte work has no use for what a processor may have beyond its architecture (decision 21).
+# Work on single bytes gains nothing from features that a processor has beyond its architecture (decision 21).
 numba.config.CPU_NAME, numba.config.CPU_FEATURES = "generic", ""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger("joinery.kernels")
 
-# Kernels allocate nothing, and own none of the arrays that they are given: without numba's runtime (`_nrt`) no
-# references are counted. It counts them at each call of a part, by atomic instructions for which threads wait.
+# Kernels allocate nothing, and do not own the arrays that they are given. So they need no reference counting, which
+# numba's runtime (`_nrt`) does at each call of a part, by atomic instructions that make threads wait.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 
 def part(function: F) -> F:
-    """A function that only kernels call, and that is compiled into them."""
+    """Marks a function that only kernels call, and that is compiled into them."""
     compiled: F = numba.njit(**_OPTIONS)(function)
     return compiled
 
 
 def inlined(function: F) -> F:
-    """A part that is compiled into the place of each call: where it is called once, or a call costs more than it."""
+    """Marks a part that is inlined at each call: if it is called once, or if a call costs more than its body."""
     compiled: F = numba.njit(**_OPTIONS, forceinline=True)(function)
     return compiled
 
 
 def kernel(*arguments: Any) -> Callable[[F], F]:
-    """Compiles a function for arguments of these numba types, or takes its machine code from the cache."""
+    """Compiles a function for arguments of these numba types, or loads its machine code from the cache."""
 
     def compiled(function: F) -> F:
         dispatcher: Any = numba.njit(**_OPTIONS)(function)
@@ -67,8 +67,8 @@ def kernel(*arguments: Any) -> Callable[[F], F]:
 
 
 class _MachineCode(NullCache):  # type: ignore[misc]
-    """The cache of one kernel. numba's own one would not read a folder that it cannot write to, and takes no notice of
-    a change in the parts of a kernel."""
+    """The cache of one kernel. numba's own cache does not read a folder that it cannot write to, and ignores changes in
+    the parts of a kernel."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         source = Path(function.__code__.co_filename)
@@ -80,7 +80,7 @@ class _MachineCode(NullCache):  # type: ignore[misc]
         self._file = f"{self._name}-{digest}.kernel"
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled function, or None if it has to be compiled."""
+        """Loads the compiled function. None if it has to be compiled."""
         target_context.refresh()
         for folder in self._folders:
             path = folder / self._file
@@ -88,12 +88,12 @@ class _MachineCode(NullCache):  # type: ignore[misc]
                 return CompileResult._rebuild(target_context, *pickle.loads(path.read_bytes()))
             except FileNotFoundError:
                 continue
-            except Exception as problem:  # a file that was cut short, or is not what it seems: compiled anew
+            except Exception as problem:  # the file was cut short, or is something else: the kernel is compiled again
                 logger.warning("%s is not usable: %s: %s", path, type(problem).__name__, problem)
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keeps it where the next process finds it, if there is such a place."""
+        """Stores the compiled function where the next process finds it, if there is such a folder."""
         content = dumps(data._reduce())
         for folder in self._folders:
             part = folder / f"{self._file}.{os.getpid()}"
@@ -111,8 +111,8 @@ class _MachineCode(NullCache):  # type: ignore[misc]
 
 
 def _of_the_user() -> list[Path]:
-    """The user's cache; nowhere if the user has no home. A shared folder such as /tmp would not do: what is found there
-    is run."""
+    """The user's cache folder; none if the user has no home. A shared folder such as /tmp would be unsafe, because
+    whatever is found there is executed."""
     named = os.environ.get("XDG_CACHE_HOME")
     try:
         return [(Path(named) if named else Path.home() / ".cache") / "joinery" / "kernels"]

@@ -1,5 +1,5 @@
-"""`python -m joinery_runtime.sources.kernels` compiles all kernels ahead, or finds them in the cache: `make setup` and
-the image's build do. Exits with 1 if one cannot be used."""
+"""`python -m joinery_runtime.sources.kernels` compiles all kernels ahead of time, or finds them in the cache, for
+`make setup` and the image's build. Exits with 1 if a kernel cannot be used."""
 
 import logging
 import sys

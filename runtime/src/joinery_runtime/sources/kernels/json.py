@@ -1,9 +1,9 @@
-"""JSON objects into columns: what is usual is read here, all else is given up, record by record.
+"""Decodes JSON objects into columns: reads ordinary records, and gives up all others, record by record.
 
-A record is given up when anything about it is not certain to mean here what it means to `sources.json_judge` (with
-paths: `sources.json_paths`), which decodes it instead: what is not JSON, a declared name twice or with an escape, an
-array or an object in a column that is no string, something else where a path goes on, a value that its column cannot
-hold, numbers of more than 19 digits, a double that takes more than 128 bits to round, binary, decimals of more than 18
+A record is given up unless everything in it certainly means here what it means to `sources.json_judge`, which decodes
+it instead. Given up are: text that is not JSON, a declared name that occurs twice or has an escape, an array or an
+object in a column other than a string, anything that a path cannot go through, a value that its column cannot hold,
+numbers of more than 19 digits, a double whose rounding needs more than 128 bits, binary, decimals of more than 18
 digits.
 """
 
@@ -41,33 +41,33 @@ Words = npt.NDArray[np.int64]
 
 BOOL, INT32, INT64, FLOAT, DOUBLE, STRING, DECIMAL, DATE, TIMESTAMP, OTHER = range(10)
 BUCKETS = 256
-MAX_POWER = 60  # of ten, either way, in a double
-TOLERATED = 64  # records that are given up, besides every eighth one, before the rest is not looked at
+MAX_POWER = 60  # the greatest power of ten, of either sign, in a double
+TOLERATED = 64  # this many records, plus every eighth, may be given up before the rest is not looked at
 
 _UNKNOWN = -1
 _ROOT = 0  # the node of a record itself
-DEEPEST = 32  # objects and arrays around a value
-PREDICTED = 256  # fields of a record whose names are predicted from the record before it
+DEEPEST = 32  # levels of objects and arrays around a value
+PREDICTED = 256  # fields of a record whose names are predicted from the record before
 _OPEN, _CLOSE, _QUOTE, _COMMA, _COLON = 0x7B, 0x7D, 0x22, 0x2C, 0x3A
 _OPEN_ARRAY, _CLOSE_ARRAY, _NEWLINE = 0x5B, 0x5D, 0x0A
 _MINUS, _DOT, _PLUS, _ZERO = 0x2D, 0x2E, 0x2B, 0x30
 _EXACT = 1 << 53
 _SIGN = -(1 << 63)
-_YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999  # as `convert` has them, in milliseconds
-_SECONDS_2000, _SECONDS_2100 = 946_684_800, 4_102_444_800  # likewise: these count seconds
-_FLOAT_MAX = 3.4028235677973366e38  # from here on a double as a float is infinite
+_YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999  # as in `convert`, in milliseconds
+_SECONDS_2000, _SECONDS_2100 = 946_684_800, 4_102_444_800  # as in `convert`: such numbers count seconds
+_FLOAT_MAX = 3.4028235677973366e38  # from here on, a double becomes infinite as a float
 
 
 @inlined
 def _bucket(at: int, size: int) -> int:
-    """The bucket of the name at this address, `size` bytes with the closing quote, whose opening one is before it."""
+    """The bucket of the name at this address, after its opening quote; `size` bytes with the closing one."""
     return (load8(at) + 31 * load8(at + size - 2) + 7 * size) & (BUCKETS - 1)
 
 
 @inlined
 def _is_name(at: int, begin: int, size: int, last: int, limit: int) -> bool:
-    """Whether the name at `begin`, `size` bytes with its closing quote, is at this address too. Of the name itself
-    words are read."""
+    """Whether the name at `begin`, of `size` bytes with its closing quote, is also at this address. Reads whole words
+    of the name at `begin`."""
     if at + size > last:
         return False
     if at + size + 8 > limit:
@@ -84,7 +84,7 @@ def _is_name(at: int, begin: int, size: int, last: int, limit: int) -> bool:
 
 @part
 def _digits(at: int, count: int) -> int:
-    """So many digits; negative where one is none."""
+    """Reads `count` digits; negative if one of them is not a digit."""
     found = 0
     for place in range(count):
         digit = load8(at + place) - _ZERO
@@ -96,7 +96,7 @@ def _digits(at: int, count: int) -> int:
 
 @part
 def _day(at: int) -> tuple[bool, int]:
-    """YYYY-MM-DD of the years 1 to 9999, as days since 1970; whether it is one."""
+    """Reads YYYY-MM-DD in the years 1 to 9999. Returns whether it is valid, and the days since 1970."""
     year = _digits(at, 4)
     if year < 1 or load8(at + 4) != _MINUS:
         return False, 0
@@ -109,7 +109,7 @@ def _day(at: int) -> tuple[bool, int]:
         last = 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
     if not 1 <= day <= last:
         return False, 0
-    # Years that begin in March have the leap day at their end.
+    # If years begin in March, the leap day is at their end.
     shifted = year - 1 if month <= 2 else year
     in_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
     return True, 365 * shifted + shifted // 4 - shifted // 100 + shifted // 400 + in_year - 719468
@@ -117,7 +117,7 @@ def _day(at: int) -> tuple[bool, int]:
 
 @part
 def _clock(at: int) -> int:
-    """HH:MM:SS in seconds; negative where it is none, or a leap second."""
+    """Reads HH:MM:SS as seconds; negative if it is not valid, or a leap second."""
     hour = _digits(at, 2)
     if not 0 <= hour < 24 or load8(at + 2) != _COLON:
         return -1
@@ -130,7 +130,8 @@ def _clock(at: int) -> int:
 
 @part
 def _instant(at: int, end: int) -> tuple[bool, int]:
-    """A time by RFC 3339 in milliseconds since 1970; whether it is one. Digits below a millisecond are cut off."""
+    """Reads an RFC 3339 time. Returns whether it is valid, and the milliseconds since 1970. Digits below a millisecond
+    are cut off."""
     if end - at < 20:
         return False, 0
     fine, day = _day(at)
@@ -174,13 +175,13 @@ def _instant(at: int, end: int) -> tuple[bool, int]:
 
 @inlined
 def _double(digits: int, power: int, powers: Words, exact: npt.NDArray[np.float64]) -> tuple[bool, int]:
-    """The bits of the double that is nearest to digits * 10**power, by the way of Eisel and Lemire (Number Parsing at
-    a Gigabyte per Second, 2021); whether that is certain. `digits` is unsigned. `powers[2*i]` and the next one are the
-    upper 128 bits, lower word first, of 10**(i - MAX_POWER)."""
+    """Finds the double nearest to digits * 10**power by the method of Eisel and Lemire (Number Parsing at a Gigabyte
+    per Second, 2021). Returns whether it is certain, and the double's bits. `digits` is unsigned. `powers[2*i]` and the
+    next one are the upper 128 bits, lower word first, of 10**(i - MAX_POWER)."""
     if digits == 0:
         return True, 0
     if 0 < digits <= _EXACT and -22 <= power <= 22:
-        # Both are doubles, so that their product or quotient is rounded once.
+        # Both numbers are exact doubles, so their product or quotient is rounded only once.
         return True, bits_of(digits / exact[-power] if power < 0 else digits * exact[power])
     if not -MAX_POWER <= power <= MAX_POWER:
         return False, 0
@@ -211,7 +212,7 @@ def _double(digits: int, power: int, powers: Words, exact: npt.NDArray[np.float6
 
 @part
 def _decimal(digits: int, count: int, power: int, precision: int, scale: int) -> tuple[bool, int]:
-    """The unscaled value of a decimal column, of up to 18 digits; whether it is one."""
+    """Returns whether the number fits a decimal column with up to 18 digits, and its unscaled value."""
     if power > 0 or -power > scale or count + scale + power > 18:
         return False, 0
     for _ in range(scale + power):
@@ -226,7 +227,7 @@ def _decimal(digits: int, count: int, power: int, precision: int, scale: int) ->
 def _number_value(
     at: int, limit: int, kind: int, precision: int, scale: int, powers: Words, exact: npt.NDArray[np.float64]
 ) -> tuple[int, int]:
-    """A number for a column of this kind: the address after it, and what goes into the column's slot."""
+    """Reads a number for a column of this kind. Returns the address after it, and the value of the column's slot."""
     if kind == INT64 or kind == TIMESTAMP or kind == INT32:
         whole, end = integer(at, limit)
         if kind == TIMESTAMP and (not _YEAR_1 <= whole <= _YEAR_9999_END or _SECONDS_2000 <= whole < _SECONDS_2100):
@@ -256,8 +257,8 @@ def _number_value(
 def _string_value(
     at: int, last: int, limit: int, base: int, scratch: int, arena: int, kind: int, precision: int, scale: int
 ) -> tuple[int, int, int]:
-    """A string for a column of this kind, from its opening quote: the address after it, what goes into the column's
-    slot, and the end of what is used of the scratch memory."""
+    """Reads a string for a column of this kind, from its opening quote. Returns the address after it, the value of the
+    column's slot, and the end of the used scratch memory."""
     begin = at + 1
     end, escapes = string_end(begin, last, limit)
     if end == GIVEN_UP:
@@ -300,8 +301,8 @@ def _field(
     powers: Words,
     exact: npt.NDArray[np.float64],
 ) -> tuple[int, int, int, bool]:
-    """The value of a declared column: the address after it, what goes into the column's slot, the end of what is used
-    of the scratch memory, and whether it is null."""
+    """Reads the value of a declared column. Returns the address after it, the value of the column's slot, the end of
+    the used scratch memory, and whether the value is null."""
     kind, precision, scale = kinds[column, 0], kinds[column, 1], kinds[column, 2]
     byte = load8(at)
     if byte == _QUOTE:
@@ -329,7 +330,7 @@ def _field(
 
 @inlined
 def _named(node: int, at: int, size: int, last: int, limit: int, names: int, table: Words, buckets: Words) -> int:
-    """What the object of this node has under the name at this address, `size` bytes with the closing quote."""
+    """What this node, an object, has under the name at this address (`size` bytes with the closing quote)."""
     entry = buckets[_bucket(at, size)]
     while entry != _UNKNOWN:
         if (
@@ -344,7 +345,7 @@ def _named(node: int, at: int, size: int, last: int, limit: int, names: int, tab
 
 @inlined
 def _item(node: int, position: int, items: Words) -> int:
-    """What the array of this node has at this position."""
+    """What this node, an array, has at this position."""
     for entry in range(len(items)):
         if items[entry, 0] == node and items[entry, 1] == position:
             return items[entry, 2]
@@ -375,10 +376,10 @@ def _record(
     valid: npt.NDArray[np.uint8],
     row: int,
 ) -> int:
-    """Decodes one record into a row; the end of what is used of the scratch memory, or GIVEN_UP. `seen` has this stamp
-    for columns and nodes that were in the record; `predicted` says of each field of earlier records where its name is,
-    how long that is with the closing quote, of which node, and what it is. `around` are the node and the position
-    around each node."""
+    """Decodes one record into a row. Returns the end of the used scratch memory, or GIVEN_UP. `seen` has this stamp for
+    columns and nodes that occurred in the record. `predicted` has, for each field of earlier records, the address of
+    its name, the name's length with the closing quote, its node, and what it stands for. `around` has the node and the
+    position around each node."""
     last = end - 1
     while last > at and is_space(load8(last)):
         last -= 1
@@ -522,22 +523,24 @@ def decode(
     taken: Words,
     given_up: Words,
 ) -> tuple[int, int]:
-    """Reads n records into the first of n rows. Returns how many records were looked at (all, unless too many are given
-    up) and how many rows there are: row i is of the record `taken[i]`; those in `given_up` are the others in turn.
+    """Reads n records into the first of n rows. Returns the number of records that were looked at (all, unless too many
+    are given up), and the number of rows. Row i comes from record `taken[i]`; `given_up` has the others in order.
 
-    `data` is the address of the records' bytes, `size` of them, `offsets` (n+1) where each begins, `missing` (n, or
-    none) which have no value. Node 0 is a record, other nodes are the objects and arrays around values that are
-    wanted; `arrays` says which nodes are arrays. A thing that is wanted is a column or, from the number of columns on,
-    a node. `names` is the address of the names in objects, each with a closing quote and 8 bytes of room; `table` has
-    where a name begins there, its length with the quote, the next entry in its bucket (-1: no more), the node it is in,
-    and what it is; `buckets` the first entry of each (BUCKETS). `items` has of arrays the node, a position, and what it
-    is. `kinds` has a column's kind, precision and scale. At `arena` there is room for all of the records. `predicted`
-    (PREDICTED x 4, zeros), `around` (2 * DEEPEST) and `seen` (-1 for each column and node) are what `_record`
-    remembers.
+    - `data` is the address of the records' bytes, of which there are `size`. `offsets` (n+1) says where each record
+      begins, `missing` (n, or empty) which have no value.
+    - Node 0 is the record. Other nodes are the objects and arrays around wanted values; `arrays` says which are arrays.
+      What is wanted is a column or, from the number of columns on, a node.
+    - `names` is the address of the names in objects, each with a closing quote and 8 bytes of room. `table` has, for
+      each name: where it begins there, its length with the quote, the next entry in its bucket (-1: none), its node,
+      and what is wanted of it. `buckets` (BUCKETS) has the first entry of each bucket.
+    - `items` has, for arrays: the node, a position, and what is wanted of it.
+    - `kinds` has each column's kind, precision and scale. At `arena` there is room for all of the records.
+    - `predicted` (PREDICTED x 4, zeros), `around` (2 * DEEPEST) and `seen` (-1 for each column and node) are the memory
+      of `_record`.
 
-    A slot (columns x n) is the value of a column in a row, by its kind: a number, the bits of a double, milliseconds or
-    days since 1970, the unscaled value of a decimal; of a text its place, from `data` or, if negative, from `arena` on,
-    in bits 32 to 62, and its length in bits 0 to 31. `valid` (columns x n) is 1, or 0 for null.
+    A slot (columns x n) holds a column's value in a row, by kind: a number, the bits of a double, milliseconds or days
+    since 1970, or the unscaled value of a decimal. For a text, bits 32 to 62 hold its place, counted from `data` or, if
+    the slot is negative, from `arena`, and bits 0 to 31 hold its length. `valid` (columns x n) is 1, or 0 for null.
     """
     count, rows, scratch = len(offsets) - 1, 0, arena
     for record in range(count):
@@ -561,7 +564,7 @@ def decode(
 
 @kernel(_WORDS, types.int32[::1])
 def lay_out(slots: Words, offsets: npt.NDArray[np.int32]) -> int:
-    """Writes where each of n texts begins, and the last one ends (n+1), and returns how long they are together."""
+    """Writes where each of n texts begins, and where the last one ends (n+1). Returns their total length."""
     total = 0
     offsets[0] = 0
     for row in range(len(slots)):
@@ -572,7 +575,7 @@ def lay_out(slots: Words, offsets: npt.NDArray[np.int32]) -> int:
 
 @kernel(types.int64, types.int64, types.int64, _WORDS, types.int32[::1], types.int64)
 def gather(data: int, limit: int, arena: int, slots: Words, offsets: npt.NDArray[np.int32], target: int) -> None:
-    """Copies the texts that these slots name to `target`, each to its offset; there is room for 16 bytes more. `limit`
+    """Copies the texts that these slots name to `target`, each to its offset. There is room for 16 more bytes. `limit`
     is the end of the records' bytes."""
     for row in range(len(slots)):
         slot = slots[row]

@@ -1,7 +1,7 @@
-"""What kernels do with memory and words that numba has no name for.
+"""Operations on memory and words that numba lacks.
 
-An address is an int64, and so is every word, unsigned ones too: of a mix of signed and unsigned numba makes a double.
-Nothing here is checked: who calls says that the bytes are there.
+An address is an int64, and so is every word, even an unsigned one: numba turns a mix of signed and unsigned into a
+double. Nothing here is checked: the caller guarantees that the bytes exist.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numba import types
 from numba.extending import intrinsic
 
 _BYTE, _HALF, _WORD, _TWO_WORDS = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.IntType(128)
-_NOT_OF_ZERO = ir.Constant(ir.IntType(1), 0)  # whether the result for 0 may be anything
+_NOT_OF_ZERO = ir.Constant(ir.IntType(1), 0)  # whether the result for 0 is undefined
 _NOT_VOLATILE = ir.Constant(ir.IntType(1), 0)
 
 
 def _instruction(name: str, result: Any, arguments: list[Any], emit: Callable[..., Any]) -> Any:
-    """A function that kernels can call; `emit(builder, *values)` writes what it does."""
+    """Makes a function that kernels can call. `emit(builder, *values)` generates its instructions."""
 
     def written(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         value = emit(builder, *values)
@@ -68,30 +68,30 @@ _word = types.int64
 load8 = _instruction("load8", _word, [_word], lambda b, at: b.zext(b.load(_pointer(b, at, _BYTE)), _WORD))
 """load8(address): the byte there, 0 to 255."""
 load32 = _instruction("load32", _word, [_word], lambda b, at: b.zext(b.load(_pointer(b, at, _HALF), align=1), _WORD))
-"""load32(address): the 4 bytes from there on, the first one lowest; aligned or not."""
+"""load32(address): the 4 bytes from there, the first one lowest; aligned or not."""
 load64 = _instruction("load64", _word, [_word], lambda b, at: b.load(_pointer(b, at, _WORD), align=1))
-"""load64(address): the 8 bytes from there on as one word, the first one lowest; aligned or not."""
+"""load64(address): the 8 bytes from there as one word, the first one lowest; aligned or not."""
 store8 = _instruction(
     "store8", types.none, [_word, _word], lambda b, at, byte: b.store(b.trunc(byte, _BYTE), _pointer(b, at, _BYTE))
 )
-"""store8(address, byte): the lowest 8 bits."""
+"""store8(address, byte): stores the lowest 8 bits."""
 copy16 = _instruction("copy16", types.none, [_word, _word], _copy16)
-"""copy16(target, source): 16 bytes; aligned or not."""
+"""copy16(target, source): copies 16 bytes; aligned or not."""
 copy = _instruction("copy", types.none, [_word, _word, _word], _copy)
-"""copy(target, source, size): so many bytes, which do not overlap."""
+"""copy(target, source, size): copies `size` bytes, which must not overlap."""
 call = _instruction("call", _word, [_word, _word, _word], _call)
-"""call(function, a, b): what the C function at an address returns; one that takes one word overlooks the second."""
+"""call(function, a, b): calls the C function at this address. A function of one word ignores the second."""
 zeros_below = _instruction("zeros_below", _word, [_word], lambda b, word: b.cttz(word, _NOT_OF_ZERO))
-"""zeros_below(word): bits below the lowest one that is set; 64 where none is."""
+"""zeros_below(word): the number of bits below the lowest set bit; 64 if none is set."""
 zeros_above = _instruction("zeros_above", _word, [_word], lambda b, word: b.ctlz(word, _NOT_OF_ZERO))
-"""zeros_above(word): bits above the highest one that is set; 64 where none is."""
+"""zeros_above(word): the number of bits above the highest set bit; 64 if none is set."""
 shift_right = _instruction("shift_right", _word, [_word, _word], lambda b, word, bits: b.lshr(word, bits))
-"""shift_right(word, bits): of an unsigned word, by 0 to 63 bits."""
+"""shift_right(word, bits): shifts an unsigned word by 0 to 63 bits."""
 high_product = _instruction("high_product", _word, [_word, _word], _high_product)
-"""high_product(a, b): the upper 64 of the 128 bits of the product of unsigned words."""
+"""high_product(a, b): the upper 64 of the 128 bits of the product of two unsigned words."""
 is_below = _instruction("is_below", types.boolean, [_word, _word], lambda b, x, y: b.icmp_unsigned("<", x, y))
 """is_below(a, b): whether a < b, as unsigned words."""
 reversed_bytes = _instruction("reversed_bytes", _word, [_word], lambda b, word: b.bswap(word))
-"""reversed_bytes(word): the first byte last."""
+"""reversed_bytes(word): the word with its bytes in reverse order."""
 bits_of = _instruction("bits_of", _word, [types.float64], lambda b, number: b.bitcast(number, _WORD))
 """bits_of(number): a double's 64 bits."""

@@ -1,4 +1,4 @@
-"""Takes what Kafka's C client hands over, an array of `rd_kafka_message_t *`, apart: no Python object per record.
+"""Takes apart what Kafka's C client returns, an array of `rd_kafka_message_t *`, without a Python object per record.
 
 The struct is public and has not changed within librdkafka 1 and 2:
 
@@ -19,7 +19,7 @@ _ERROR, _TOPIC, _PARTITION, _VALUE, _KEY, _OFFSET = 0, 8, 16, 24, 40, 56  # byte
 
 @inlined
 def _low(word: int) -> int:
-    """The int32 in the lower half of a word, whose upper half may hold anything."""
+    """The int32 in the lower half of a word. The upper half may hold anything."""
     return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
@@ -40,8 +40,8 @@ def describe(
     key_bytes: Ints,
 ) -> int:
     """Fills in the offset and timestamp of each of `count` messages, and cuts them into runs: messages of one partition
-    with at most `most_bytes` of values and of keys, or one error. Returns how many runs there are: where each starts
-    (the first element past the last run is `count`), and how many bytes its values and its keys have."""
+    with at most `most_bytes` of values and of keys, or a single error. Returns the number of runs. Fills in where each
+    starts (the element after the last run is `count`), and how many bytes its values and its keys have."""
     runs, topic, partition, failed = 0, 0, 0, True
     for i in range(count):
         message = messages[i]
@@ -72,8 +72,8 @@ _BITS = types.Array(types.uint8, 1, "C")
 
 @kernel(_INTS, types.int64, types.int64, types.boolean, _OFFSETS, types.int64, _BITS)
 def gather(messages: Ints, start: int, stop: int, keys: bool, offsets: np.ndarray, data: int, valid: np.ndarray) -> int:
-    """Copies the values, or the keys, of these messages one after the other to the address `data`. Fills in where each
-    begins (int32[n + 1]) and which are not null (a bit each, `valid` is zero). Returns how many are null."""
+    """Copies the values, or the keys, of these messages one after another to the address `data`. Fills in where each
+    begins (int32[n + 1]), and which are not null (one bit each; `valid` is zeros). Returns the number of nulls."""
     field = _KEY if keys else _VALUE
     nulls, end = 0, 0
     offsets[0] = 0
@@ -92,6 +92,6 @@ def gather(messages: Ints, start: int, stop: int, keys: bool, offsets: np.ndarra
 
 @kernel(_INTS, types.int64, types.int64)
 def release(messages: Ints, count: int, destroy: int) -> None:
-    """Gives messages back to the client."""
+    """Frees messages of the client."""
     for i in range(count):
         call(destroy, messages[i], 0)

@@ -1,8 +1,8 @@
-"""The parts of a JSON text: strings, numbers, and values that nobody wants.
+"""Scans the parts of a JSON text: strings, numbers, and values that are skipped.
 
-Each function begins at an address `at` and returns the address after what it has read, or GIVEN_UP for all that is
-not strictly JSON and for what is rare enough to be left to somebody else. A text ends with a brace at address `last`,
-at which whatever is no string stops of itself. `limit` is where memory ends: words are read up to it, across `last`.
+Each function begins at an address `at` and returns the address after what it has read. It returns GIVEN_UP for anything
+that is not strict JSON, or rare enough to be left to the caller. A text ends with a brace at address `last`, where the
+scan of anything but a string stops by itself. `limit` is the end of memory: words are read up to it, beyond `last`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from joinery_runtime.sources.kernels import inlined, part
 from joinery_runtime.sources.kernels.memory import load8, load64, shift_right, store8, zeros_below
 
 GIVEN_UP = 0
-_DEEPEST = 16  # objects and arrays in each other in a value that is skipped
+_DEEPEST = 16  # levels of objects and arrays in a value that is skipped
 
 _ONES = 0x0101010101010101
 _SPACES = 0x2020202020202020
@@ -21,7 +21,7 @@ _TOP_BITS = -0x7F7F7F7F7F7F7F80  # 0x80 in each byte
 _UPPER_HALVES = -0x0F0F0F0F0F0F0F10  # 0xF0 in each byte
 _LOWER_HALVES = 0x0F0F0F0F0F0F0F0F
 _SIXES = 0x0606060606060606
-_DIGITS = 0x3333333333333333  # of a digit: 3 in the upper half, which adding six to it does not change
+_DIGITS = 0x3333333333333333  # a digit has 3 in the upper half, and adding six does not change that
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = 0x22, 0x5C, 0x2C, 0x3A
 _OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY = 0x7B, 0x7D, 0x5B, 0x5D
@@ -35,7 +35,7 @@ def is_space(byte: int) -> bool:
 
 @inlined
 def skip_space(at: int) -> int:
-    """Past white space."""
+    """Skips white space."""
     while is_space(load8(at)):
         at += 1
     return at
@@ -43,7 +43,7 @@ def skip_space(at: int) -> int:
 
 @part
 def skip_word(at: int, word: int, size: int) -> int:
-    """Past a word of up to 8 letters, the first one lowest."""
+    """Skips a word of up to 8 letters, of which the first one is lowest in `word`."""
     for letter in range(size):
         if load8(at + letter) != (word >> (8 * letter)) & 0xFF:
             return GIVEN_UP
@@ -52,7 +52,7 @@ def skip_word(at: int, word: int, size: int) -> int:
 
 @inlined
 def plain_end(at: int, last: int, limit: int) -> int:
-    """Where the next quote, backslash, control character or byte beyond ASCII is; `last` or more if there is none."""
+    """The address of the next quote, backslash, control character or byte beyond ASCII; `last` or more without one."""
     while at + 8 <= limit:
         word = load64(at)
         quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
@@ -73,7 +73,7 @@ def plain_end(at: int, last: int, limit: int) -> int:
 
 @part
 def skip_character(at: int) -> int:
-    """Past one character beyond ASCII, in UTF-8."""
+    """Skips one UTF-8 character beyond ASCII."""
     first, second = load8(at), load8(at + 1)
     if second & 0xC0 != 0x80 or first < 0xC2:
         return GIVEN_UP
@@ -82,7 +82,7 @@ def skip_character(at: int) -> int:
     if load8(at + 2) & 0xC0 != 0x80:
         return GIVEN_UP
     if first < 0xF0:
-        # Neither what two bytes could hold nor half of a surrogate pair.
+        # Refuses characters that fit two bytes, and halves of surrogate pairs.
         return GIVEN_UP if (first == 0xE0 and second < 0xA0) or (first == 0xED and second >= 0xA0) else at + 3
     if load8(at + 3) & 0xC0 != 0x80 or first > 0xF4:
         return GIVEN_UP
@@ -91,8 +91,8 @@ def skip_character(at: int) -> int:
 
 @part
 def string_end(at: int, last: int, limit: int) -> tuple[int, bool]:
-    """From after a string's opening quote: the address of its closing one, and whether there are escapes before it.
-    What they say is for `unescape` to judge."""
+    """Returns, from after a string's opening quote, the address of the closing one, and whether there are escapes in
+    between. `unescape` judges these."""
     escapes = False
     while True:
         at = plain_end(at, last, limit)
@@ -114,7 +114,7 @@ def string_end(at: int, last: int, limit: int) -> tuple[int, bool]:
 
 @part
 def _hexadecimal(at: int) -> int:
-    """Four digits; negative where one is none."""
+    """Reads four hexadecimal digits; negative if one of them is not a digit."""
     number = 0
     for place in range(4):
         byte = load8(at + place)
@@ -130,7 +130,7 @@ def _hexadecimal(at: int) -> int:
 
 @part
 def _escaped(letter: int) -> int:
-    r"""What a backslash and this letter stand for; negative where it is nothing, or \u."""
+    r"""The character for a backslash and this letter; negative for \u or an unknown escape."""
     if letter == 0x6E:
         return 0x0A
     if letter == 0x74:
@@ -168,8 +168,8 @@ def _encode(code: int, target: int) -> int:
 
 @part
 def unescape(at: int, end: int, target: int) -> int:
-    r"""Writes the string between these addresses, which `string_end` has accepted, to `target`, where it needs no more
-    room than here. Returns the address after what it has written. Gives up half of a surrogate pair, and \u0000."""
+    r"""Writes the string between these addresses, which `string_end` has accepted, to `target`, with escapes resolved.
+    It never grows. Returns the address after what was written. Gives up half of a surrogate pair, and \u0000."""
     while at < end:
         byte = load8(at)
         if byte != _BACKSLASH:
@@ -198,7 +198,7 @@ def unescape(at: int, end: int, target: int) -> int:
 
 @inlined
 def integer(at: int, limit: int) -> tuple[int, int]:
-    """A whole number in int64, and the address after it."""
+    """Reads a whole number that fits int64. Returns it, and the address after it."""
     negative = load8(at) == _MINUS
     if negative:
         at += 1
@@ -206,7 +206,7 @@ def integer(at: int, limit: int) -> tuple[int, int]:
     if at + 8 <= limit:
         word = load64(at)
         if (word & _UPPER_HALVES) | shift_right(word + _SIXES & _UPPER_HALVES, 4) == _DIGITS:
-            # Eight digits at once: tens, hundreds and ten thousands in one product each.
+            # Eight digits at once, with one product each for tens, hundreds and ten thousands.
             word = shift_right((word & _LOWER_HALVES) * 2561, 8) & 0x00FF00FF00FF00FF
             word = shift_right(word * 6553601, 16) & 0x0000FFFF0000FFFF
             number = shift_right(word * 42949672960001, 32)
@@ -219,7 +219,7 @@ def integer(at: int, limit: int) -> tuple[int, int]:
     digits = at - begin
     if digits == 0 or digits > 19 or (digits > 1 and load8(begin) == _ZERO):
         return 0, GIVEN_UP
-    # 19 digits fit into 64 bits, of which one is the sign.
+    # 19 digits fit 64 bits, but one bit is the sign.
     if number < 0 or (negative and number == 0):
         return 0, GIVEN_UP
     return -number if negative else number, at
@@ -227,8 +227,8 @@ def integer(at: int, limit: int) -> tuple[int, int]:
 
 @part
 def number(at: int) -> tuple[int, int, int, int]:
-    """Any number of up to 19 digits: these digits as an unsigned word, how many there are, the power of ten that they
-    are multiplied by (-99 to 99), and the address after it. A sign is not part of the word. Gives up -0."""
+    """Reads any number of up to 19 digits. Returns the digits as an unsigned word without sign, how many there are, the
+    power of ten by which they are multiplied (exponent -99 to 99), and the address after it. Gives up -0."""
     negative = load8(at) == _MINUS
     if negative:
         at += 1
@@ -279,7 +279,7 @@ def _exponent(at: int) -> tuple[int, int]:
 
 @part
 def skip_scalar(at: int, last: int, limit: int, scratch: int) -> int:
-    """Past a string, a number, true, false or null."""
+    """Skips a string, a number, true, false or null."""
     byte = load8(at)
     if byte == _QUOTE:
         end, escapes = string_end(at + 1, last, limit)
@@ -297,7 +297,7 @@ def skip_scalar(at: int, last: int, limit: int, scratch: int) -> int:
 
 @part
 def skip_name(at: int, last: int, limit: int) -> int:
-    """Past a name without escapes, from its opening quote, and the colon after it."""
+    """Skips a name without escapes, from its opening quote, and the colon after it."""
     if load8(at) != _QUOTE:
         return GIVEN_UP
     end, escapes = string_end(at + 1, last, limit)
@@ -309,8 +309,8 @@ def skip_name(at: int, last: int, limit: int) -> int:
 
 @part
 def skip_value(at: int, last: int, limit: int, scratch: int) -> int:
-    """Past a value that nobody wants. At `scratch` there is room for a copy of it."""
-    depth, objects = 0, 0  # bit i of `objects`: whether the one at depth i is an object
+    """Skips any value. At `scratch` there is room for a copy of it."""
+    depth, objects = 0, 0  # the lowest bit of `objects`: the innermost level is an object; the next bit: the one around
     while True:
         byte = load8(at)
         if byte == _OPEN or byte == _OPEN_ARRAY:

@@ -1,5 +1,5 @@
-"""xxh3_64 with seed 0 of texts of at most 128 bytes, as xxHash's specification has it (github.com/Cyan4973/xxHash,
-doc/xxhash_spec.md, "XXH3 Algorithm"). Longer ones are hashed by the library: few keys are."""
+"""xxh3_64 with seed 0, for texts of at most 128 bytes, by xxHash's specification (github.com/Cyan4973/xxHash,
+doc/xxhash_spec.md, "XXH3 Algorithm"). The library hashes longer texts, which are rare among keys."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def _of_9_to_16(at: int, size: int) -> int:
     return _avalanche(size + reversed_bytes(low) + high + _folded(low, high))
 
 
-@part  # inlined into the loop, LLVM 20 makes wrong code of it: each process compares before it uses any
+@part  # if it is inlined into the loop, LLVM 20 generates wrong code; each process checks the results before using any
 def _of_17_to_128(at: int, size: int) -> int:
-    """From both ends inwards, 16 bytes each."""
+    """Mixes 16 bytes at a time, from both ends inwards."""
     end, h = at + size, size * _PRIME64_1
     h += _mixed(at, 0) + _mixed(end - 16, 2)
     if size > 32:
@@ -112,8 +112,8 @@ _HASHES = types.Array(types.int64, 1, "C")
 
 @kernel(types.int64, types.int64, _HASHES)
 def hash_texts(offsets: int, data: int, hashes: npt.NDArray[np.int64]) -> bool:
-    """Fills `hashes` with those of as many texts. Text i has the bytes from the int32 at `offsets` + 4i on to the next
-    one, counted from `data`. False if one is too long: the hashes mean nothing then."""
+    """Fills `hashes` with the hashes of as many texts. Text i lies between the int32 at `offsets` + 4i and the next
+    one, counted from `data`. Returns False if a text is too long; the hashes are then undefined."""
     end = load32(offsets)
     for i in range(len(hashes)):
         start = end

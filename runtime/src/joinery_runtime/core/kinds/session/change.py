@@ -1,4 +1,4 @@
-"""What arrivals make of sessions: their new rows of the state, what goes out, what is replaced (S1-S6)."""
+"""Applies arrivals to sessions: the new rows of the state, what goes out, what is replaced (S1-S6)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from joinery_runtime.errors import AggregateError
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """n sessions that rows went into, or that reached the cap: `rows` are those of the state; `goes_out` is bool[n]. Of
-    the k kept rows, bool[k]: `replaced` ones leave, `retracted` ones had gone out under another id."""
+    """n sessions that took rows or reached the cap: their new `rows` of the state, and `goes_out` (bool[n]). Of the k
+    kept rows (bool[k] each), `replaced` ones leave and `retracted` ones had gone out under another id."""
 
     rows: pa.RecordBatch
     goes_out: np.ndarray
@@ -44,8 +44,8 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class _ChangedSessions:
-    """m sessions; `of` (int64[elements]) is the one of each element in order. bool[m]: rows of this epoch are in it
-    (`filled`), some of it has gone out before (`out`)."""
+    """m sessions. `of` (int64[elements]) is the session of each element. `filled` (bool[m]): it holds rows of this
+    epoch. `out` (bool[m]): part of it has gone out before."""
 
     formed: Formed
     of: np.ndarray
@@ -57,14 +57,16 @@ class _ChangedSessions:
         return np.asarray(self.filled | self.formed.forced)
 
     def goes_out(self, complete: int | None) -> np.ndarray:
-        """What has gone out goes out again when it changed (S5), and what reached the cap unless that is known."""
+        """bool[m]. A session that has gone out goes out again if it took rows (S5). One that reached the cap goes out,
+        unless it has gone out as it is."""
         over = False if complete is None else self.formed.last < complete
         forced = self.formed.forced
         return np.asarray(np.where(self.filled, self.out | over | forced, forced & ~self.out))
 
 
 def change(side: SideSpec, of: SessionParameters, arrived: AcceptedArrivals, complete: int | None) -> Changed:
-    """`complete` is the horizon before which sessions have gone out. Raises AggregateError."""
+    """Applies the accepted arrivals. `complete` is the horizon before which sessions have gone out. Raises
+    AggregateError."""
     elements, out = arrived.elements, arrived.kept.column(EMITTED).to_numpy(zero_copy_only=False)
     if complete is not None:
         out = out | (arrived.kept.column(TS).to_numpy() < complete)
@@ -80,8 +82,8 @@ def change(side: SideSpec, of: SessionParameters, arrived: AcceptedArrivals, com
 
 
 def rows_to_add(of: SessionParameters, rows: pa.RecordBatch) -> Run:
-    """The changed sessions as rows of the state. One that has reached the cap stays without its accumulators, so that
-    later rows inside it are recognised."""
+    """The changed sessions as rows of the state. One that reached the cap stays, without accumulators, so that later
+    rows inside it are recognised."""
     index = np.arange(rows.num_rows)
     unless_forced = pa.array(index, mask=rows.column(FORCED).to_numpy(zero_copy_only=False))
     accumulated = {field.name for field in Folding(of.aggregates).fields}
@@ -103,7 +105,7 @@ def _form(of: SessionParameters, arrived: AcceptedArrivals, out: np.ndarray) -> 
 
 
 class _StateRows:
-    """Makes the changed sessions' rows of the state."""
+    """Makes the changed sessions' new rows of the state."""
 
     def __init__(
         self, side: SideSpec, of: SessionParameters, arrived: AcceptedArrivals, sessions: _ChangedSessions
@@ -126,18 +128,18 @@ class _StateRows:
         return pa.record_batch([*own, *keys, *self._accumulated().columns], schema=schema)
 
     def _accumulated(self) -> pa.RecordBatch:
-        """By changed session: what is kept of it merged with its rows."""
+        """The accumulators of each changed session: its kept ones merged with those of its new rows."""
         folded, filled = self._fold()
         if not folded.num_columns:
             return folded
         kept, of = self._kept_states()
         number = np.concatenate([of, filled])
-        order = np.argsort(number, kind="stable")  # kept ones first: they came before
+        order = np.argsort(number, kind="stable")  # kept states come first: their rows arrived earlier
         with self._naming(number[order]):
             return self._folding.merge(concat([kept, folded]).take(pa.array(order)), _groups(number[order]))
 
     def _fold(self) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Accumulators of the rows by session, and its numbers."""
+        """Returns the accumulators of the new rows, one state per session, and the sessions' numbers."""
         elements = self._arrived.elements
         at = np.flatnonzero(elements.row)
         number = self._sessions.of[at]
@@ -155,7 +157,7 @@ class _StateRows:
 
     @contextmanager
     def _naming(self, number: np.ndarray) -> Iterator[None]:
-        """Says which session has no value of an aggregate; `number` are sessions, a group each."""
+        """Turns a GroupError into an AggregateError that names the session. `number` is the session of each row."""
         try:
             yield
         except GroupError as error:
@@ -169,7 +171,7 @@ class _StateRows:
 
 
 def _groups(number: np.ndarray) -> Groups:
-    """One group for each of these ascending numbers."""
+    """One group for each distinct number; `number` is ascending."""
     return Groups(np.flatnonzero(changes(number)), len(number))
 
 
@@ -185,8 +187,8 @@ def state_schema(intake: Intake, aggregates: Sequence[AggregateCall]) -> pa.Sche
 
 
 class Folding:
-    """All aggregates of a job; equal ones share their columns. Methods raise GroupError, whose facts say which
-    aggregate it is."""
+    """All aggregates of a job; equal ones share their columns. Methods raise GroupError, whose facts name the
+    aggregate."""
 
     def __init__(self, aggregates: Sequence[AggregateCall]) -> None:
         self._each = [(of, accumulator(of)) for of in aggregates]
@@ -198,11 +200,11 @@ class Folding:
 
     @property
     def columns(self) -> list[str]:
-        """The columns of rows that are aggregated."""
+        """The row columns that are aggregated."""
         return sorted({of.column for of, _ in self._columns.values() if of.column})
 
     def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
-        """The accumulators of groups of rows; `times` are event times, int64[n]."""
+        """Accumulates groups of rows. `times` are their event times (int64[n])."""
         made: list[pa.Array] = []
         for of, found in self._columns.values():
             with _naming(of):
@@ -217,7 +219,7 @@ class Folding:
         return pa.record_batch(made, schema=pa.schema(self.fields))
 
     def results(self, states: pa.RecordBatch) -> list[pa.Array]:
-        """A column per aggregate, in the job's order."""
+        """One result column per aggregate, in the job's order."""
         return [found.result(_states(states, _names(found))) for _, found in self._each]
 
 

@@ -1,7 +1,7 @@
-"""How kept sessions and new rows of one epoch become sessions (rules S1-S3; docs/architecture.md, "Sessions").
+"""Forms sessions from kept sessions and new rows of one epoch (rules S1-S3; docs/architecture.md, "Sessions").
 
 Elements are kept sessions [start, end] and rows (start = end), sorted by (key, start, kept sessions first, arrival).
-All of it is arithmetic on arrays: times are event-time milliseconds, positions count elements.
+Everything is arithmetic on arrays. Times are event-time milliseconds; positions count elements.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LARGEST = 2**62
 
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
-    """What sessions of one input are (S1-S7). `drop_late` False is `lateData: reopen` (S5); `retracts`: an id that was
-    replaced goes out once more, as a retraction."""
+    """The parameters of an input's sessions (S1-S7). `drop_late` False is `lateData: reopen` (S5). `retracts`: a
+    replaced id goes out once more, as a retraction."""
 
     gap: int
     max_duration: int
@@ -40,8 +40,8 @@ class SessionParameters:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """n > 0 sorted elements: `first` is bool[n], the first one of its key; `row` is bool[n]; `start` and `end` are
-    int64[n]. Kept sessions of a key do not overlap."""
+    """n > 0 sorted elements. `first` (bool[n]): it is the first of its key. `row` (bool[n]): it is a row, not a kept
+    session. `start` and `end` are int64[n]. Kept sessions of a key do not overlap."""
 
     first: np.ndarray
     row: np.ndarray
@@ -54,8 +54,8 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """m sessions: `begin` (int64[m]) is the position of each one's first element; `start` and `last` (int64[m]) are the
-    event times of its first and last row; `forced` (bool[m]): it reached the cap (S2)."""
+    """m sessions. `begin` (int64[m]) is the position of each session's first element; `start` and `last` (int64[m]) are
+    the event times of its first and last row. `forced` (bool[m]): it reached the cap (S2)."""
 
     begin: np.ndarray
     start: np.ndarray
@@ -73,8 +73,8 @@ def form(of: Elements, gap: int, max_duration: int) -> Formed:
 
 
 def _linked(of: Elements, gap: int) -> np.ndarray:
-    """bool[n]: where a row brings the element near to what is before it. Only rows do, and to a kept session only one
-    that is in no other: kept sessions that are near each other stay apart."""
+    """bool[n]: the elements linked to the ones before them. Only a row links, and it links a kept session to earlier
+    elements only if it lies in no kept session itself: kept sessions that are near each other stay apart."""
     key = latest(of.first)
     row, kept = _before(latest(of.row)), _before(latest(~of.row))
     in_session = (kept >= key) & (of.end[row] <= of.end[kept])
@@ -84,12 +84,12 @@ def _linked(of: Elements, gap: int) -> np.ndarray:
 
 
 def latest(chosen: np.ndarray) -> np.ndarray:
-    """int64[n]: the position of the latest chosen element up to each, -1 where there is none."""
+    """int64[n]: for each element, the position of the latest chosen one up to it; -1 without one."""
     return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1))
 
 
 def following(chosen: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """int64[n]: the position of the next chosen element of the same key from each on, n where there is none."""
+    """int64[n]: for each element, the position of the next chosen one of its key, itself included; n without one."""
     n = len(chosen)
     nearest = np.minimum.accumulate(np.where(chosen, np.arange(n), n)[::-1])[::-1]
     next_key = np.minimum.accumulate(np.append(np.where(first, np.arange(n), n)[1:], n)[::-1])[::-1]
@@ -101,7 +101,7 @@ def _before(positions: np.ndarray) -> np.ndarray:
 
 
 def _extent(of: Elements, begin: np.ndarray) -> np.ndarray:
-    """int64: how long each chain is."""
+    """The length of each chain in milliseconds (int64)."""
     return np.asarray(np.maximum.reduceat(of.end, begin) - of.start[begin])
 
 
@@ -109,7 +109,7 @@ def _extent(of: Elements, begin: np.ndarray) -> np.ndarray:
 
 
 def _cut(of: Elements, begin: np.ndarray, max_duration: int) -> np.ndarray:
-    """Where sessions begin, of chains that begin at `begin`: none is as long as `max_duration`."""
+    """Cuts the chains that begin at `begin` into sessions shorter than `max_duration`. Returns where these begin."""
     long = _extent(of, begin) >= max_duration
     stop = np.append(begin[1:], len(of))
     found = [begin]
@@ -119,7 +119,7 @@ def _cut(of: Elements, begin: np.ndarray, max_duration: int) -> np.ndarray:
 
 
 def _in_range(extents: np.ndarray, max_duration: int) -> Iterator[tuple[int, int]]:
-    """Chains to cut together, so that the sum of their lengths stays in int64."""
+    """Yields spans of chains to cut together, such that the sum of their lengths stays within int64."""
     at_once = max(1, _LARGEST // _room(extents, max_duration))
     yield from ((first, min(first + at_once, len(extents))) for first in range(0, len(extents), at_once))
 
@@ -129,22 +129,23 @@ def _room(extents: np.ndarray, max_duration: int) -> int:
 
 
 def _cut_chains(of: Elements, begin: np.ndarray, stop: np.ndarray, max_duration: int) -> np.ndarray:
-    """A session that begins with an element ends before the first one that ends `max_duration` after its start. Lines
-    up the chains on one axis of time, where that is one binary search that leads from session to session."""
+    """Cuts these chains. A session that begins with an element ends before the first element whose end is
+    `max_duration` or more after its start. The chains are lined up on one time axis, so that one binary search finds
+    for every element where the next session would begin."""
     count = stop - begin
     chain = np.repeat(np.arange(len(begin)), count)
     position = np.arange(len(chain)) + np.repeat(begin - (np.cumsum(count) - count), count)
     shift = chain * _room(of.end[position] - of.start[begin][chain], max_duration) - of.start[begin][chain]
     ends = np.maximum.accumulate(of.end[position] + shift)
-    # Kept under another cap, a session may be longer than it.
+    # A session kept under an earlier, larger cap may be longer than this one.
     until = np.maximum(of.start[position] + max_duration, of.end[position] + 1)
     after = np.searchsorted(ends, until + shift)
     return np.asarray(position[_reached(after, np.cumsum(count) - count)])
 
 
 def _reached(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
-    """Positions that are reached from `begin` by going from each element to the one `after` it (n: nowhere), in log2 of
-    the longest way many rounds."""
+    """The positions reached from `begin` by going on from each element to the one `after` it (n: nowhere). Pointer
+    doubling takes log2(longest path) rounds."""
     jump = np.append(after, len(after))
     found = np.zeros(len(jump), dtype=bool)
     found[begin] = True
@@ -157,8 +158,8 @@ def _reached(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
 
 
 def _forced(of: Elements, linked: np.ndarray, begin: np.ndarray, gap: int, max_duration: int) -> np.ndarray:
-    """bool[m]: the row that the next session begins with is near, and too late for this one: then this one goes out,
-    unless the row extends a later kept session (S3)."""
+    """bool[m]: the sessions that reached the cap: the next session begins with a row that is near but would make this
+    one too long. A session is not forced if that row extends a later kept session (S3)."""
     after = begin[1:]
     later = following(~of.row, of.first)[after]
     there = later < len(of)
@@ -174,8 +175,8 @@ _CAPPED, _SESSION, _ROW = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class SortedElements:
-    """n elements in order: `number` (int64[n]) counts kept rows of the state, then arrivals; `kind` is _CAPPED,
-    _SESSION or _ROW; the rest is as in `Elements`."""
+    """n elements in order. `number` (int64[n]) counts the kept rows of the state, then the arrivals. `kind` is _CAPPED,
+    _SESSION or _ROW. The rest is as in `Elements`."""
 
     number: np.ndarray
     kind: np.ndarray
@@ -200,10 +201,11 @@ class SortedElements:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedArrivals:
-    """`kept` are k rows of the state; element number k + i is row i of `rows`, prepared rows that are not late.
+    """The arrivals that go into sessions. `kept` are k rows of the state; element number k + i is row i of `rows`,
+    prepared rows that are not late.
 
-    `elements` are kept sessions and rows that may be part of one; `dropped` counts arrivals by reason, `after_eviction`
-    rows that go into sessions and may have been near one that is not kept any more (T10).
+    `elements` are kept sessions and rows that may belong to one. `dropped` counts arrivals by reason. `after_eviction`
+    counts rows that go into sessions but may have been near one that is no longer kept (T10).
     """
 
     kept: pa.RecordBatch
@@ -214,7 +216,7 @@ class AcceptedArrivals:
 
     @property
     def taken(self) -> int:
-        """How many rows are in sessions."""
+        """The number of rows that go into sessions."""
         return int(self.elements.row.sum())
 
     def keys(self, side: SideSpec, elements: np.ndarray) -> list[pa.Array]:
@@ -226,7 +228,7 @@ class AcceptedArrivals:
 def accept_arrivals(
     side: SideSpec, of: SessionParameters, work: StepWork, rows: pa.RecordBatch, kept: pa.RecordBatch
 ) -> AcceptedArrivals:
-    """Which arrivals go into sessions, under the horizon before which no session is kept any more."""
+    """Decides which arrivals go into sessions. Sessions whose last row is before the horizon are no longer kept."""
     evicted = work.horizons[0].current
     on_time = _on_time(of, rows, work.accept_from[0], evicted)
     late = rows.num_rows - on_time.num_rows
@@ -236,7 +238,7 @@ def accept_arrivals(
     counts = {"late": late + int(forgotten.sum()), "closed": int(closed.sum())}
     dropped = {reason: count for reason, count in counts.items() if count}
     accepted = elements.where((elements.kind != _CAPPED) & ~forgotten & ~closed)
-    complete = earlier(evicted, -of.gap)  # every session that a later row is near to is kept
+    complete = earlier(evicted, -of.gap)  # from this time on, every session that a row is near is still kept
     after_eviction = 0 if complete is None else int((accepted.row & (accepted.start < complete)).sum())
     return AcceptedArrivals(kept, on_time, accepted, dropped, after_eviction)
 
@@ -244,8 +246,8 @@ def accept_arrivals(
 def _on_time(
     of: SessionParameters, rows: pa.RecordBatch, accept_from: int | None, evicted: int | None
 ) -> pa.RecordBatch:
-    """S4: rows at or after `accept_from`. After an edit, not before what was evicted under longer times either: its
-    ids have gone out. With `reopen` it depends on what is kept."""
+    """The rows at or after `accept_from` (S4). After an edit, rows before `evicted` are late as well: sessions evicted
+    under the former settings have gone out with their ids. With `reopen`, lateness depends on what is kept."""
     if not of.drop_late or accept_from is None:
         return rows
     lowest = accept_from if evicted is None else max(accept_from, evicted)
@@ -269,7 +271,7 @@ def _sorted_elements(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch)
 
 
 def _touches_nothing(elements: SortedElements, of: SessionParameters, evicted: int | None) -> np.ndarray:
-    """bool[n]: rows that would be a session that is not kept any more, where none that is can take them (S5)."""
+    """bool[n]: the rows whose own session would no longer be kept and that no kept session can take (S5)."""
     if evicted is None or of.drop_late:
         return np.zeros(len(elements.start), dtype=bool)
     old = elements.row & (elements.start < evicted)
@@ -289,11 +291,11 @@ def _touches_nothing(elements: SortedElements, of: SessionParameters, evicted: i
 
 
 def _inside_capped(elements: SortedElements) -> np.ndarray:
-    """bool[n]: rows inside a session that has reached the cap (S2), both ends included."""
+    """bool[n]: the rows inside a session that has reached the cap, both ends included (S2)."""
     capped = np.flatnonzero(elements.kind == _CAPPED)
     if not len(capped):
         return np.zeros(len(elements.start), dtype=bool)
-    # A capped session may lie inside another one: a session may grow over it.
+    # A capped session may lie inside another one, because a session may grow over it.
     key = np.cumsum(elements.first)[capped]
     reach = pl.DataFrame({"key": key, "end": elements.end[capped]}).select(pl.col("end").cum_max().over("key"))
     end = np.zeros(len(elements.start), dtype=np.int64)
@@ -303,7 +305,7 @@ def _inside_capped(elements: SortedElements) -> np.ndarray:
 
 
 def both(kept: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
-    """An engine column of numbers of all elements, by number; `of_rows` is its name in `rows` where that differs."""
+    """A numeric engine column of all elements, by number. `of_rows` is its name in `rows`, if that differs."""
     return np.concatenate([kept.column(name).to_numpy(), rows.column(of_rows or name).to_numpy()])
 
 

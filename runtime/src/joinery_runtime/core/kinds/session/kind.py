@@ -1,8 +1,7 @@
-"""Sessions of one shard in one epoch (rules S1-S7; docs/design/sessions.md).
+"""Aggregated sessions of one shard in one epoch (rules S1-S7; docs/architecture.md, "Sessions").
 
-First what the horizons complete goes out and what they end is forgotten, from what is kept; then the arrivals become
-sessions together with those that are still there (T3). No I/O, no clock, no randomness: the same work gives the same
-rows.
+First the kept sessions that the horizons complete go out, and those that they end are forgotten. Then arrivals form
+sessions together with the kept ones (T3). No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from joinery_runtime.job.model.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class SessionAggregation(SessionParameters, Kind):
-    """Sessions of one input, aggregated. A row of the state is a session, or the bounds of one that reached the cap; it
-    is marked when another one has replaced it.
+    """Aggregates the sessions of one input. A row of the state is a session, or the bounds of one that reached the cap.
+    It is marked once another row has replaced it.
 
     A session goes out when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
 
@@ -64,18 +63,18 @@ class SessionAggregation(SessionParameters, Kind):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def accept_from(self, step: StepSpec, watermarks: Mapping[str, Watermark]) -> tuple[int | None, ...]:
-        """S4."""
+        """See S4."""
         return (earlier(watermarks[step.sides[0].time], self.allowed_lateness) if self.drop_late else None,)
 
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
-        """S4. After an edit, not below what was evicted under longer times either."""
+        """See S4. After an edit to longer times, records before what was evicted already are late as well."""
         (lowest,), evicted = self.accept_from(step, watermarks), horizons[step.sides[side].part].current
         return lowest if lowest is None or evicted is None else max(lowest, evicted)
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
-        """S4, S5."""
+        """See S4 and S5."""
         (side,) = step.sides
         complete = earlier(times[side.time].watermark, self.gap)
         evicted = earlier(complete, self.allowed_lateness)
@@ -85,15 +84,16 @@ class SessionAggregation(SessionParameters, Kind):
         return horizon
 
     def kept_for_ms(self, side: int) -> int | None:
-        return None  # its rows are replaced, which no event time tells
+        return None  # rows leave when they are replaced, which does not depend on event time
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        """What ends before the horizon of the last epoch has gone out, and may be kept for a long time (S5)."""
+        """A segment of sessions that all ended before the last epoch's horizon closes nothing: they have gone out, and
+        may be kept for a long time (S5)."""
         assert horizon.current is not None, "asked when a horizon moves"
         return meta.ts_min < horizon.current and (horizon.previous is None or meta.ts_max >= horizon.previous)
 
     def live_rows(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
-        """S5: a session that is complete has gone out, and may be reopened."""
+        """Flags complete sessions as gone out: they may be reopened (S5)."""
         found = Kind.live_rows(self, step, side, kept, horizon, complete)
         if complete is None:
             return found
@@ -166,7 +166,8 @@ class _SessionEpoch:
         )
 
     def complete(self) -> Iterator[pa.RecordBatch]:
-        """What the horizons have passed since the last epoch goes out, unless it has (S4, S5), and is forgotten."""
+        """Puts out the sessions that became complete since the last epoch, unless they have gone out already (S4, S5).
+        Then forgets those behind the part's horizon."""
         now = self._complete.current
         if now is not None and now != self._complete.previous:
             for rows, chosen in self._kept.where(self._completes):
@@ -183,7 +184,7 @@ class _SessionEpoch:
     def arrive(self) -> Iterator[pa.RecordBatch]:
         if self._rows is None:
             return
-        # Unlike numpy's `unique`, Arrow's costs the same however often each hash is there.
+        # Unlike numpy's `unique`, Arrow's costs the same however often each hash occurs.
         kept = self._kept.of(np.sort(pc.unique(self._rows.column(HASH)).to_numpy()))
         arrived = accept_arrivals(self._side, self._kind, self._work, self._rows, kept.batch)
         self._dropped, self._looked_up, self._after_eviction = arrived.dropped, arrived.taken, arrived.after_eviction
@@ -203,13 +204,13 @@ def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
 
 # --- what is stored ---------------------------------------------------------------------------------------------------
 
-# Looking hashes up in a run is dearer than going over its rows, unless there are so many fewer of them.
+# Looking hashes up in a run is cheaper than scanning its rows only if there are this many times fewer hashes.
 _RATHER_LOOK_UP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class FoundSessions:
-    """n kept rows: `batch` has them together; `run` and `row` (int64[n]) say where they are."""
+    """n kept rows in one `batch`. `run` and `row` (int64[n] each) say where each is stored."""
 
     batch: pa.RecordBatch
     run: np.ndarray
@@ -217,7 +218,8 @@ class FoundSessions:
 
 
 class StoredSessions:
-    """`since`: rows whose last row is before it have left in an earlier epoch (None: none has)."""
+    """The kept sessions of a shard. Those whose last row is before `since` left in an earlier epoch (None: none
+    did)."""
 
     def __init__(self, kept: Sequence[KeptRun], since: int | None, schema: pa.Schema) -> None:
         self._kept, self._schema = kept, schema
@@ -226,28 +228,28 @@ class StoredSessions:
         self.forget(since)
 
     def forget(self, before: int | None) -> None:
-        """Rows that end before this are not there any more."""
+        """Drops the sessions whose last row is before this time."""
         if before is not None:
             self._there = [there & (run.run.ts >= before) for run, there in self._runs()]
 
     def where(self, chosen: Callable[[pa.RecordBatch], np.ndarray]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Batches of n rows, and bool[n]: which of them are there and chosen."""
+        """Yields batches of n rows with bool[n]: which of them are still there and chosen."""
         for run, there in self._runs():
             yield run.run.batch, there & chosen(run.run.batch)
 
     def of(self, hashes: np.ndarray) -> FoundSessions:
-        """What is there of keys with these hashes (uint64, sorted, distinct)."""
+        """The sessions of keys with these hashes (uint64, sorted, distinct)."""
         return self._found([_rows_of(run, there, hashes) for run, there in self._runs()])
 
     def leave(self, found: FoundSessions, chosen: np.ndarray) -> None:
-        """The chosen ones (bool[n]) are gone."""
+        """Removes the chosen ones (bool[n])."""
         for number in range(len(self._kept)):
             rows = found.row[chosen & (found.run == number)]
             self._gone[number][rows] = True
             self._there[number][rows] = False
 
     def marks(self) -> dict[str, np.ndarray]:
-        """By segment, the row numbers of what has gone in this epoch."""
+        """By segment, the numbers of the rows removed in this epoch."""
         runs = zip(self._kept, self._gone, strict=True)
         return {run.segment: run.first + np.flatnonzero(gone) for run, gone in runs if gone.any()}
 
@@ -289,7 +291,7 @@ class SessionOutput:
     def emit(
         self, stored: pa.RecordBatch, chosen: np.ndarray, phase: int, *, retracted: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """The n rows of the state that bool[n] chooses go out; `phase` is CLOSING or ARRIVAL."""
+        """Puts out the chosen (bool[n]) of n rows of the state. `phase` is CLOSING or ARRIVAL."""
         rows, at_once = np.flatnonzero(chosen), rows_at_once([stored])
         for first in range(0, len(rows), at_once):
             sessions = stored.take(pa.array(rows[first : first + at_once]))
@@ -310,7 +312,7 @@ class SessionOutput:
 
 
 def _with_order(rows: pa.RecordBatch, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
-    """With ORDER_COLUMNS: by (start, place of the first row), a retraction before what replaces it."""
+    """Adds ORDER_COLUMNS: by (start, place of the first row), a retraction before what replaces it."""
     zero = np.zeros(rows.num_rows, dtype=np.int64)
     start, partition, offset = (
         sessions.column(name).to_numpy().astype(np.int64) for name in (START, PARTITION, OFFSET)

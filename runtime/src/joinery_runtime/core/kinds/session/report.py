@@ -1,4 +1,4 @@
-"""What `joinery state` tells of sessions: those of one group, and how many there are in all."""
+"""What `joinery state` reports about sessions: those of one group, and the numbers of all of them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ class SessionTimers:
         return last + self.sessions.gap + self.sessions.allowed_lateness
 
     def is_kept(self, last: np.ndarray) -> np.ndarray:
-        """Whether no committed epoch has forgotten it: its row may stay stored for longer, with its segment."""
+        """Whether no committed epoch has forgotten the session. Its row may stay stored for longer, with its
+        segment."""
         return _not_before(last, self.outlook.horizons[self.step.sides[0].part].previous)
 
     def has_gone_out(self, last: np.ndarray, emitted: np.ndarray) -> np.ndarray:
         return np.asarray(emitted | ~_not_before(last, self.outlook.horizons[self.step.sides[0].complete].previous))
 
     def goes_out_next(self, last: np.ndarray) -> np.ndarray:
-        """Whether the next epoch finds it complete."""
+        """Whether the session is complete in the next epoch."""
         return ~_not_before(last, self.outlook.horizon(self.step.sides[0].complete))
 
 
@@ -61,7 +62,7 @@ def _not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ShownSession:
-    """An open session, or one that reached the cap and went out (`capped`). `due`: it goes out with the next epoch;
+    """An open session, or one that reached the cap and went out (`capped`). `due`: it goes out with the next epoch.
     `goes`: the next epoch forgets it."""
 
     timers: SessionTimers
@@ -85,7 +86,7 @@ class ShownSession:
 
     @property
     def span(self) -> Span:
-        """S2: one that was forced out is a mark."""
+        """The session as a span. A capped one is a mark (S2), which has ended."""
         times = f"{format_time(self.start)} to {format_time(self.last)}"
         ended = (f"its session, {times}, reached maxDuration and went out", "s2") if self.capped else ()
         return Span(self.start, self.last, *ended)
@@ -118,7 +119,7 @@ class ShownSession:
 def shown_sessions(
     of: SessionParameters, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
 ) -> list[ShownSession]:
-    """The sessions that no later row has replaced, in order of time."""
+    """The sessions that no later row has replaced, by start."""
     if not stored:
         return []
     rows = concat(some.rows.filter(pa.array(~some.marked)) for some in stored)
@@ -148,7 +149,7 @@ def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> I
 def _results(
     sessions: SessionParameters, rows: pa.RecordBatch, forced: np.ndarray, to_json: ToJson
 ) -> list[dict[str, Any]]:
-    """What each session's aggregates are by now, as in the output; capped ones have none."""
+    """The present aggregates of each session, as in the output; capped sessions have none."""
     of = sessions.aggregates
     found: list[dict[str, Any]] = [{} for _ in forced]
     numbers = np.flatnonzero(~forced)
@@ -168,9 +169,9 @@ def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """Numbers of sessions: `open` ones, of which `due` go out with the next epoch; those that have gone out and still
-    take late rows; `marks`: those that reached the cap. `until` is the watermark of `until_input` above which the
-    first session that is not due goes out, unless it grows (None: there is none), in milliseconds."""
+    """Numbers of sessions: `open` ones, of which `due` go out with the next epoch; `gone_out` ones, which still take
+    late rows; `marks` of sessions that reached the cap. `until` is the watermark (ms) of `until_input` above which the
+    first session that is not due goes out, unless it grows (None: there is no such session)."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (TS, EMITTED, FORCED)
 
@@ -183,7 +184,7 @@ class SessionCounts:
 
     @classmethod
     def of(cls, sessions: SessionParameters, step: StepSpec, rows: pa.Table, outlook: Outlook) -> SessionCounts:
-        """`rows` are COLUMNS of all that no later row has replaced."""
+        """Counts the sessions. `rows` holds COLUMNS of all rows that no later one has replaced."""
         timers = SessionTimers(sessions, step, outlook)
         last, emitted, forced = (rows.column(name).to_numpy() for name in cls.COLUMNS)
         kept = timers.is_kept(last)

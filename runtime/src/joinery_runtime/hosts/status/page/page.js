@@ -25,15 +25,20 @@ function bytes(n) {
   return `${+n.toPrecision(3)} ${units[power]}`;
 }
 
+// As jobs, `kubectl` and the log write them, rounded; those have no days, but nobody reads thousands of hours.
 function duration(ms) {
   if (ms == null) return "–";
-  if (ms < 1000) return `${Math.round(ms)} ms`;
-  const s = ms / 1000;
-  if (s < 60) return `${+s.toPrecision(3)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
-  if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
-  return `${short(s / 86400)} days`;
+  // Rounded before they are divided: the rest would be 60 otherwise.
+  const [rounded, s, min] = [1, 1000, 60_000].map((unit) => Math.round(ms / unit));
+  if (rounded === 0) return "0s";
+  if (rounded < 1000) return `${rounded}ms`;
+  if (ms < 59_950) return `${+(ms / 1000).toPrecision(3)}s`;
+  if (s < 3600) return units(s, "m", "s");
+  if (min < 2880) return units(min, "h", "m");
+  return `${short(ms / 86_400_000)} days`;
 }
+
+const units = (n, large, small) => `${Math.floor(n / 60)}${large}${n % 60 ? `${n % 60}${small}` : ""}`;
 
 // Of 24 hours wherever the browser is: axes have no room for am and pm.
 const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
@@ -67,6 +72,7 @@ function table(title, heads, rows, note) {
 }
 
 const words = (text) => element("td", "words", text);
+const named = (text) => element("td", "name", text);
 
 // --- what was told ---------------------------------------------------------------------------------------------------
 
@@ -236,6 +242,7 @@ function axis(format) {
   return {
     stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 },
     ...(format ? { values: (_, splits) => splits.map(format), size: 86 } : {}),
+    ...(format === hourAndMinute ? { incrs: [1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360].map((min) => 60 * min), size: 30 } : {}),
     ...(format === bytes ? { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) } : {}),
   };
 }
@@ -250,9 +257,9 @@ class Chart {
 
   // `made` makes uPlot's options; they are made anew when `kind` says that the old ones do not fit.
   draw(kind, data, made) {
-    if (!data[0].length || data.length < 2) {
+    if (data.slice(1).every((line) => line.every((value) => value == null))) {
       this.forget();
-      this.place.replaceChildren(element("p", "none", "Nothing yet"));
+      this.place.replaceChildren(element("p", "none", "No values"));
       return;
     }
     if (this.plot && this.kind === kind) {
@@ -278,14 +285,18 @@ byId("charts").append(...overTime.map((chart) => chart.figure), epochChart.figur
 
 const fromZero = { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } };
 
+// Hours and minutes are on the axis, so it is two minutes long at least. Of one sample uPlot would make a day.
+const TWO_MINUTES = 120;
+const ofTimes = (plot, from, to) => (plot.data[0].length > 1 ? [Math.min(from, to - TWO_MINUTES), to] : [from - TWO_MINUTES, from]);
+
 function drawCharts() {
   const times = shown().map((sample) => sample.at / 1000);
   OVER_TIME.forEach(([, format, of], i) => {
     const lines = of();
     overTime[i].draw(lines.map(([name]) => name).join("\n"), [times, ...lines.map(([, line]) => line)], () => ({
       cursor: { sync: { key: "time" } },
-      scales: fromZero,
-      axes: [{ ...axis(hourAndMinute), size: 30 }, axis(format)],
+      scales: { x: { range: ofTimes }, ...fromZero },
+      axes: [axis(hourAndMinute), axis(format)],
       series: [{ label: "at", value: (_, value) => (value == null ? "–" : clock(value * 1000)) }, ...lines.map(([name], k) => ({
         label: name, stroke: colour(`c${k % PALETTE}`), width: 1.5, value: (_, value) => format(value),
       }))],
@@ -302,7 +313,7 @@ function drawEpochs() {
   const order = [2, 1, 0];
   epochChart.draw("epochs", [epochs.map((epoch) => epoch.epoch), ...order.map(upTo)], () => ({
     scales: { x: { time: false }, ...fromZero },
-    axes: [{ ...axis(whole), size: 50 }, axis(duration)],
+    axes: [{ ...axis(whole), size: 50, incrs: [1, 2, 5, 10, 20, 50] }, axis(duration)],
     series: [{ label: "epoch", value: (_, value) => whole(value) }, ...order.map((k) => ({
       label: steps[k][0], stroke: colour(`c${k}`), fill: colour(`c${k}`), width: 0, paths: bars, points: { show: false },
       value: (_, __, ___, i) => (i == null ? "–" : duration(epochs[i]?.[steps[k][1]])),
@@ -319,14 +330,14 @@ function drawTables() {
     const holds = !each.idle && !holding.has(each.input);
     if (!each.idle) holding.add(each.input);
     const said = each.idle ? "idle: not counted" : each.behind == null ? "has shown no row: no watermark yet" : holds ? "sets the watermark" : "";
-    return [each.partition, each.input, duration(each.behind), words(said)];
+    return [named(each.partition), named(each.input), duration(each.behind), words(said)];
   });
   const dropped = Object.entries(history.dropped).flatMap(([input, counts]) =>
-    Object.entries(counts).filter(([, count]) => count).map(([reason, count]) => [input, words(reason), whole(count)]));
+    Object.entries(counts).filter(([, count]) => count).map(([reason, count]) => [named(input), words(reason), whole(count)]));
   byId("tables").replaceChildren(...[
     table("State by side", ["side", "rows", "bytes", "stored", "expired", "looked up", "matches", "most rows"],
       status.sides.map((side) => [
-        `${many ? `${side.step}: ` : ""}${side.side} (${side.inputs.join(", ")})`, whole(side.rows), bytes(side.bytes),
+        named(`${many ? `${side.step}: ` : ""}${side.side} (${side.inputs.join(", ")})`), whole(side.rows), bytes(side.bytes),
         whole(side.stored), whole(side.expired), whole(side.lookups), whole(side.matches), whole(side.peak)])),
     table("Partitions furthest behind", ["partition", "input", "behind the clock", ""], partitions),
     table("Keys with the most rows", ["key", "rows"], status.hottestKeys.map((hot) => [words(hot.key), whole(hot.rows)])),

@@ -1,4 +1,4 @@
-"""CEL rules of sessions: what the API server can check of what `rules` says."""
+"""CEL rules of sessions: the part of `rules` that the API server can check."""
 
 from __future__ import annotations
 

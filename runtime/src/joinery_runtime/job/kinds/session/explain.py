@@ -1,4 +1,4 @@
-"""What a job of sessions does, in words: groups, gap and cap, when sessions go out, and how long they stay."""
+"""Explains what a job of sessions does: groups, gap and cap, when sessions go out, and how long they stay."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 
-# Of a session also whether it is gone, the event time of its first row, and what has become of it.
+# A session's row also says whether it is gone, the event time of its first row, and what has become of it.
 _SESSION_ROW_BYTES = ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
-_COMPUTED_BYTES = 20  # of a column that an expression makes; its type is not known here
-# Guesses: a session has few distinct values, which an exact count lists, and a sketch while it holds few.
+_COMPUTED_BYTES = 20  # of a computed column, whose type is not known here
+# Guesses: a session has few distinct values; an exact count lists them, and so does a sketch while it holds few.
 _DISTINCT_VALUES, _SKETCH_BYTES = 8, 48
 
 
@@ -66,7 +66,7 @@ def _goes_out(job: SessionWindow) -> str:
 
 
 def _late(job: SessionWindow) -> str:
-    """Rules S4 and S5."""
+    """What happens to late rows, in words (rules S4 and S5)."""
     name, late = job.spec.input.name, f"{format_duration(job.spec.allowed_lateness)} [allowedLateness]"
     if job.spec.late_data != "reopen":
         gone = "written to the dead letters" if job.spec.late_data == "dlq" else "dropped"
@@ -76,7 +76,7 @@ def _late(job: SessionWindow) -> str:
 
 
 def session_bytes(job: SessionWindow) -> int:
-    """Bytes of a session's row. What one accumulator keeps counts once, however many aggregates show it."""
+    """The bytes of a session's row. An accumulator counts once, however many aggregates use it."""
     types, of = job.spec.input.types, job.sessions
     widths = {name: BYTES[kind.name] for name, kind in types.items()}
     groups = sum(widths.get(name, _COMPUTED_BYTES) for name in of.group_by)

@@ -1,4 +1,4 @@
-"""`SessionWindow`: the whole resource (seed 003), with the views of it that the engine asks for."""
+"""`SessionWindow`: the whole resource (seed 003), with the views that the engine needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from joinery_runtime.job.kinds.session.rules import broken_rules
-from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate, ComputedColumn, SessionColumn, Sessions
+from joinery_runtime.job.kinds.session.sessions import (
+    KEEPS_TYPE,
+    SESSIONS_PART,
+    Aggregate,
+    ComputedColumn,
+    SessionColumn,
+    Sessions,
+)
 from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
@@ -63,7 +70,7 @@ class SessionWindowSpec(JobSpec):
     """A SELECT with `GROUP BY ..., SESSION(...)`, instead of `groupBy`, `gap`, `compute`, `where`, `aggregates` and
     `select`."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
-    """What becomes of late rows: `drop` counts them, `reopen` changes sessions that have gone out, `dlq` writes them
+    """What happens to late rows: `drop` counts them, `reopen` changes sessions that have gone out, `dlq` writes them
     to the dead letters."""
     allowed_lateness: PositiveDuration = Field(default=0, examples=["1m"])
     """How much longer sessions are kept for rows behind the watermark, a duration."""
@@ -148,11 +155,16 @@ class SessionWindow(Job):
 
     @property
     def output_columns(self) -> tuple[OutputField, ...]:
-        """Rule S6, and RETRACTED last where retractions are on."""
+        """The output columns (rule S6), with RETRACTED last if retractions are on."""
         of, types = self.sessions, self.spec.input.types
         every = [*of.group_by, *SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates)]
         chosen = [(item.as_ or item.column, item.column) for item in of.select or ()] or zip(every, every, strict=True)
         sources = {name: Reference(self.spec.input.name, name) for name in of.group_by if name in types}
-        named = [OutputField(name, sources.get(made), None, types.get(made), made) for name, made in chosen]
+        # An aggregate may have the name of another column of the input than its own.
+        read = {name: name for name in sources}
+        read |= {each.as_: each.column for each in of.aggregates if each.column and each.function in KEEPS_TYPE}
+        named = [
+            OutputField(name, sources.get(made), None, types.get(read.get(made, "")), made) for name, made in chosen
+        ]
         last = [OutputField(self.retracted, made=RETRACTED)] if self.retracted is not None else []
         return (*named, *last)

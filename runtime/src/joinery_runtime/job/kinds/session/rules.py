@@ -1,4 +1,5 @@
-"""The cross-field rules of a SessionWindow. Each yields the places it finds wrong; what is missing silences it."""
+"""The cross-field rules of a SessionWindow. Each yields the places that it finds wrong; missing fields silence a
+rule."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def _broken(data: Mapping[str, Any]) -> list[Finding]:
 
 
 def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
-    """The rules on what the SQL says, each finding at the SQL."""
+    """Applies the rules to what the SQL stands for; each finding is at the SQL."""
     spec, inputs = data["spec"], _take_apart(data).inputs
     for name in FROM_SQL:
         if spec.get(name):
@@ -159,7 +160,7 @@ def _keys_known(draft: JobDraft) -> Iterator[Finding]:
     named = _output_columns(draft)
     for at, message in output_rules.unknown_columns(draft, list(named) if named is not None else None):
         retracted = dig(draft.data, *at) == RETRACTED
-        # A key says which session a row is of; a header may say that it is taken back.
+        # A key says to which session a row belongs; a header may say that the row is retracted.
         if not (retracted and "headers" in at and dig(draft.data, "spec", "emitRetractions") is True):
             yield at, _NO_KEY if retracted else message
 
@@ -181,7 +182,7 @@ def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _selects_its_key(draft: JobDraft) -> Iterator[Finding]:
-    """Without an upsertKey a table holds one row for each group and session_id."""
+    """Requires group columns and session_id in the output if there is no upsertKey: the table has a row for each."""
     target, named = dig(draft.data, "spec", "output", "postgres"), _output_columns(draft)
     if not isinstance(target, Mapping) or target.get("upsertKey") or named is None:
         return
@@ -192,7 +193,7 @@ def _selects_its_key(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _made(draft: JobDraft) -> list[str] | None:
-    """The columns that sessions have: groups, SESSION_COLUMNS, aggregates. None while something hides one."""
+    """The columns that sessions have: groups, SESSION_COLUMNS, aggregates. None while a mistake hides one."""
     groups = items(draft.data, *_GROUPS)
     aggregates = [dig(each, "as") for each in items(draft.data, "spec", "aggregates")]
     names = [*groups, *SESSION_COLUMNS, *aggregates]
@@ -213,7 +214,7 @@ def _output_columns(draft: JobDraft) -> dict[str, str] | None:
 
 
 def unknown(at: Loc, name: Any, draft: JobDraft) -> Iterator[Finding]:
-    """A finding unless the input or `compute` has a column of this name; none while not all columns are known."""
+    """Yields a finding unless the input or `compute` has a column of this name; none while columns are unknown."""
     types = draft.inputs[0].types if draft.inputs else None
     if types is None or not isinstance(name, str) or not name:
         return
@@ -239,7 +240,7 @@ def _columns(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _type(at: Loc, function: Any, column: Any, draft: JobDraft) -> Iterator[Finding]:
-    """Types of computed columns the core knows."""
+    """Checks the type of an aggregate's column. Only the core knows the types of computed columns."""
     types = (draft.inputs[0].types if draft.inputs else None) or {}
     kind: ColumnType | None = types.get(column) if isinstance(column, str) else None
     if kind is not None and isinstance(function, str) and not takes(function, kind.name):
@@ -258,7 +259,7 @@ def _options(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _one_limit(draft: JobDraft) -> Iterator[Finding]:
-    """Exact counts of one column are one set of values in the state."""
+    """Refuses different limits for exact counts of one column, which share a set of values in the state."""
     limits: dict[str, Any] = {}
     for i, each in enumerate(items(draft.data, "spec", "aggregates")):
         column, limit = dig(each, "column"), dig(each, "limit") or EXACT_LIMIT

@@ -1,4 +1,4 @@
-"""Models of what sessions are: groups, gap, computed columns and aggregates; and the names of what goes out."""
+"""Models of sessions: groups, gap, computed columns and aggregates, and the names of output columns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from joinery_runtime.job.model.base import Int, Length, Model, Text
 
 Function = Literal["count", "count_col", "sum", "min", "max", "avg", "first", "last", "count_distinct"]
 
-SESSIONS_PART = "sessions"  # the part of the state that holds them
+SESSIONS_PART = "sessions"  # the part of the state that holds sessions
 _NUMBERS = frozenset({"int32", "int64", "float", "double", "decimal"})
 _UNORDERED = frozenset({"boolean", "binary"})
-EXACT_LIMIT = 10_000  # distinct values of a session, where `limit` is not given
+KEEPS_TYPE = frozenset({"min", "max", "first", "last"})  # functions that return a value of their column
+EXACT_LIMIT = 10_000  # distinct values per session if `limit` is not given
 
 
 def takes(function: str, type_name: str) -> bool:
@@ -24,12 +25,12 @@ def takes(function: str, type_name: str) -> bool:
 
 
 def takes_text(function: str) -> str:
-    """What it takes, for messages."""
+    """The types that an aggregate takes, for messages."""
     return "numbers" if function in {"sum", "avg"} else "all types but boolean and binary"
 
 
 FROM_SQL = ("groupBy", "gap", "compute", "where", "aggregates", "select")
-"""The fields of `spec` in whose place `sql` may stand."""
+"""The fields of `spec` that `sql` may replace."""
 
 
 class ComputedColumn(Model):

@@ -1,4 +1,4 @@
-"""The fingerprint of a job of sessions, and what a changed one may do with its state (rule M2)."""
+"""The fingerprint of a job of sessions, and whether a changed job may use its state (rule M2)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import listed
 
 Origin = str | dict[str, Any]
-# A stored column that is no group: its function and the column that it is about, empty for a count of rows.
+# A stored column that is not a group: its function and its argument's column, which is empty for a count of rows.
 _ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOTALL)
 
 
 def session_fields(job: SessionWindow, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """`stored` names the columns of the part SESSIONS_PART: groups, then accumulators as `$sum(amount)`."""
+    """The fields of a signature for sessions. `stored` names the columns of the part SESSIONS_PART: groups, then
+    accumulators such as `$sum(amount)`."""
     of = job.sessions
     return {
         "groups": [[name, origin(job, name)] for name in of.group_by],
@@ -38,8 +39,8 @@ def session_fields(job: SessionWindow, stored: Mapping[str, Sequence[str]]) -> d
 
 
 def origin(job: SessionWindow, column: str) -> Origin:
-    """What a column of sessions holds: its declared type (empty for no column), or the expression that makes it and the
-    types of the columns that this reads."""
+    """What a column of sessions holds: its declared type (empty for no column), or its expression with the types of the
+    columns that the expression reads."""
     types = job.spec.input.types
     if column in types or not column:
         return str(types.get(column, ""))
@@ -49,11 +50,11 @@ def origin(job: SessionWindow, column: str) -> Origin:
 
 
 def _tree(expression: str) -> exp.Expr:
-    """Columns without their input, of which there is one."""
+    """The parsed expression, with columns but without the name of the only input."""
     try:
         tree = sqlglot.parse_one(expression)
     except SqlglotError:
-        return exp.Var(this=expression)  # the core refuses it and says why
+        return exp.Var(this=expression)  # the core refuses it, and says why
     for column in tree.find_all(exp.Column):
         column.set("table", None)
     return tree
@@ -65,7 +66,7 @@ Signed = Mapping[str, Any]
 
 
 def session_refusals(old: Signed, new: Signed) -> Iterator[str]:
-    """Why the state cannot be used, where inputs are the same."""
+    """Yields why the state cannot be used although the inputs are the same."""
     was, now = old["groups"], new["groups"]
     names = [[name for name, _ in groups] for groups in (was, now)]
     if names[0] != names[1] or not all(_same(a[1], b[1]) for a, b in zip(was, now, strict=True)):
@@ -81,7 +82,7 @@ def session_refusals(old: Signed, new: Signed) -> Iterator[str]:
 
 
 def _same(was: Origin, now: Origin) -> bool:
-    """Expressions are the same however they are written."""
+    """Whether two origins are the same. Differences in how an expression is written do not count."""
     if isinstance(was, str) or isinstance(now, str):
         return was == now
     return was["reads"] == now["reads"] and _tree(was["expression"]) == _tree(now["expression"])

@@ -1,10 +1,10 @@
-"""What `joinery why` says of a record that was taken: whether the state still has it, and which record of another input
-came nearest to meeting it. A kind of step answers for its own rules (`Kind.has_left`, `Join.misses`)."""
+"""What `joinery why` says about a record that was taken: whether the state still has it, and which record of another
+input came nearest to meeting it. Each kind of step answers by its own rules (`Kind.has_left`, `Join.misses`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,13 @@ from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Outlook, Span, TakenRow
+from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
-from joinery_runtime.core.pipeline.sides import LEFT, stored_rows
+from joinery_runtime.core.pipeline.sides import LEFT, MARKS, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.engine.stored_rows import decoded
@@ -27,10 +29,11 @@ from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.hosts.replay import StoredState
 from joinery_runtime.job import format_time
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.sources.base import PartitionRef, RawBatch
 
 LATER_RULES = {"late": "t10", "expired": "a2", "closed": "s2"}
-"""Where docs/semantics.md says what a reason means that other records, or the state, decide; T10 says for each kind of
+"""The rules in docs/semantics.md behind the reasons that other records, or the state, decide. T10 says for each kind of
 step which rows are late."""
 
 RULES = LATER_RULES | {
@@ -55,20 +58,26 @@ def horizons_of(pipeline: Pipeline, plan: EpochPlan) -> Horizons:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """`left` is the epoch in which a record was gone from the state, None: it is kept. `words` say by what."""
+class Retention:
+    """How long a record stays in the state. `evicted_in` is the epoch in which it was gone (None: it is kept). `words`
+    say why it goes."""
 
-    left: int | None
+    evicted_in: int | None
     words: str
     rule: str
 
     def document(self) -> dict[str, Any]:
-        return {"kept": self.left is None, "left": self.left, "when": self.words, "rule": rule_of(self.rule)}
+        return {
+            "kept": self.evicted_in is None,
+            "left": self.evicted_in,
+            "when": self.words,
+            "rule": rule_of(self.rule),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRows:
-    """Joined rows of a record that a later step keeps (2 is the second), and until when."""
+    """Joined rows of a record that a later step (2 is the second) keeps, and until when."""
 
     step: int
     rows: int
@@ -79,47 +88,58 @@ class WaitingRows:
         return {"step": self.step, "rows": self.rows, "when": self.words, "rule": rule_of(self.rule)}
 
     def line(self) -> str:
-        rows = "1 joined row of it is" if self.rows == 1 else f"{self.rows:,} joined rows of it are"
+        rows = f"{counted(self.rows, 'joined row')} of it {agreeing(self.rows, 'are')}"
         return f"in step {self.step}, {rows} kept until {self.words} ({rule_of(self.rule)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The record of the key on the other side that came nearest to matching. `misses` is by how many milliseconds the
-    two are out of reach; 0: `words` say what else was in the way."""
+    """The record of the key on the other side that came nearest to matching, or the joined row that did: `place` is
+    that of its record of the `input`, None where that was not read again. `misses` is how many milliseconds the two
+    are out of reach; 0: `words` say what else was in the way."""
 
-    place: Place
+    input: str
+    place: Place | None
     ts: int
     misses: int
     words: str
     rule: str
 
     def document(self) -> dict[str, Any]:
-        of = self.place.partition
-        place = {"input": of.input, "topic": of.topic, "partition": of.partition, "offset": self.place.offset}
-        return {**place, "ts": self.ts, "misses": self.misses, "why": self.words, "rule": rule_of(self.rule)}
+        place: dict[str, Any] = {"topic": None, "partition": None, "offset": None}
+        if self.place is not None:
+            of = self.place.partition
+            place = {"topic": of.topic, "partition": of.partition, "offset": self.place.offset}
+        return {
+            "input": self.input,
+            **place,
+            "ts": self.ts,
+            "misses": self.misses,
+            "why": self.words,
+            "rule": rule_of(self.rule),
+        }
 
     def line(self) -> str:
-        where = f"{self.place.partition.input} {self.place}, event time {format_time(self.ts)}"
+        where = f"{self.input}{'' if self.place is None else f' {self.place}'}, event time {format_time(self.ts)}"
         return f"nearest: {where}: {self.words} ({rule_of(self.rule)})"
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of a record that was taken. `alone` says, where there is no `nearest` record, why not."""
+class RecordOutcome:
+    """What became of a record that was taken. If there is no `nearest` record, `alone` says why not."""
 
-    stay: Stay
+    retention: Retention
     nearest: Nearest | None = None
     alone: str = ""
 
     def lines(self, epoch: int, *, unmatched: bool) -> Iterator[str]:
-        """`epoch` is the record's own."""
-        stay = self.stay
-        if stay.left is None:
-            yield f"kept until {stay.words} ({rule_of(stay.rule)})"
+        """Yields the outcome in words; `epoch` is the record's own."""
+        retention = self.retention
+        if retention.evicted_in is None:
+            yield f"kept until {retention.words} ({rule_of(retention.rule)})"
         else:
-            gone = "never kept" if stay.left == epoch else f"left the state in epoch {stay.left}"
-            yield f"{gone}: {stay.words} ({rule_of(stay.rule)})"
+            gone = "never kept" if retention.evicted_in == epoch else f"left the state in epoch {retention.evicted_in}"
+            yield f"{gone}: {retention.words} ({rule_of(retention.rule)})"
         if unmatched and self.nearest is not None:
             yield self.nearest.line()
         elif unmatched and self.alone:
@@ -128,28 +148,64 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of an input that can match, with the epoch (int64[n]) and the place of each."""
+    """The rows of an input that can match, with the epoch (int64[n]) and the place of each; or rows that the step
+    before has made, which have no places."""
 
     batch: pa.RecordBatch
     epochs: np.ndarray
-    places: Sequence[Place]
+    places: Sequence[Place] = ()
 
     def at(self, place: Place) -> int | None:
         return self.places.index(place) if place in self.places else None
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.epochs)
+
+
+@dataclass(slots=True)
+class JoinedRows:
+    """Rows of the key that a step was handed by the one before it, and has kept. `hashes` are those of the key, by
+    step; a step that joins on time only has all of its rows here."""
+
+    pipeline: Pipeline
+    hashes: Mapping[int, int]
+    _found: dict[str, list[tuple[int, pa.RecordBatch]]] = field(default_factory=dict)  # by part, with their epochs
+    _seen: set[str] = field(default_factory=set)
+
+    def note(self, segments: Callable[[Callable[[SegmentMeta], bool]], Sequence[tuple[SegmentMeta, Run]]]) -> None:
+        """Those of the segments that are new."""
+        for meta, run in segments(self._wanted):
+            self._seen.add(meta.key)
+            step, side = self.pipeline.side(meta.part)
+            rows = stored_rows(step.sides[side], run.batch)
+            if not step.broadcast:
+                rows = rows.filter(pa.array(run.hash == np.uint64(self.hashes[step.number])))
+            self._found.setdefault(meta.part, []).append((meta.epoch, rows))
+
+    def _wanted(self, meta: SegmentMeta) -> bool:
+        if meta.key in self._seen or meta.part.endswith(MARKS):
+            return False
+        step, side = self.pipeline.side(meta.part)
+        of_key = step.number in self.hashes and meta.hash_min <= self.hashes[step.number] <= meta.hash_max
+        return step.sides[side].intake.chained and (step.broadcast or of_key)
+
+    def rows(self, part: str) -> _Rows | None:
+        found = [(epoch, rows) for epoch, rows in self._found.get(part, ()) if len(rows)]
+        if not found:
+            return None
+        (batch,) = pa.Table.from_batches([rows for _, rows in found]).combine_chunks().to_batches()
+        return _Rows(batch, np.repeat([epoch for epoch, _ in found], [len(rows) for _, rows in found]))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBefore:
-    """The state that the first of the epochs began with; None: it was empty."""
+    """The state with which the first of the epochs began; `stored` None: it was empty."""
 
     pipeline: Pipeline
     stored: StoredState | None
 
     def rows(self, name: str) -> Iterator[tuple[pa.RecordBatch, list[Place]]]:
-        """Of an input: rows as `prepare` makes them, with their places."""
+        """Yields the rows of an input in that state, as `prepare` makes them, with their places."""
         spec = self.pipeline.input(name)
         step = self.pipeline.steps[spec.step]
         side = step.sides[spec.side]
@@ -158,12 +214,10 @@ class KeptBefore:
         record = self.stored.record
         positions = input_states([name], record)[name].positions
         floor = stored_floors(record).get(side.part)
-        since = None if floor is None else step.kind.keep_from(spec.side, floor)
         for meta in record.segments:
             if meta.part == side.part:
                 rows = stored_rows(side, decoded(meta, self.stored.blobs[meta.key]).batch)
-                if since is not None:
-                    rows = rows.filter(pa.array(rows.column(TS).to_numpy() >= since))
+                rows = still_there(step, spec.side, rows, floor)
                 schema = side.intake.prepared_schema()
                 columns = [
                     pa.repeat(pa.scalar(True), len(rows)) if each.name == JOINABLE else rows.column(each.name)
@@ -176,16 +230,23 @@ class KeptBefore:
                 )
 
 
+def still_there(step: StepSpec, side: int, rows: pa.RecordBatch, floor: int | None) -> pa.RecordBatch:
+    """The rows of a segment that are still kept when its part of the state is closed up to `floor`."""
+    since = None if floor is None else step.kind.keep_from(side, floor)
+    return rows if since is None else rows.filter(pa.array(rows.column(TS).to_numpy() >= since))
+
+
 def _partition(name: str, number: int, offset: int, positions: Mapping[PartitionRef, int]) -> PartitionRef:
-    """A stored row has no topic. If several topics have that partition, and it may be of each, all are named."""
+    """The partition of a stored row, which does not say its topic: names all topics from which the row may be."""
     topics = {ref.topic for ref, end in positions.items() if ref.partition == number and offset < end}
     return PartitionRef(name, " or ".join(sorted(topics)) or name, number)
 
 
-class Fates:
-    """`batches` are the records that may have met each other, with their epochs, `outlook` that of the epoch after the
-    last plan. `dropped` says which were not taken, `before` what was there before the first of the plans, `spans` by
-    epoch what the rows of the key had become after it, of a kind that merges them."""
+class RecordOutcomes:
+    """Works out what became of records. `batches` are the records that may have met each other, with their epochs;
+    `outlook` is that of the epoch after the last plan. `dropped` says which records were not taken, `before` what was
+    there before the first of the plans. `spans`, for kinds of steps that merge rows, is what the rows of the key had
+    become after each epoch. `joined` has the rows that steps have handed on."""
 
     def __init__(
         self,
@@ -197,30 +258,33 @@ class Fates:
         dropped: Reason,
         before: KeptBefore,
         spans: Mapping[int, Sequence[Span]],
+        joined: JoinedRows,
     ) -> None:
         self._pipeline, self._plans, self._outlook, self._dropped = pipeline, plans, outlook, dropped
-        self._before, self._spans = before, spans
+        self._before, self._spans, self._joined = before, spans, joined
         self._decoders, self._batches = decoders, batches
         self._read: dict[str, _Rows | None] = {}
 
-    def of(self, record: FoundRecord) -> Fate | None:
-        """None: the record is no row that can match, so it was never to stay."""
+    def of(self, record: FoundRecord) -> RecordOutcome | None:
+        """The outcome of a record; None if the record is not a row that can match, which is never kept."""
         name = record.place.partition.input
         spec, rows = self._pipeline.input(name), self._rows(name)
         at = None if rows is None else rows.at(record.place)
         if rows is None or at is None:
             return None
         step, own = self._pipeline.steps[spec.step], Selection(rows.batch, np.array([at]))
-        stay = (self._merged_stay if step.kind.merges_rows else self._stay)(step, spec.side, record.epoch, own)
+        retention = (self._merged_retention if step.kind.merges_rows else self._retention)(
+            step, spec.side, record.epoch, own
+        )
         nearest, alone = None, ""
         if isinstance(step.kind, Join):
-            nearest, alone = self._nearest(step, step.kind, spec.side, own, record.epoch, stay)
-        return Fate(stay, nearest, alone)
+            nearest, alone = self._nearest(step, step.kind, spec.side, own, record.epoch, retention)
+        return RecordOutcome(retention, nearest, alone)
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
-    def _stay(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Stay:
-        """Of the one row `own`, which came in this epoch; 0: before the first one."""
+    def _retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Retention:
+        """How long the one row `own` stays, which arrived in this epoch (0: before the first one)."""
         part, kind = step.sides[side].part, step.kind
         rule = kind.leaves_by(side)
         near = self._of_key(step, own)
@@ -230,11 +294,11 @@ class Fates:
             row = _taken(side, own, near, max(plan.epoch, epoch + 1))
             horizons = horizons_of(self._pipeline, plan)
             if kind.has_left(step, row, horizons[part].current):
-                return Stay(plan.epoch, kind.leaves_when(step, row, Outlook(plan.watermarks, horizons)), rule)
-        return self._stays(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
+                return Retention(plan.epoch, kind.leaves_when(step, row, Outlook(plan.watermarks, horizons)), rule)
+        return self._still_kept(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
 
-    def _merged_stay(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Stay:
-        """Of a row that has become part of something: it leaves with that."""
+    def _merged_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Retention:
+        """How long a row stays that was merged into another one, such as a session: it leaves with that."""
         (ts,) = own.numbers(TS).tolist()
         part, kind, last = step.sides[side].part, step.kind, ts
         for plan in self._plans:
@@ -242,38 +306,38 @@ class Fates:
                 continue
             outlook = Outlook(plan.watermarks, horizons_of(self._pipeline, plan))
             row = TakenRow(side, last, np.array([last]))
-            left = Stay(plan.epoch, kind.leaves_when(step, row, outlook), kind.leaves_by(side))
+            gone = Retention(plan.epoch, kind.leaves_when(step, row, outlook), kind.leaves_by(side))
             if plan.epoch > epoch and kind.has_left(step, row, outlook.horizon(part)):
-                return left
+                return gone
             if plan.epoch in self._spans:
                 having = [span for span in self._spans[plan.epoch] if span.start <= ts <= span.last]
                 span = min(having, key=lambda span: bool(span.ended), default=None)
                 if span is None:
-                    return left
+                    return gone
                 if span.ended:
-                    return Stay(plan.epoch, span.ended, span.ended_by)
+                    return Retention(plan.epoch, span.ended, span.ended_by)
                 last = span.last
-        return self._stays(step, side, TakenRow(side, last, np.array([last])))
+        return self._still_kept(step, side, TakenRow(side, last, np.array([last])))
 
     def waiting(self, rows: Mapping[str, Sequence[int]]) -> list[WaitingRows]:
-        """`rows` are event times of joined rows, by part of the state."""
+        """The joined rows that later steps keep; `rows` are their event times, by part of the state."""
         found = []
         for part, times_of in sorted(rows.items()):
             step, side = self._pipeline.side(part)
-            stay = self._stays(step, side, TakenRow(side, max(times_of), np.array([max(times_of)])))
-            found.append(WaitingRows(step.number + 1, len(times_of), stay.words, stay.rule))
+            retention = self._still_kept(step, side, TakenRow(side, max(times_of), np.array([max(times_of)])))
+            found.append(WaitingRows(step.number + 1, len(times_of), retention.words, retention.rule))
         return found
 
-    def _stays(self, step: StepSpec, side: int, row: TakenRow) -> Stay:
-        """Of a row that the last plan has left there."""
+    def _still_kept(self, step: StepSpec, side: int, row: TakenRow) -> Retention:
+        """How long a row stays that the last plan has left in the state."""
         words = step.kind.leaves_when(step, row, self._outlook)
         if step.kind.has_left(step, row, self._outlook.horizon(step.sides[side].part)):
             words = f"the next epoch: {words}"
-        return Stay(None, words, step.kind.leaves_by(side))
+        return Retention(None, words, step.kind.leaves_by(side))
 
     def _of_key(self, step: StepSpec, own: Selection) -> Sequence[tuple[int, _Rows, np.ndarray]]:
-        """Per input that the step reads itself: its side, its rows, and which of them have the key of the row and were
-        taken. None where all rows are of one key: what joins on time only looks at a row alone."""
+        """For each input that the step reads itself: its side, its rows, and which of them have the row's key and were
+        taken. Empty for a join on time only, where all rows have the same key: such a step looks at each row alone."""
         found = []
         for other, spec in enumerate(step.sides):
             rows = None if step.broadcast or spec.intake.chained else self._rows(spec.time)
@@ -283,24 +347,25 @@ class Fates:
         return found
 
     def _taken_in(self, rows: _Rows, numbers: np.ndarray) -> np.ndarray:
-        """bool[n]: which of these rows were not dropped."""
+        """Returns bool[n]: which of these rows were not dropped."""
         return np.array([self._reason(rows, at) is None for at in numbers.tolist()], dtype=bool)
 
     def _reason(self, rows: _Rows, at: int) -> str | None:
-        return self._dropped(rows.places[at], int(rows.epochs[at]))
+        return self._dropped(rows.places[at], int(rows.epochs[at])) if rows.places else None
 
     # --- the other side -----------------------------------------------------------------------------------------------
 
     def _nearest(
-        self, step: StepSpec, kind: Join, side: int, own: Selection, epoch: int, stay: Stay
+        self, step: StepSpec, kind: Join, side: int, own: Selection, epoch: int, retention: Retention
     ) -> tuple[Nearest | None, str]:
-        other = step.sides[1 - side]
-        if other.intake.chained:
-            return None, f"what it may meet are the rows of step {step.number}: ask for a record of {other.time}"
-        rows = self._rows(other.time)
+        other, chained = step.sides[1 - side], step.sides[1 - side].intake.chained
+        rows = self._joined.rows(other.part) if chained else self._rows(other.time)
         found = _same(step, own, rows) if rows is not None else np.zeros(0, dtype=np.int64)
         with_key = "" if step.broadcast else " with its key"
         if rows is None or not len(found):
+            if chained:
+                ask = f"ask for a record of {other.time}"
+                return None, f"step {step.number} has handed on no row{with_key} that was kept: {ask}"
             kept = " or is kept from before" if self._before.stored is not None else ""
             return None, f"no record of {other.time}{with_key} was read{kept} that can match"
         there = Selection(rows.batch, found)
@@ -310,36 +375,41 @@ class Fates:
         true, taken = residual(step, pairs, PairFailures()), self._taken_in(rows, found)
         if not (taken | (misses == 0)).any():
             return None, f"all records of {other.time}{with_key} were dropped that can match"
-        # Of versions only the newest one that is in reach counts, whatever `where` says of it. What was dropped met
-        # nothing: it is named where it would have, if nothing else would.
+        # Of a table's versions only the newest one in reach counts, whatever `where` says of it. A dropped row met
+        # nothing: it is named only if it would have matched and nothing else would.
         refused = 0 if kind.right_is_table and side == LEFT else ~true
         rank = np.where(misses == 0, np.where(taken, refused, 2), 0)
         order = np.lexsort((-there.numbers(OFFSET), np.abs(theirs - mine), rank, misses, ~taken & (misses > 0)))
         best = int(order[0])
         at = int(found[best])
-        miss, place, ts, rule = int(misses[best]), rows.places[at], int(theirs[best]), kind.matches_by
+        miss, ts, rule = int(misses[best]), int(theirs[best]), kind.matches_by
+        place = self._joined_of(other, rows, at) if chained else rows.places[at]
         if miss:
             words = f"{format_duration(miss)} outside {kind.reach_text}"
         else:
-            words, rule = self._in_the_way(step, 1 - side, rows, at, epoch, stay, true=bool(true[best]))
-        return Nearest(place, ts, miss, words, rule), ""
+            words, rule = self._in_the_way(step, 1 - side, rows, at, epoch, retention, true=bool(true[best]))
+        return Nearest(other.time, place, ts, miss, words, rule), ""
 
     def _in_the_way(
-        self, step: StepSpec, side: int, rows: _Rows, at: int, epoch: int, stay: Stay, *, true: bool
+        self, step: StepSpec, side: int, rows: _Rows, at: int, epoch: int, retention: Retention, *, true: bool
     ) -> tuple[str, str]:
-        """What else than the times may part the row `at` of a side from the record, which came in an epoch, and by
-        which rule; in the order in which the engine asks (T3): what is dropped or gone meets nothing."""
+        """What, other than the event times, kept the row `at` of a side from matching the record, which arrived in
+        `epoch`, and by which rule. Asks in the engine's order (T3): a row that was dropped or is gone meets nothing."""
         came, kind = int(rows.epochs[at]), step.kind
         assert isinstance(kind, Join), "only those have a row nearest"
         reason = self._reason(rows, at)
         if reason is not None:
             return f"within reach, but it was dropped: {reason}", RULES[reason]
-        if stay.left is not None and came >= stay.left and came > epoch:
-            return f"within reach, but it came in epoch {came}, when the record was gone", stay.rule
+        if retention.evicted_in is not None and came >= retention.evicted_in and came > epoch:
+            return f"within reach, but it came in epoch {came}, when the record was gone", retention.rule
         if came < epoch:
-            theirs = self._stay(step, side, came, Selection(rows.batch, np.array([at])))
-            if theirs.left is not None and theirs.left <= epoch:
-                gone = "it was never kept" if theirs.left == came else f"it left the state in epoch {theirs.left}"
+            theirs = self._retention(step, side, came, Selection(rows.batch, np.array([at])))
+            if theirs.evicted_in is not None and theirs.evicted_in <= epoch:
+                gone = (
+                    "it was never kept"
+                    if theirs.evicted_in == came
+                    else f"it left the state in epoch {theirs.evicted_in}"
+                )
                 return f"within reach, but {gone}, before the record came: {theirs.words}", theirs.rule
         if DELETED in rows.batch.schema.names and rows.batch.column(DELETED)[at].as_py():
             return "within reach, and it deletes the key", kind.matches_by
@@ -348,6 +418,20 @@ class Fates:
         if len(self._pipeline.steps) > 1:
             return "they meet; the steps that follow have put out nothing of it so far", kind.matches_by
         return "within reach; nothing of the two has gone out so far", kind.matches_by
+
+    def _joined_of(self, side: SideSpec, rows: _Rows, at: int) -> Place | None:
+        """The record of a joined row whose time the bound counts from: of those of that time, the one that has most of
+        the row's columns. None: it was read before the first of the plans."""
+        records = self._rows(side.time)
+        if records is None:
+            return None
+        own = {str(ColumnRef(side.time, name)): name for name in records.batch.schema.names}
+        columns = [
+            (rows.batch.column(name)[at], records.batch.column(own[name])) for name in side.intake.stored if name in own
+        ]
+        of_time = np.flatnonzero(records.batch.column(TS).to_numpy() == rows.batch.column(TS)[at].as_py())
+        best = max(of_time.tolist(), key=lambda one: sum(of[one] == value for value, of in columns), default=None)
+        return None if best is None else records.places[best]
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -383,14 +467,14 @@ class Fates:
 
 
 def _same(step: StepSpec, own: Selection, rows: _Rows) -> np.ndarray:
-    """The numbers of the rows that have the key of the one row `own`; without keys, of all."""
+    """The numbers of the rows that have the key of the one row `own`; without keys, of all rows."""
     if step.broadcast:
         return np.arange(len(rows))
     return np.flatnonzero(rows.batch.column(HASH).to_numpy() == own.numbers(HASH)[0])
 
 
 def _taken(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarray]], before: int) -> TakenRow:
-    """The row among those of its key that had come before an epoch."""
+    """The row, together with the rows of its key that had arrived before an epoch."""
     (ts,) = own.numbers(TS).tolist()
     place, times, newer = _order(own)[0], [np.array([ts])], list[int]()
     for other, rows, of_key in near:
@@ -402,5 +486,5 @@ def _taken(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarra
 
 
 def _order(rows: Selection) -> list[tuple[int, int, int]]:
-    """How versions of a key follow each other (A1)."""
+    """The order of versions of a key (A1)."""
     return list(zip(*(rows.numbers(name).tolist() for name in (TS, OFFSET, PARTITION)), strict=True))

@@ -1,0 +1,84 @@
+"""Where the systems are that a job works with, as far as its resource says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import parse_qsl
+
+from joinery_operator.names import digest_of
+from joinery_operator.reconcile.reasons import cut
+from joinery_runtime.job import Job, JobSpec
+from joinery_runtime.job.model.inputs import KafkaInput
+from joinery_runtime.job.model.outputs import DeadLetterKafka, KafkaOutput
+
+_LONGEST = 512
+# As libpq reads them.
+_HOST = r"(?:\[[^\]]*\]|[^\[\]:,/?@]*)(?::\d*)?"
+_URL = re.compile(
+    rf"postgres(?:ql)?://(?:(?P<user>[^@/]*)@)?(?P<hosts>{_HOST}(?:,{_HOST})*)(?P<path>/[^?@]*)?(?:\?(?P<query>.*))?",
+    re.DOTALL,
+)
+_PAIR = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^'\s\\]|\\.)(?:[^\s\\]|\\.)*)")
+
+
+def state_place(spec: JobSpec) -> object:
+    """Where the state is kept; None when it is in memory."""
+    store = spec.state_store.postgres
+    return None if store is None else (store.dsn, store.dsn_secret_ref, store.schema_name)
+
+
+def state_place_text(spec: JobSpec) -> str:
+    """The same in words, for a status: without passwords, so that another password is no other place."""
+    store = spec.state_store.postgres
+    if store is None:
+        return spec.state_store.kind
+    secret = store.dsn_secret_ref
+    database = f"dsnSecretRef {secret.name}/{secret.key}" if secret else _database(store.dsn or "")
+    text = f"schema {store.schema_name} of {database}"
+    # Two long places must not become one.
+    return text if len(text) <= _LONGEST else f"{cut(text, _LONGEST)} ({digest_of(text)})"
+
+
+def _database(dsn: str) -> str:
+    """The parts of a libpq dsn that say which database it is. A dsn in no known form may hold its password anywhere, so
+    a digest stands for it."""
+    if url := _URL.fullmatch(dsn):
+        user, hosts, path, query = (url[name] or "" for name in ("user", "hosts", "path", "query"))
+        fields = {"user": user.partition(":")[0], **dict(parse_qsl(query))}
+        path = path if path.strip("/") else ""
+        return " ".join([f"postgresql://{hosts}{path}", *_which(fields, named=bool(path))])
+    pairs = _PAIR.findall(dsn)
+    if not pairs or _PAIR.sub("", dsn).strip():
+        return f"a dsn of digest {digest_of(dsn)}"
+    return " ".join(_which(dict(pairs)))
+
+
+def _which(fields: Mapping[str, str], *, named: bool = False) -> Iterator[str]:
+    """Without a dbname, libpq takes the user's name for it."""
+    for name in ("service", "host", "hostaddr", "port", "dbname", "user"):
+        if fields.get(name) and not (name == "user" and (named or "dbname" in fields)):
+            yield f"{name}={fields[name]}"
+
+
+def names_another(new: Job, old: Job, system: str) -> bool:
+    """Whether `new` names a system of this kind (`Waiting.system`), or a way in, that `old` does not."""
+    known = list(_places(old, system))
+    return any(place is not None and place not in known for place in _places(new, system))
+
+
+def _places(job: Job, system: str) -> Iterator[object]:
+    match system:
+        case "store":
+            yield state_place(job.spec)
+        case "input":
+            for each in job.inputs:
+                yield from (_brokers(each.kafka), each.schema_registry)
+        case _:
+            output = job.spec.output
+            yield from (_brokers(output.kafka), output.schema_registry, _brokers(job.dead_letter_kafka))
+            yield from (output.postgres, output.file, output.iceberg, output.delta)
+
+
+def _brokers(kafka: KafkaInput | KafkaOutput | DeadLetterKafka | None) -> object:
+    return None if kafka is None else (kafka.bootstrap_servers, kafka.properties, kafka.properties_secret_ref)

@@ -1,0 +1,112 @@
+"""What a job left behind before an edit: an epoch that is planned, and output that is not visible yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from joinery_runtime.engine.driver import takeover_of
+from joinery_runtime.engine.protocol import Action, next_action
+from joinery_runtime.errors import (
+    AggregateError,
+    ExpressionError,
+    JoineryError,
+    RecordError,
+    SinkError,
+    SourceError,
+    Unavailable,
+)
+from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.hosts.stores import PostgresStoreAddress
+from joinery_runtime.job import Job, under_definition
+from joinery_runtime.sinks import dead_letter_sink, sink_for
+from joinery_runtime.sinks.base import Sink
+from joinery_runtime.state.store import JobRecord, StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierDefinition:
+    """The job under the definition of its record, which differs from the present one. Methods raise JoineryError."""
+
+    job: Job
+    known: JobRecord
+    store: StateStore
+    address: PostgresStoreAddress | None
+    warn: Callable[[str], None]
+
+    def drop_first_plan(self) -> bool:
+        """Drops the planned epoch if it is the job's first and none of its rows can be visible; returns whether it did.
+        Otherwise what failed at the first start would fail again in that epoch, whatever the user edits."""
+        name, known = self.known.job, self.known
+        if next_action(known) is not Action.REPLAY or known.offsets or self.store.newest_epoch(name) is not None:
+            return False
+        record = self.store.acquire(name)  # from now on, no older attempt can claim a part of the output
+        if record.plan != known.plan or record.definition is None:
+            return False  # another driver has gone on meanwhile
+        if claims := self.store.claims(name):
+            if self._may_be_visible(under_definition(self.job, record.definition), record, claims):
+                return False
+            self.store.release_claims(name, record.generation)
+        self.store.reset_offsets(name, {}, expected=record.standing, drop_plan=True)
+        self.warn(f"Job {name} was edited before it has committed anything: its first epoch is planned anew")
+        return True
+
+    def publish_newest(self) -> bool:
+        """Publishes the newest epoch. Returns whether the outputs still hold rows, which one more epoch has to show."""
+        newest, held = self.store.newest_epoch(self.job.name), False
+        with _sinks(self.job, self.address, self.known.lineage) as sinks:
+            for kind, sink in sinks.items():
+                if newest is not None:
+                    sink.publish(newest.epoch, newest.result.get(kind, []))
+                    held |= sink.held > 0
+        return held
+
+    def _may_be_visible(self, planned: Job, record: JobRecord, claims: Mapping[str, str]) -> bool:
+        """Whether rows of the planned epoch are in an output. Fences every claimant of a part of it, as the start of a
+        driver does: what is not visible by then never will be."""
+        if planned.spec.delivery != "exactlyOnce":
+            # `delivery` is no part of the definition, so it may have been edited too, and a writer without transactions
+            # cannot fence another one.
+            return True
+        takeover = takeover_of(record, None, claims, self.store.identity(), self.warn)
+        try:
+            with _sinks(planned, self.address, record.lineage) as sinks:
+                visible = [sink.recover(takeover) for sink in sinks.values()]  # fences the claimants of each
+                return any(visible)
+        except Unavailable:
+            raise
+        except SinkError:
+            return True  # unknown; the epoch's replay will say why
+
+
+@contextmanager
+def _sinks(referring: Job, address: PostgresStoreAddress | None, lineage: str) -> Iterator[Mapping[str, Sink]]:
+    """The outputs of a job, by what an epoch's result calls them."""
+    job = with_secrets(referring)
+    made = {"output": sink_for(job, address, lineage), "dead_letters": dead_letter_sink(job, lineage)}
+    sinks = {kind: sink for kind, sink in made.items() if sink is not None}
+    try:
+        yield sinks
+    finally:
+        for sink in sinks.values():
+            sink.close()
+
+
+@contextmanager
+def naming_the_edit(job: Job) -> Iterator[None]:
+    """Says of an error in the data that it is what was begun before the edit that fails. It occurs again at each start,
+    and whoever would restart the job has to know."""
+    try:
+        yield
+    except Unavailable:
+        raise
+    except (SourceError, SinkError, RecordError, AggregateError, ExpressionError) as error:
+        kind = type(error) if isinstance(error, AggregateError | ExpressionError) else JoineryError
+        raise kind(
+            f"Job {job.name} was edited, and what was begun before that cannot be ended",
+            facts=str(error),
+            todo="Mend that, or undo the edit. To give the planned epoch up, so that the edited job plans "
+            "it anew, run: joinery state reset JOB.yaml --drop-planned. Those of its rows that are in Kafka "
+            "already will repeat",
+        ) from error

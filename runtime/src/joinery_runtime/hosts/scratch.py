@@ -1,0 +1,41 @@
+"""Folders for what a process has on disk while it lives. One that is killed leaves its folder behind, in which may be
+gigabytes of segments or a job's secrets; the next process removes it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_OWNER = "owner"  # a file that the process of a folder has locked; the lock ends with the process
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """An empty folder that this user alone may read, and that is gone afterwards. Folders of this kind whose processes
+    were killed are removed first."""
+    prefix = f"joinery-{kind}-"
+    for owner in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_OWNER}"):
+        _remove_if_abandoned(owner)
+    with tempfile.TemporaryDirectory(prefix=prefix) as made, Path(made, f"{_OWNER}.new").open("wb") as owner_file:
+        with suppress(OSError):  # on a file system without locks nobody can tell whose it is, so nobody removes it
+            fcntl.flock(owner_file, fcntl.LOCK_EX)
+            # Nobody sees it before it is locked.
+            Path(owner_file.name).rename(Path(made, _OWNER))
+        folder = Path(made, "files")
+        folder.mkdir(mode=0o700)
+        yield folder
+
+
+def _remove_if_abandoned(owner: Path) -> None:
+    with suppress(OSError):  # it is another user's, is in use, or goes meanwhile
+        handle = os.open(owner, os.O_RDWR)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(owner.parent, ignore_errors=True)
+        finally:
+            os.close(handle)

@@ -1,0 +1,26 @@
+"""What a difference between an expected and a found row says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from joinery_runtime.cli.row_differences import Difference
+
+
+def line(expected: dict[str, Any], found: dict[str, Any]) -> str:
+    return Difference(3, "output", "different", expected, found, "orders 0/7").line()
+
+
+def test_json_that_an_older_release_wrote_as_text_is_named() -> None:
+    said = line({"k": "a", "doc": {"x": [1]}, "n": 1}, {"k": "a", "doc": '{"x": [1]}', "n": 1})
+    assert said.startswith("epoch 3, output, orders 0/7: different; expected ")
+    assert said.endswith(
+        "; doc found as text has the expected JSON: earlier releases wrote aggregates of json columns so"
+    )
+
+
+@pytest.mark.parametrize("found", ['{"x": [2]}', "{", {"x": [2]}, None])
+def test_other_values_are_no_older_spelling(found: Any) -> None:
+    assert "as text" not in line({"doc": {"x": [1]}}, {"doc": found})

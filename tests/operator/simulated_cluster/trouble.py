@@ -1,0 +1,86 @@
+"""What a real API server does to an operator beside the usual: it refuses pods, and its watches are late."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from joinery_operator.decision import Action, Decision, Delete
+from simulated_cluster.simulation import Killed, Manifest, SimulatedCluster, stamp
+
+TEMPLATE = {"data": {"pod.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}\n"}}
+BY_KUBERNETES = "foregroundDeletion"
+
+
+@dataclass
+class TroubledCluster(SimulatedCluster):
+    """`refuses`: no pod can be made (a quota, an admission). `seen` are the pods as the watches last told them: what
+    the operator has written itself it knows at once."""
+
+    refuses: bool = False
+    seen: dict[str, Manifest] = field(default_factory=dict)
+    late: bool = False
+
+    def observed(self) -> Any:
+        if not self.late:
+            return super().observed()
+        there, self.pods = self.pods, {**self.pods, **self.seen}
+        try:
+            return super().observed()
+        finally:
+            self.pods = there
+
+    def step(self, killed_after: int | None = None, *, late: bool = False) -> Decision:
+        """`late`: no watch has told anything of pods since the last look that was not late."""
+        self.late = late
+        try:
+            return super().step(killed_after)
+        finally:
+            self.late = False
+            if not late:
+                self.seen = deepcopy(self.pods)
+
+    def _does_the_rest_soon(self, decision: Decision) -> None:
+        if not self.late:
+            super()._does_the_rest_soon(decision)
+
+    def _act(self, action: Action) -> None:
+        super()._act(action)
+        if isinstance(action, Delete) and action.kind == "Pod":
+            self.seen.pop(action.name, None)
+
+    def _create(self, manifest: Manifest) -> None:
+        if self.refuses and manifest["kind"] == "Pod" and manifest["metadata"]["name"] not in self.pods:
+            self.create_refused = "403 Forbidden: exceeded quota: compute"
+            raise Killed
+        super()._create(manifest)
+        self.create_refused = ""
+
+    def delete_in_the_foreground(self) -> None:
+        """Kubernetes deletes the children, and then takes its finalizer away."""
+        assert self.resource is not None
+        metadata = self.resource["metadata"]
+        if "deletionTimestamp" not in metadata:
+            metadata["finalizers"] = [*metadata.get("finalizers", ()), BY_KUBERNETES]
+            metadata["deletionTimestamp"] = stamp(self.now)
+
+    def collects(self) -> bool:
+        """The garbage collector's part; says whether it did anything."""
+        if self.resource is None or BY_KUBERNETES not in self.resource["metadata"].get("finalizers", ()):
+            return False
+        for kind in ("Service", "ConfigMap", "NetworkPolicy"):
+            self._of(kind).clear()
+        for name in list(self.pods):
+            self.delete_child("Pod", name)
+        if not self.pods:
+            self.resource["metadata"]["finalizers"].remove(BY_KUBERNETES)
+            self._collect()
+        return True
+
+
+def older_job_of_another_kind(resource: Manifest) -> Manifest:
+    """It keeps its state where this one does."""
+    kind = {"StreamJoin": "SessionWindow", "SessionWindow": "StreamJoin"}[resource["kind"]]
+    metadata = {**resource["metadata"], "creationTimestamp": "2026-01-01T00:00:00Z", "uid": "uid-other"}
+    return {**resource, "kind": kind, "metadata": metadata}
