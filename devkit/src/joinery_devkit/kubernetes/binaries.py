@@ -111,9 +111,9 @@ def _go_build(go: str, target: str, packages: Sequence[str]) -> None:
     facts = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
     linked = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in facts.items())])
     # A compiler that makes no debug information and rarely collects garbage takes 40 % less time.
-    flags = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={linked}"]
+    options = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={linked}"]
     done = subprocess.run(
-        [go, "build", *flags, "-o", target, *packages],
+        [go, "build", *options, "-o", target, *packages],
         cwd=MODULE,
         env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOGC": "400", "GOWORK": "off"},
         stdin=subprocess.DEVNULL,

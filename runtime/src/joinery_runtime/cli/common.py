@@ -18,7 +18,7 @@ from joinery_runtime.job import Job, load_job, located
 
 JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin or a SessionWindow, as YAML or JSON.")]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
-Flag = Annotated[bool, Parameter(negative=())]
+Switch = Annotated[bool, Parameter(negative=())]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, also on a terminal.")]
 Stored = dict[str, tuple[str, ...]] | None  # the stored columns, per input; None without the engine
 

@@ -26,7 +26,7 @@ from joinery_runtime.core.pipeline.step import Horizon, KeptRun
 from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
-from joinery_runtime.engine.stored_rows import marked_rows, read_runs
+from joinery_runtime.engine.stored_rows import flagged_rows, read_runs
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
@@ -181,16 +181,16 @@ def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
 def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> pl.DataFrame:
     """The rows of a side that are part of the state after the newest epoch."""
     spec = step.sides[side]
-    parts = {spec.part, spec.marks_part}
+    parts = {spec.part, spec.flags_part}
     record, runs = read_runs(store, record, lambda meta: meta.part in parts, lambda _, run: run)
-    marks = [runs[meta.key].batch for meta in record.segments if meta.part == spec.marks_part]
+    flags = [runs[meta.key].batch for meta in record.segments if meta.part == spec.flags_part]
     floors = stored_floors(record)
     horizon = Horizon(floors.get(spec.part), floors.get(spec.part))
     batches = []
     for key in sorted(meta.key for meta in record.segments if meta.part == spec.part):
         rows = runs[key].batch
-        marked = marked_rows(rows, key, marks) if spec.marks else None
-        kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, marked)
+        flagged = flagged_rows(rows, key, flags) if spec.flags else None
+        kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
         left = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
         batches.append(_shown(spec, left))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
@@ -209,7 +209,7 @@ def _shown(spec: SideSpec, kept: KeptRun) -> pa.RecordBatch:
         users = list(spec.intake.stored)
         added = {"event_time": batch.column(TS).cast(times)}
         added |= {"partition": batch.column(PARTITION), "offset": batch.column(OFFSET)}
-        if spec.marks:
-            added["matched"] = pa.array(kept.marks)
+        if spec.flags:
+            added["matched"] = pa.array(kept.flags)
     columns = {name: batch.column(name) for name in users}
     return pa.RecordBatch.from_pydict({**columns, **{name: added[name] for name in added if name not in columns}})

@@ -17,7 +17,7 @@ from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Outlook, Span, TakenRow
 from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
-from joinery_runtime.core.pipeline.sides import LEFT, MARKS, SideSpec, stored_rows
+from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
@@ -183,7 +183,7 @@ class JoinedRows:
             self._found.setdefault(meta.part, []).append((meta.epoch, rows))
 
     def _wanted(self, meta: SegmentMeta) -> bool:
-        if meta.key in self._seen or meta.part.endswith(MARKS):
+        if meta.key in self._seen or meta.part.endswith(FLAGS):
             return False
         step, side = self.pipeline.side(meta.part)
         of_key = step.number in self.hashes and meta.hash_min <= self.hashes[step.number] <= meta.hash_max

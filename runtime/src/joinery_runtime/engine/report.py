@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import HotKeys, KeyRows
@@ -18,7 +18,7 @@ from joinery_runtime.engine.plan import EpochPlan, partition_id
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """What the live segments hold: `rows` of inputs or joins, `bytes` as stored, marks included."""
+    """What the live segments hold: `rows` of inputs or joins, `bytes` as stored, flags included."""
 
     segments: int
     rows: int
@@ -27,15 +27,15 @@ class StateSize:
     @classmethod
     def of(cls, segments: Iterable[SegmentMeta]) -> StateSize:
         live = list(segments)
-        rows = sum(s.rows for s in live if not s.part.endswith(MARKS))
+        rows = sum(s.rows for s in live if not s.part.endswith(FLAGS))
         return cls(len(live), rows, sum(s.bytes for s in live))
 
     @classmethod
     def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
-        """The size of each part, its marks included."""
+        """The size of each part, its flags included."""
         found: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
         for segment in segments:
-            found.setdefault(segment.part.removesuffix(MARKS), []).append(segment)
+            found.setdefault(segment.part.removesuffix(FLAGS), []).append(segment)
         return {part: cls.of(listed) for part, listed in found.items()}
 
 

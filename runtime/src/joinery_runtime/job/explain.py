@@ -153,15 +153,15 @@ def _position(at: object) -> str:
 
 
 def _watermark(side: Input) -> str:
-    mark = side.watermark
-    if mark.explicit:
+    rule = side.watermark
+    if rule.explicit:
         return "watermark: raised only by the steps of `joinery trace`"
-    idle = f"idle after {format_duration(mark.idle_timeout)}" if mark.idle_timeout else "never idle"
-    most = mark.max_future
+    idle = f"idle after {format_duration(rule.idle_timeout)}" if rule.idle_timeout else "never idle"
+    most = rule.max_future
     ahead = "any event time is taken" if most is None else f"{format_duration(most)} ahead at most (maxFuture)"
     return (
-        f"watermark: highest event time - {format_duration(mark.delay)}, lowest over its partitions; {idle}; "
-        f"when all inputs are idle: {mark.on_idle}; {ahead}"
+        f"watermark: highest event time - {format_duration(rule.delay)}, lowest over its partitions; {idle}; "
+        f"when all inputs are idle: {rule.on_idle}; {ahead}"
     )
 
 
@@ -248,12 +248,12 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
 
 
 def _watermark_warnings(side: Input) -> Iterator[str]:
-    if side.watermark.explicit:
+    if side.waterrule.explicit:
         yield (
             f"EXPLICIT WATERMARK on {side.name}: outside `joinery trace` nothing raises it, so state only grows. "
             "Remove `explicit` to run the job"
         )
-    elif side.kafka is not None and side.watermark.idle_timeout == 0:
+    elif side.kafka is not None and side.waterrule.idle_timeout == 0:
         yield (
             f"IDLENESS IS OFF on {side.name}: one partition without new records holds the watermark back, and state "
             "grows until it speaks. Set watermark.idleTimeout, for example 1m"

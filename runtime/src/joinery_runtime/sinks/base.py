@@ -163,8 +163,8 @@ class HoldsNoRows:
         return None
 
 
-class HasNoJobMarker(HoldsNoRows):
-    """The trivial part of `Sink`, where nothing in the target says which job writes to it."""
+class NamesNoStore(HoldsNoRows):
+    """The trivial part of `Sink`, where nothing in the target says which store the job that writes to it has."""
 
     def other_store(self) -> StoreIdentity | None:
         return None

@@ -138,7 +138,7 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     if model.table is None:
         return _with_formats(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
-    versions = schema.append(DELETE_FIELD) if decoder.marks_deletions else schema
+    versions = schema.append(DELETE_FIELD) if decoder.tells_deletions else schema
     values = _with_formats(model, decoder, versions)
     repeat = decoder.tombstones_repeat
     return TableDecoder(changelog, values, tombstones_repeat=repeat, framed=_framed_keys(model))

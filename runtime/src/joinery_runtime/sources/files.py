@@ -114,8 +114,8 @@ class FilePlanner(ListedFiles):
         stamp = stamp_of(path)
         if stamp not in self._known:
             with opened(path) as data:
-                without_mark = len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
-                first = _header_end(data, self._cut.quote) if self._cut.header else without_mark
+                after_bom = len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
+                first = _header_end(data, self._cut.quote) if self._cut.header else after_bom
                 self._known[stamp] = _File(first, len(data))
             if self._cut.header:
                 self._check_header(path)

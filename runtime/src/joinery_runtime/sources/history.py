@@ -74,9 +74,9 @@ class HistoryPlanner:
             # While the topics wait, retention may delete records that nobody needs.
             self._topics.forget_starts()
             return [*unread, *(replace(bound, waits=True) for bound in topics)]
-        mark = Bounds(PartitionRef(self._name, READ, 0), 0, 0, topic_id=str(self._until), waits=True)
+        read = Bounds(PartitionRef(self._name, READ, 0), 0, 0, topic_id=str(self._until), waits=True)
         forgotten = [Bounds(ref, at, at, final=True, held=False, deleted=True) for ref, at in files.items()]
-        return [*forgotten, mark, *topics]
+        return [*forgotten, read, *topics]
 
     def _unread(self, files: Mapping[PartitionRef, int], stored: StoredOffsets) -> list[Bounds]:
         """The bounds of files that have not been read to their ends. The others have nothing more to give, and hold

@@ -55,7 +55,7 @@ class Changelog:
 
 class TableDecoder:
     """Decodes a changelog into rows of its schema. `values` decodes records that have a value; its rows also have
-    DELETE_FIELD if the format marks deletions. With `tombstones_repeat` it gets all records. `framed` reads keys with a
+    DELETE_FIELD if the format tells deletions. With `tombstones_repeat` it gets all records. `framed` reads keys with a
     registry's frame."""
 
     def __init__(
@@ -156,10 +156,10 @@ def _interleaved(first: Decoded, second: Decoded) -> Decoded:
     index = np.concatenate([first.index, second.index])
     order = np.argsort(index)
     rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))
-    deleted = np.concatenate([_flags(first), _flags(second)])[order]
+    deleted = np.concatenate([_deletions(first), _deletions(second)])[order]
     return with_bad(Decoded(rows, index[order], first.bad, deleted), second.bad)
 
 
-def _flags(decoded: Decoded) -> BoolArray:
+def _deletions(decoded: Decoded) -> BoolArray:
     assert decoded.deleted is not None, "both parts are of a table"
     return decoded.deleted

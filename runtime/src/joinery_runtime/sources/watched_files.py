@@ -240,7 +240,7 @@ class WatchedFiles(UnsharedSource):
 
 
 def _without_those_before(known: Iterable[Bounds], *, following: bool) -> list[Bounds]:
-    """Marks the leading files that were read to their ends as forgotten. Keeps the last of all files, unless others are
+    """Forgets the leading files that were read to their ends. Keeps the last of all files, unless others are
     `following`, because it says after which path new files come."""
     kept = list(known)
     done = 0

@@ -89,7 +89,7 @@ class Run:
 
 def first_key(key: str) -> str:
     """The key that a segment had when it was written. A migration changes the key, but not the row numbers, so existing
-    marks still apply."""
+    flags still apply."""
     return key.partition(MIGRATED)[0]
 
 

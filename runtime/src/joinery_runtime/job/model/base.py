@@ -47,7 +47,7 @@ class Model(BaseModel):
 
 
 def not_yet(what: str, *values: object, todo: str = "") -> Any:
-    """The marker for single values that are not supported yet; `{}` in `what` is replaced by the value."""
+    """The annotation of single values that are not supported yet; `{}` in `what` is replaced by the value."""
 
     def refuse(value: object) -> object:
         if any(value is unbuilt or (isinstance(value, str) and value == unbuilt) for unbuilt in values):
