@@ -1,4 +1,4 @@
-"""The programs of a Kubernetes for tests, built once from pinned Go modules and kept in the user's cache.
+"""The programs of a Kubernetes for tests, built once from pinned Go modules and cached in the user's cache.
 
 A program is looked for in `$KUBEBUILDER_ASSETS`, then in the cache, and built if it is in neither. programs/ is one Go
 module for all of them, so that shared code is compiled once; therefore its pins keep to the releases of etcd, CoreDNS

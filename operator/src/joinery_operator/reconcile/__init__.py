@@ -78,8 +78,8 @@ def _compare_with_asked(ctx: ReconcileContext, status: Status) -> Status:
     changed = status.observed_generation not in {None, ctx.metadata.get("generation")}
     if changed or job.revision != status.target_revision:
         status = reset_failures(status)
-    kept = status.refused if refuses(status, job, ctx.desired.mode) else None
-    return status.model_copy(update={"refused": kept, "target_revision": job.revision})
+    refused = status.refused if refuses(status, job, ctx.desired.mode) else None
+    return status.model_copy(update={"refused": refused, "target_revision": job.revision})
 
 
 def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]) -> Decision:

@@ -200,7 +200,7 @@ def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> p
 
 def _shown(spec: SideSpec, kept: KeptRun) -> pa.RecordBatch:
     """The user's columns, with the event time, where the row was read and whether it had a match; for sessions, groups
-    and times. If the user has a column of such a name, the user's is kept."""
+    and times. If the user has a column of such a name, the user's stays."""
     batch, times = kept.run.batch, pa.timestamp("ms", "UTC")
     if spec.state is not None:
         users = [name for name in spec.intake.keys if name in batch.schema.names]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from joinery_runtime.cli.common import AsJson, Count, Switch, JobFile, answer, in_memory, load, say
+from joinery_runtime.cli.common import AsJson, Count, JobFile, Switch, answer, in_memory, load, say
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 

@@ -393,7 +393,7 @@ class RecordOutcomes:
     def _in_the_way(
         self, step: StepSpec, side: int, rows: _Rows, at: int, epoch: int, retention: Retention, *, true: bool
     ) -> tuple[str, str]:
-        """What, other than the event times, kept the row `at` of a side from matching the record, which arrived in
+        """What, other than the event times, prevented the row `at` of a side from matching the record, which arrived in
         `epoch`, and by which rule. Asks in the engine's order (T3): a row that was dropped or is gone meets nothing."""
         came, kind = int(rows.epochs[at]), step.kind
         assert isinstance(kind, Join), "only those have a row nearest"

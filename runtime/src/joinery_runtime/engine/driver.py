@@ -120,7 +120,7 @@ class Driver:
 
     @property
     def paused(self) -> Mapping[str, str]:
-        """Inputs that a limit kept from being read, and why, as of the newest call of `plan`."""
+        """Inputs that a limit holds back, and why, as of the newest call of `plan`."""
         return self._parts.planner.status.paused
 
     @property

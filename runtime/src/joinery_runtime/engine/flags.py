@@ -1,4 +1,4 @@
-"""Flags of stored rows: one bit per row of a segment, kept in a column of the segment and in later flag segments."""
+"""Flags of stored rows: one bit per row of a segment, stored in a column of the segment and in later flag segments."""
 
 from __future__ import annotations
 

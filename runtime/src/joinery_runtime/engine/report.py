@@ -136,7 +136,7 @@ class Totals:
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Totals:
-        """Reads the totals of the newest result. A result from a release that kept no totals counts as the first
+        """Reads the totals of the newest result. A result from a release that stored no totals counts as the first
         epoch."""
         if "totals" in result:
             totals = dict(result["totals"])

@@ -261,9 +261,9 @@ class StepTask:
                 yield spec.flags_part, run
             for group in flag_merges[side]:
                 live = {meta.key for meta in self.sides[side]} - rewritten
-                kept = merge(flags_of_live(self._cache.get(group), live))
-                if len(kept):
-                    yield spec.flags_part, kept
+                merged = merge(flags_of_live(self._cache.get(group), live))
+                if len(merged):
+                    yield spec.flags_part, merged
 
     def _finished_flags(self) -> set[str]:
         """Flag segments whose flagged rows have all left the state; looked for at checkpoints only."""

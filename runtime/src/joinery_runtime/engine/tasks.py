@@ -233,7 +233,7 @@ def run_step(
 
 
 def _taken(blocks: deque[Block]) -> Iterator[Block]:
-    """Yields the blocks and removes each, so that a block that a step has taken is not kept here too."""
+    """Yields the blocks and removes each, so that a block that a step has taken takes no memory here too."""
     while blocks:
         yield blocks.popleft()
 

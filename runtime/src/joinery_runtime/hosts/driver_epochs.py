@@ -2,7 +2,7 @@
 overhead of a Spark job (docs/decisions/0024, 0045, 0047).
 
 The commit protocol is the same: such an epoch stages and claims what a task would, under an attempt's name of its own.
-Spark starts once epochs that are not small have kept the driver busy for a while; a job that ends before that needs no
+Spark starts once epochs that are not small have occupied the driver for a while; a job that ends before that needs no
 Spark. Spark takes over between two epochs, once its processes have built their workers, or at an epoch that is not
 small. Spark on other machines runs every epoch, because the driver may lack what its executors have, above all memory.
 """

@@ -33,11 +33,11 @@ _under_way: set[subprocess.Popen[bytes]] = set()
 # warning that no option turns off. Spark's scripts end in `exec java ...`, and bash prefers a function named `exec` to
 # its builtin.
 _WITHOUT_MODULE = """() {
-  local kept=() word
+  local others=() word
   for word; do
-    if [[ $word == --add-modules=jdk.incubator.vector ]]; then unset -f exec; else kept+=("$word"); fi
+    if [[ $word == --add-modules=jdk.incubator.vector ]]; then unset -f exec; else others+=("$word"); fi
   done
-  builtin exec "${kept[@]}"
+  builtin exec "${others[@]}"
 }"""
 
 

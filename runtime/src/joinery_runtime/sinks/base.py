@@ -18,7 +18,7 @@ import pyarrow as pa
 from joinery_runtime.errors import Unavailable
 from joinery_runtime.store_identity import StoreIdentity
 
-Receipt = Mapping[str, Any]  # JSON-able; kept in the epoch log
+Receipt = Mapping[str, Any]  # JSON-able; stored in the epoch log
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class _Client:
 
 
 class _Clients(threading.local):
-    """A thread's clients by their settings. They are kept, because a new one first has to find and ask the brokers.
+    """A thread's clients by their settings. They stay open, because a new one first has to find and ask the brokers.
     Threads do not share them: one that waits for its rows would get the delivery reports of another's."""
 
     def __init__(self) -> None:

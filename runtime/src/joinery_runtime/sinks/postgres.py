@@ -248,7 +248,7 @@ AND obj_description(c.oid, 'pg_class') = %(comment)s ORDER BY c.relname
 
 
 class _Connections(threading.local):
-    """A thread's connections. They are kept, because a new one costs Postgres a process."""
+    """A thread's connections. They stay open, because a new one costs Postgres a process."""
 
     def __init__(self) -> None:
         self._open: dict[str, Connection] = {}

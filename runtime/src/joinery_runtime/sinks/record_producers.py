@@ -130,7 +130,7 @@ class BatchProducer:
         )
         if taken < len(messages):
             errors = messages["err"]
-            # If the queue is full, the library takes no later record of the batch either, so the order is kept.
+            # If the queue is full, the library takes no later record of the batch either, so the order stays.
             refused = errors[(errors != 0) & (errors != KafkaError._QUEUE_FULL)]
             if len(refused):
                 raise KafkaException(error_of(int(refused[0])))

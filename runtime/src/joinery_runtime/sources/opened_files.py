@@ -40,7 +40,7 @@ _OTHERS = {
     b"\xfe\xff": "UTF-16: write it as UTF-8",
     b"Obj\x01": "an Avro container, which is not supported yet",
 }
-_KEPT = 8  # unpacked files that a process keeps
+_MOST_UNPACKED = 8  # unpacked files that a process keeps
 _unpacked: OrderedDict[tuple[str, int, int], Bytes] = OrderedDict()
 _lock = threading.Lock()
 
@@ -156,6 +156,6 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
                     todo="Write the file anew: it is broken or not complete",
                 ) from error
             _unpacked[key] = _mapped(target)
-        while len(_unpacked) > _KEPT:
+        while len(_unpacked) > _MOST_UNPACKED:
             _unpacked.popitem(last=False)
         return _unpacked[key]

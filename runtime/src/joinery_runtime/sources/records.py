@@ -215,7 +215,7 @@ def all_bad(index: IntArray, reason: str) -> list[BadRecord]:
 def set_aside(
     values: pa.BinaryArray, index: IntArray, unusable: pa.BooleanArray, reason: str
 ) -> tuple[pa.BinaryArray, IntArray, list[BadRecord]]:
-    """Removes the records for which `unusable` is true. Returns the others, their positions, and the removed ones as bad."""
+    """Removes the records that are `unusable`. Returns the others, their positions, and the removed ones as bad."""
     if not pc.any(unusable).as_py():
         return values, index, []
     mask = unusable.to_numpy(zero_copy_only=False)

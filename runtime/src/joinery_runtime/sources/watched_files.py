@@ -242,11 +242,12 @@ class WatchedFiles(UnsharedSource):
 def _without_those_before(known: Iterable[Bounds], *, following: bool) -> list[Bounds]:
     """Forgets the leading files that were read to their ends. Keeps the last of all files, unless others are
     `following`, because it says after which path new files come."""
-    kept = list(known)
+    files = list(known)
     done = 0
-    while done < len(kept) - (not following) and kept[done].start >= kept[done].end_exclusive:
+    while done < len(files) - (not following) and files[done].start >= files[done].end_exclusive:
         done += 1
     forgotten = [
-        Bounds(bound.partition, bound.start, bound.start, final=True, held=False, deleted=True) for bound in kept[:done]
+        Bounds(bound.partition, bound.start, bound.start, final=True, held=False, deleted=True)
+        for bound in files[:done]
     ]
-    return [*forgotten, *kept[done:]]
+    return [*forgotten, *files[done:]]

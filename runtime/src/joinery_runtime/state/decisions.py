@@ -349,7 +349,7 @@ def oldest_logged_epoch(epoch: int) -> int:
 def encode_json(value: Json) -> str:
     """Returns JSON text. Raises StateError for what JSON cannot hold (NaN, infinity, bytes).
 
-    Plans, results and definitions are kept as JSON *text*, not JSONB: a pending plan is replayed exactly as written,
+    Plans, results and definitions are stored as JSON *text*, not JSONB: a pending plan is replayed exactly as written,
     and JSONB would turn 1e16 into an integer and refuse a string that holds U+0000.
     """
     try:

@@ -1,6 +1,6 @@
 """Forward-only migrations of segment blobs (rule M1).
 
-Each step is a pure function that turns a blob of one `state_version` into a blob of the next. Steps are kept for ever.
+Each step is a pure function that turns a blob of one `state_version` into a blob of the next. Steps stay for ever.
 """
 
 from __future__ import annotations

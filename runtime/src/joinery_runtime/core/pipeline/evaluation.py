@@ -50,12 +50,12 @@ class EvaluatedRows:
 
     def where(self, chosen: pa.BooleanArray) -> EvaluatedRows:
         assert self.positions is not None, "rows are only picked with care"
-        kept = self.positions[chosen.to_numpy(zero_copy_only=False)]
+        picked = self.positions[chosen.to_numpy(zero_copy_only=False)]
 
         def resolve(name: str, column: str) -> Value:
             return self.resolve(name, column).filter(chosen)
 
-        return EvaluatedRows(resolve, len(kept), kept, self.failed)
+        return EvaluatedRows(resolve, len(picked), picked, self.failed)
 
     def fail(self, row: int, reason: str) -> None:
         assert self.positions is not None, "reasons are only collected with care"

@@ -131,9 +131,9 @@ class SideSpec:
         if self.state is not None:
             return self.state
         prepared = self.intake.prepared_schema()
-        kept = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
+        stored = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
         engine = len(ENGINE_FIELDS)
-        return pa.schema([*kept[:engine], *([FLAG_FIELD] if self.flags else []), *kept[engine:]])
+        return pa.schema([*stored[:engine], *([FLAG_FIELD] if self.flags else []), *stored[engine:]])
 
 
 def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -206,11 +206,11 @@ class SessionCounts:
         return {"sessions": {"marks" if name == "capped" else name: count for name, count in counts.items()}}
 
     def lines(self) -> Iterator[str]:
-        kept = [
+        parts = [
             f"{self.open:,} open ({self.due:,} go out with the next epoch)",
             f"{self.gone_out:,} have gone out and take late rows",
             f"{self.capped:,} marks of sessions that reached maxDuration",
         ]
-        yield f"sessions: {', '.join(kept)}"
+        yield f"sessions: {', '.join(parts)}"
         if self.until is not None:
             yield f"  the first goes out when the watermark of {self.until_input} is above {format_time(self.until)}"
