@@ -13,7 +13,7 @@ from joinery_runtime.errors import EnvironmentProblem
 SUITE = "bookworm"
 RELEASE = 12
 
-# What the slim images leave out as well.
+# What the slim images exclude as well.
 _EXCLUDED = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
 _INCLUDED = ("/usr/share/doc/*/copyright",)
 _DOCKERFILE = 'FROM scratch\nADD root.tar /\nCMD ["bash"]\n'

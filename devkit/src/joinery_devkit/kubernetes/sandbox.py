@@ -1,7 +1,7 @@
 """The node's own network, mounts and processes, in namespaces that end with their first process.
 
 Everything in them ends then, so nothing that the node starts or mounts, and none of its bridges, routes and packet
-filters, can be left behind.
+filters, can remain.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) 
     delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
     waits = [seconds for seconds in delays if seconds > 0]
     if ctx.status.revision is not None and _stage_begun(status) != _stage_begun(ctx.status):
-        # The first step of the new stage may be left to the next reconcile, and no watch tells the operator about its
+        # The first step of the new stage may wait for the next reconcile, and no watch tells the operator about its
         # own writes.
         waits.append(_SOONEST_SECONDS)
     if written is None and status != ctx.status and (report := next_report(ctx, ctx.status)) is not None:

@@ -74,7 +74,7 @@ def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
         return Decision(None, (release,))
     revision = _revision(observed)
     if isinstance(revision, Fault) and revision.reason in _NO_STATE:
-        # Whoever deleted the job has decided about its state, and nothing is left that could reach the state.
+        # Whoever deleted the job has decided about its state, and nothing remains that could reach the state.
         retained = Event(
             "Warning", "SavepointRetained", f"{revision.message}; if there is still state, it keeps this one"
         )

@@ -191,8 +191,8 @@ def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> p
         rows = runs[key].batch
         flagged = flagged_rows(rows, key, flags) if spec.flags else None
         kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
-        left = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
-        batches.append(_shown(spec, left))
+        live = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
+        batches.append(_shown(spec, live))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
     batches.append(_shown(spec, KeptRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
     return pl.concat([pl.DataFrame(batch) for batch in batches])

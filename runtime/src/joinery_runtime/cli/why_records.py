@@ -73,9 +73,9 @@ class ChosenRecords:
         for each in planned:
             for _, raw in self.batches.get(each.partition, ()):
                 inside = (raw.offsets >= each.start) & (raw.offsets < each.end_exclusive)
-                left_out = [place.offset for place in self.without if place.partition == each.partition]
-                if left_out:
-                    inside &= ~np.isin(raw.offsets, left_out)
+                without = [place.offset for place in self.without if place.partition == each.partition]
+                if without:
+                    inside &= ~np.isin(raw.offsets, without)
                 if inside.any():
                     yield raw.take(np.flatnonzero(inside))
 

@@ -1,6 +1,6 @@
-"""Warns about inputs whose records look wrong as a whole, though each may be fine: a column without any value, records
-of which none can be used, event times that most likely count another unit. Most often a name, a path or a format in the
-job does not match the topic, or does not match it any more.
+"""Warns about inputs whose records look wrong as a whole, though each may be fine: a column without any value, only
+records that cannot be used, event times that most likely count another unit. Most often a name, a path or a format in
+the job does not match the topic, or does not match it any more.
 
 The warnings go by runs of records: how many in a row lack a value, or cannot be used, since the driver started or since
 the last epoch that shows otherwise. After such an epoch, a run has to be long, and far longer than any run before it,

@@ -93,16 +93,16 @@ class _Rewriting:
         self._flags: dict[str, list[pa.RecordBatch]] = {}
 
     def of(self, meta: SegmentMeta, number: int) -> Iterable[tuple[SegmentMeta, bytes]]:
-        """Yields the segment without the rows that have gone out; nothing if no row is left."""
+        """Yields the segment without the rows that have gone out; nothing if no row is live."""
         step, side = self._pipeline.side(meta.part)
         spec = step.sides[side]
         kept = self._read(meta, spec.flags_part if spec.flags else None)
         floor = self._floors[spec.part]
         self._refuse_half_closed(meta, step.kind.half_closed(side, kept.run.ts, floor), kept)
-        left = step.kind.live_rows(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
-        if not len(left.run):
+        live = step.kind.live_rows(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
+        if not len(live.run):
             return
-        run = left.run if left.flagged is None else with_flags(left.run, left.flagged)
+        run = live.run if live.flagged is None else with_flags(live.run, live.flagged)
         key = f"{meta.part}/lowered-{self._record.generation}/{number}"
         blob = to_blob(run.batch, spec.hashed_by, stored_co_partitions(self._record))
         yield describe(run, key=key, part=meta.part, epoch=meta.epoch, blob=blob), blob

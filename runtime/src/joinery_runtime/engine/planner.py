@@ -85,7 +85,7 @@ class SourceSnapshot:
 
     def unread(self) -> SourceSnapshot:
         """The snapshot for a plan that reads nothing. Such a plan fixes no partition's start, so lost records and
-        replaced topics are left to the plan that reads on after them."""
+        replaced topics wait for the plan that reads on after them."""
         bounds, waiting = (
             tuple(replace(bound, lost=0, topic_id="") for bound in some) for some in (self.bounds, self.waiting)
         )
@@ -223,7 +223,7 @@ class Planner:
         )
 
     def _up_to_now(self, bounds: tuple[Bounds, ...], inputs: Inputs) -> tuple[Bounds, ...]:
-        """Cuts the bounds to where the partitions ended at the first call. A partition that appears later is left to
+        """Cuts the bounds to where the partitions ended at the first call. A partition that appears later waits for
         the next run. An input that ended in an earlier run stays ended."""
         if self._ends_of_now is None:
             self._ends_of_now = {bound.partition: bound.end_exclusive for bound in bounds}
@@ -343,7 +343,7 @@ def read_shares(
     densities: Densities[PartitionRef],
     sizes: RecordSizes,
 ) -> list[tuple[Bounds, int]]:
-    """How many records the next epoch reads of which partitions. 0 only fixes where a partition starts that was never
+    """How many records the next epoch reads of each partition. 0 only fixes where a partition starts that was never
     planned."""
     held = [bound for bound in snapshot.bounds if bound.held]
     waiting = _wait_for_tables((*snapshot.bounds, *snapshot.waiting), inputs, settings.tables, first_ends)

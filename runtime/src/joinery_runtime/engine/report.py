@@ -86,8 +86,8 @@ class Totals:
     """Counts since the job's state began. Each epoch's result carries them on to the next, so they outlive drivers.
 
     `dropped` counts per input and reason (`late` is one), `dead` per input, `lost` over all inputs, `parts` per part of
-    the state. `after_eviction` counts, per input, rows that were accepted when some of their partners may already have
-    left the state. `behind` is, per input with late rows, the most that a row was behind the watermark (ms).
+    the state. `after_eviction` counts, per input, rows that were accepted when some of their partners may already be
+    gone from the state. `behind` is, per input with late rows, the most that a row was behind the watermark (ms).
     """
 
     rows_in: Mapping[str, int] = field(default_factory=dict)

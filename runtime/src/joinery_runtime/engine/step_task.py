@@ -33,7 +33,7 @@ class StepOutcome:
     (`replaced`) or `finished`. Runs are made on demand and only once, so that merged runs are not in memory together.
     `put_off`: there is more to merge.
 
-    `after_eviction` counts, per side, rows that were accepted when some of their partners may have left the state
+    `after_eviction` counts, per side, rows that were accepted when some of their partners may be gone from the state
     (T10). `behind` is, per side with late rows, the most that a row was behind its input's watermark (ms).
     """
 
@@ -266,7 +266,7 @@ class StepTask:
                     yield spec.flags_part, merged
 
     def _finished_flags(self) -> set[str]:
-        """Flag segments whose flagged rows have all left the state; looked for at checkpoints only."""
+        """Flag segments whose flagged rows are all gone from the state; looked for at checkpoints only."""
         if not self._work.plan.checkpoint:
             return set()
         pairs = zip(self._flags, ({meta.key for meta in side} for side in self.sides), strict=True)

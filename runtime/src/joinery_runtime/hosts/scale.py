@@ -109,7 +109,7 @@ class Rescaler:
         asked = self._file.read()
         self._least = asked.shards or self._least
         executors, context = self._executors, self._context()
-        # Left to the next look when the Java process does not answer: the epoch says so if it is gone.
+        # Waits for the next look when the Java process does not answer: the epoch says so if it is gone.
         with suppress(Py4JError, ConnectionError):
             if context is not None and not is_local(context.master):
                 executors = self._wanted(context, asked)

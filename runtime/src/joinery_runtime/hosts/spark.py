@@ -155,7 +155,7 @@ def _to_peer(peer: int) -> int:
 
 def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
     """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do. `cores` are those
-    of all executors, of which there may be none yet."""
+    of all executors. There may be no executor yet."""
     executors = max(1, executors)
     each = math.ceil(cores / executors)
     processes = math.ceil(each / MAX_THREADS)
@@ -304,8 +304,7 @@ def conf_file() -> dict[str, str]:
         text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    # The format is Java's properties, of which Spark's settings use plain lines: `key value`, `key=value`, `key:
-    # value`.
+    # The format is Java's properties. Spark's settings use plain lines of it: `key value`, `key=value`, `key: value`.
     lines = [line.strip() for line in text.splitlines()]
     pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#!"]
     return {key: "".join(value) for key, *value in pairs}

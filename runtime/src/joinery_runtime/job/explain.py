@@ -54,7 +54,7 @@ class Explanation:
         return f"a chain of {len(self.steps)} joins" if len(self.steps) > 1 else self.steps[0].title
 
     def render(self) -> str:
-        """Plain text, one fact per line; warnings come last and in capitals, so that they do not scroll out of
+        """Plain text, one statement per line; warnings come last and in capitals, so that they do not scroll out of
         sight."""
         return "\n".join([*self._plan_lines(), *self._state_lines(), *(f"WARNING: {text}" for text in self.warnings)])
 
@@ -76,7 +76,7 @@ class Explanation:
             if chain:
                 left, right = (side.rows_of for side in step.sides)
                 yield f"  step {number}: {step.title} of {left} with {right}"
-            yield from (f"  {'  ' if chain else ''}{name}: {text}" for name, text in step.facts)
+            yield from (f"  {'  ' if chain else ''}{name}: {text}" for name, text in step.lines)
         yield f"  output: {self.output}"
         yield f"  records that cannot be used: {self.dead_letters}"
         yield f"  state: {self.store}"

@@ -94,7 +94,7 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
 
 class FileSink(NamesNoStore):
     """The driver half. `wall` is a clock in seconds since 1970, like the file system's. `life` says whose held files it
-    merges, until `recover` sets it. Held files of others are left alone: another life of the job writes the rows of
+    merges, until `recover` sets it. Held files of others stay: another life of the job writes the rows of
     this one again, and another job may be at work."""
 
     def __init__(
@@ -217,7 +217,7 @@ class FileSink(NamesNoStore):
             self._drop(lambda of: of <= epoch)  # the file with their rows has its name
         if (self._directory / HELD).exists():
             _sync_folder(self._directory / HELD)  # the next recovery no longer looks at this epoch
-        # Removes what repeated attempts left behind. Not of this epoch: another sink may still have to publish it.
+        # Removes what repeated attempts wrote. Not of this epoch: another sink may still have to publish it.
         self._sweep(lambda _, of: of < epoch)
 
     def _part(self, epoch: int, receipt: Receipt) -> Path:
@@ -263,8 +263,8 @@ class FileSink(NamesNoStore):
         return held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
 
     def _drop_merged(self) -> None:
-        """Drops held files that were merged, but left by a driver that died, if the job has since started anew (without
-        a `publish`)."""
+        """Drops held files that were merged, but not dropped by a driver that died, if the job has since started anew
+        (without a `publish`)."""
         rolled = _rolled(self._directory)
         self._drop(lambda of: any(first <= of <= last for first, last, _ in rolled))
 

@@ -171,7 +171,7 @@ class HistoryDecoder:
     def without_skipped(self, raw: RawBatch, decoded: Decoded) -> Decoded:
         part = of_files(raw.partition)
         times = pc.fill_null(decoded.rows[self._event_time].cast(pa.int64()), EVENT_TIME_MIN - 1).to_numpy()
-        # Invalid times are left for the dead letters.
+        # Rows of invalid times become dead letters.
         known = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
         skipped = known & ((times >= self._until) if part else (times < self._until))
         count = int(np.count_nonzero(skipped))

@@ -157,7 +157,7 @@ class KafkaPlanner:
 
     def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets) -> tuple[int, int]:
         """Returns where to go on, and how many offsets are gone. Retention deletes unread records: reading goes on with
-        the first one left. A truncated log has lost records that were read: everything left was read too."""
+        the first one that remains. A truncated log has lost records that were read: everything else was read too."""
         if position < offsets.earliest:
             following, lost = offsets.earliest, offsets.earliest - position
             gone, place = f"{counted(lost, 'record', 'are')} gone", "the earliest offset"

@@ -3,7 +3,7 @@
 The stored progress stays small however many files there were. It holds the files that are being read, and the last one
 that was read to its end. All files whose paths come before the first of these have been read, so a new file needs a
 path after them. A file that comes too early in this order, or that changed after it was read, stops the job instead of
-being left out.
+being skipped.
 
 A late file is told from one that was read long ago by a time: the last change of its inode (which a move sets), or the
 move of a directory that contains it. This is compared with the latest such time among the files that were read; all are

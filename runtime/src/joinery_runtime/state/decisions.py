@@ -1,4 +1,4 @@
-"""Decides what a store may do, from the stored facts alone: no database, no clock. Every store calls these functions.
+"""Decides what a store may do, from what it has stored alone: no database, no clock. Every store calls these functions.
 
 A segment's life: staged -> live -> retired -> gone. A *retired* segment is one that a commit, a restore or a migration
 took out of the live set. Only `sweep` removes rows: deleting a big blob takes Postgres 1 ms per MB (measured), which no

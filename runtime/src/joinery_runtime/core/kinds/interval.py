@@ -164,7 +164,7 @@ class IntervalJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "j3"
 
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
         return horizon is not None and row.ts < horizon
 
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
@@ -193,14 +193,14 @@ class IntervalJoin(Join):
             may_match = "no"
         else:
             may_match = "on time" if watermark is None or last_partner >= watermark else "late"
-        facts = {
+        fields = {
             "until_input": other.time,
             "until": last_partner + late,
             "may_match": may_match,
             **({"matched": row.flagged} if row.flagged is not None else {}),
         }
         goes = f"goes when {self._passed(step, row.side, row.ts, outlook)}"
-        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, outlook)}", facts)
+        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, outlook)}", fields)
 
 
 _MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
@@ -350,7 +350,7 @@ class _IntervalEpoch:
             yield from self._candidates(side, new.run, asked, other.run, keep_from)
 
     def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
-        """The rows of a kept run that have not left and whose times may be near enough to a few new rows."""
+        """The rows of a kept run that are not evicted and whose times may be near enough to a few new rows."""
         first, last = self._kind.partner_bounds(1 - side)
         since = self._work.horizons[side].current
         near = (run.ts >= new.ts.min() + first) & (run.ts <= new.ts.max() + last)

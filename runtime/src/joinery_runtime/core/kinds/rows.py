@@ -203,7 +203,7 @@ def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
 
 
 def in_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
-    """Adds ORDER_COLUMNS to matches and rows padded at once, of which the row of `side` arrived last."""
+    """Adds ORDER_COLUMNS to matches and rows padded at once. In each, the row of `side` arrived last."""
     return _with_order(rows, ARRIVAL, np.zeros(len(pairs), dtype=np.int64), np.full(len(pairs), side), side, pairs)
 
 

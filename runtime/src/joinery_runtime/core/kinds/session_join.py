@@ -131,7 +131,7 @@ class SessionWindowJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "w2"
 
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
         open_from = self.open_from(horizon)
         return open_from is not None and last_of_session(row.ts, row.times, self.gap) < open_from
 
@@ -151,13 +151,13 @@ class SessionWindowJoin(Join):
 
     def _status(self, step: StepSpec, row: StoredRow, span: tuple[int, int], outlook: Outlook) -> RowStatus:
         open_from = self.open_from(outlook.horizon(step.sides[row.side].part))
-        facts = {"session": list(span), "closed": bool(row.flagged) or (open_from is not None and span[1] < open_from)}
+        fields = {"session": list(span), "closed": bool(row.flagged) or (open_from is not None and span[1] < open_from)}
         words = f"in the session {format_time(span[0])} to {format_time(span[1])}"
-        if facts["closed"]:
-            return RowStatus(f"{words}, which is closed", facts)
+        if fields["closed"]:
+            return RowStatus(f"{words}, which is closed", fields)
         slower = slower_watermark(step, self.allowed_lateness)
         above = format_time(span[1] + self.gap)
-        return RowStatus(f"{words}; goes when {slower} is above {above}, unless it grows", facts)
+        return RowStatus(f"{words}; goes when {slower} is above {above}, unless it grows", fields)
 
 
 # --- the join of one shard in one epoch -------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def _distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _by_selection(values: np.ndarray, rows: Sequence[Selection]) -> list[np.ndarray]:
-    """Splits values, given in the order of the selections, by selection. Values beyond the last one are left out."""
+    """Splits values, given in the order of the selections, by selection. Values beyond the last one are ignored."""
     ends = np.cumsum([len(chosen) for chosen in rows], dtype=np.int64)
     return np.split(values, ends)[: len(rows)]
 

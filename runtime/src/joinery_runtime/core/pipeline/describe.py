@@ -93,10 +93,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RowStatus:
-    """When a stored row leaves and whether it goes out then, in words and as facts for a document."""
+    """When a stored row leaves and whether it goes out then, in words and as fields of a document."""
 
     words: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ShownRow:
     def document(self) -> dict[str, Any]:
         row = self.row
         place = {"ts": row.ts, "partition": row.partition, "offset": row.offset}
-        return {"input": self.input, **place, "columns": dict(row.columns), **self.status.facts}
+        return {"input": self.input, **place, "columns": dict(row.columns), **self.status.fields}
 
     def line(self) -> str:
         columns = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.row.columns.items())

@@ -165,13 +165,13 @@ def first_line(error: Exception) -> str:
 
 
 def _and(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    left = boolean(_value(node.this, rows))
-    return pc.and_kleene(left, boolean(_where(pc.fill_null(left, True), node.expression, rows)))
+    first = boolean(_value(node.this, rows))
+    return pc.and_kleene(first, boolean(_where(pc.fill_null(first, True), node.expression, rows)))
 
 
 def _or(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    left = boolean(_value(node.this, rows))
-    return pc.or_kleene(left, boolean(_where(pc.invert(pc.fill_null(left, False)), node.expression, rows)))
+    first = boolean(_value(node.this, rows))
+    return pc.or_kleene(first, boolean(_where(pc.invert(pc.fill_null(first, False)), node.expression, rows)))
 
 
 def _case(node: exp.Expr, rows: EvaluatedRows) -> Value:

@@ -32,7 +32,7 @@ class Kind(ABC):
     __slots__ = ()
 
     flagged_rows_leave: ClassVar[bool] = False
-    """Whether a flagged row has left the state. If False, a flag says that the row has matched; the row stays."""
+    """Whether a flagged row is gone from the state. If False, a flag says that the row has matched; the row stays."""
     summary_columns: ClassVar[tuple[str, ...]] = ()
     """The columns of all stored rows that `summary` reads; empty: there is no summary."""
     judges_late_records: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class Kind(ABC):
         return (None,) * len(step.sides)
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The event time before which an arriving row of the side may have partners that already left the state (T10).
+        """The event time before which an arriving row of the side may have partners that were evicted already (T10).
         None: no row may. `horizons` has one horizon per side."""
         return None
 
@@ -184,8 +184,8 @@ class Kind(ABC):
         """The id of the rule in docs/semantics.md that says when a row of the side leaves the state."""
 
     @abstractmethod
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
-        """Whether the row has left the state in an epoch in which its part has this horizon."""
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+        """Whether the row is gone from the state in an epoch in which its part has this horizon."""
 
     @abstractmethod
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
@@ -195,7 +195,7 @@ class Kind(ABC):
         return counted(len(shown), "row")
 
     def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> Summary | None:
-        """Summarises the state. `rows` holds `summary_columns` of all rows that have not left."""
+        """Summarises the state. `rows` holds `summary_columns` of all rows that are in the state."""
         return None
 
 

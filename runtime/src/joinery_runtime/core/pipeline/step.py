@@ -96,11 +96,11 @@ class StepResult:
 
     - `added`: the arrivals that join the state, sorted, with `$mark` where the part has flags.
     - `flags`: per side and segment, the row numbers in the segment (int64) that are flagged from now on.
-    - `finished`: segments without any row of this shard left, where event times do not show it.
+    - `finished`: segments that have no more rows of this shard, where event times do not show it.
     - `dropped`: the number of dropped arrivals by reason (`late`, ...).
     - `lookups`: the number of arrivals looked up in the other side. `matches`: the number of pairs found.
     - `failed`: the number of pairs for which a condition or a column could not be computed.
-    - `after_eviction`: per side, the number of accepted rows whose partners may already have left (T10), where
+    - `after_eviction`: per side, the number of accepted rows whose partners may be evicted already (T10), where
       `Kind.complete_from` does not say.
     - `late`: per side, partition and offset (int64[k, 2]) of late arrivals, where the kind judges them for the dead
       letters.

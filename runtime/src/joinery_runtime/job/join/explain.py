@@ -39,9 +39,9 @@ class _StepExplainer:
             for i, part in enumerate(part_names(self._number))
         ]
         title = f"{self._step.type} {self._kind.title} join"
-        return StepPlan(title, tuple(self._facts()), tuple(sides), self._kind.shorter)
+        return StepPlan(title, tuple(self._lines()), tuple(sides), self._kind.shorter)
 
-    def _facts(self) -> Iterator[tuple[str, str]]:
+    def _lines(self) -> Iterator[tuple[str, str]]:
         step = self._step
         yield "keys", self._keys()
         yield self._kind.bound(self._words)

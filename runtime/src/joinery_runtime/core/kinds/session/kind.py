@@ -127,7 +127,7 @@ class SessionAggregation(SessionParameters, Kind):
     def leaves_by(self, side: int) -> str:
         return "s4" if self.drop_late else "s5"
 
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
         return horizon is not None and last_of_session(row.ts, row.times, self.gap) < horizon
 
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
@@ -218,7 +218,7 @@ class FoundSessions:
 
 
 class StoredSessions:
-    """The kept sessions of a shard. Those whose last row is before `since` left in an earlier epoch (None: none
+    """The kept sessions of a shard. Those whose last row is before `since` were evicted in an earlier epoch (None: none
     did)."""
 
     def __init__(self, kept: Sequence[KeptRun], since: int | None, schema: pa.Schema) -> None:

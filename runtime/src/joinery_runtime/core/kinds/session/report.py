@@ -78,11 +78,11 @@ class ShownSession:
     def document(self) -> dict[str, Any]:
         window = {"window_start": self.start, "window_end": self.last, "session_id": self.session_id}
         until = {"until_input": self.timers.input, "until": self.timers.forgotten_above(self.last)}
-        facts = {"input": self.timers.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
+        fields = {"input": self.timers.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
         if self.capped:
-            return facts
+            return fields
         out = None if self.emitted else self.timers.goes_out_above(self.last)
-        return {**facts, "goes_out": out, "aggregates": dict(self.aggregates)}
+        return {**fields, "goes_out": out, "aggregates": dict(self.aggregates)}
 
     @property
     def span(self) -> Span:
@@ -169,9 +169,9 @@ def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """Numbers of sessions: `open` ones, of which `due` go out with the next epoch; `gone_out` ones, which still take
-    late rows; `capped` ones, which reached the cap. `until` is the watermark (ms) of `until_input` above which the
-    first session that is not due goes out, unless it grows (None: there is no such session)."""
+    """Numbers of sessions: `open` ones; `due` ones, which are open and go out with the next epoch; `gone_out` ones,
+    which still take late rows; `capped` ones, which reached the cap. `until` is the watermark (ms) of `until_input`
+    above which the first session that is not due goes out, unless it grows (None: there is no such session)."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (TS, EMITTED, FORCED)
 
