@@ -248,12 +248,12 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
 
 
 def _watermark_warnings(side: Input) -> Iterator[str]:
-    if side.waterrule.explicit:
+    if side.watermark.explicit:
         yield (
             f"EXPLICIT WATERMARK on {side.name}: outside `joinery trace` nothing raises it, so state only grows. "
             "Remove `explicit` to run the job"
         )
-    elif side.kafka is not None and side.waterrule.idle_timeout == 0:
+    elif side.kafka is not None and side.watermark.idle_timeout == 0:
         yield (
             f"IDLENESS IS OFF on {side.name}: one partition without new records holds the watermark back, and state "
             "grows until it speaks. Set watermark.idleTimeout, for example 1m"

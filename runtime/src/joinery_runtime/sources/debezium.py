@@ -120,8 +120,8 @@ class ChangeEvents(ByValue):
             again = other.decode(values.take(pa.array(places))).at(places)
             if without.all():  # the topic's form, most likely: begin with it
                 self._decoders.insert(0, self._decoders.pop(number))
-            others = Decoded(found.rows.filter(pa.array(~without)), found.index[~without], found.bad)
-            found = _together(others, again)
+            whole = Decoded(found.rows.filter(pa.array(~without)), found.index[~without], found.bad)
+            found = _together(whole, again)
         return found
 
     def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
