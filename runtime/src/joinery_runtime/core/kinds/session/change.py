@@ -100,7 +100,7 @@ def _form(of: SessionParameters, arrived: AcceptedArrivals, out: np.ndarray) -> 
     begins = np.zeros(len(elements.start), dtype=bool)
     begins[formed.begin] = True
     went_out = np.append(out, np.zeros(arrived.rows.num_rows, dtype=bool))[elements.number]
-    filled, gone = (np.logical_or.reduceat(flags, formed.begin) for flags in (elements.row, went_out))
+    filled, gone = (np.logical_or.reduceat(each, formed.begin) for each in (elements.row, went_out))
     return _ChangedSessions(formed, np.cumsum(begins) - 1, filled, gone)
 
 
