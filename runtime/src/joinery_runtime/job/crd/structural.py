@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from io import StringIO
 from itertools import pairwise
+from textwrap import dedent
 from typing import Any, cast, get_args
 
 from annotated_types import Ge, Gt
@@ -68,7 +69,7 @@ def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, Schema]]:
     of a job's start."""
     for kind in reversed(model.__mro__):
         if kind is not BaseModel and issubclass(kind, BaseModel):
-            (body,) = ast.parse(inspect.getsource(kind)).body
+            (body,) = ast.parse(dedent(inspect.getsource(kind))).body
             assert isinstance(body, ast.ClassDef)
             for field, text in pairwise(body.body):
                 match field, text:
