@@ -41,7 +41,6 @@ class Model(BaseModel):
         validate_by_alias=True,
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         hide_input_in_errors=True,  # pydantic's own messages would print secrets
     )
 
