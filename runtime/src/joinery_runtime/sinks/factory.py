@@ -21,7 +21,6 @@ from joinery_runtime.job.model.outputs import (
     PostgresOutput,
 )
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.base import Sink, life_of
 from joinery_runtime.sinks.console import ConsoleSink
 from joinery_runtime.sinks.encode import JsonStyle
@@ -33,7 +32,6 @@ from joinery_runtime.sinks.lake import LakeSink, LakeTable
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging, staging_apart
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks, published_epoch
 from joinery_runtime.sinks.postgres_table import TargetTable
-from joinery_runtime.sinks.protobuf import ProtobufOutput
 from joinery_runtime.sinks.rolling import Rolling, held_names, held_parts
 from joinery_runtime.sinks.schema_output import SchemaOutput
 
@@ -81,10 +79,15 @@ def output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
 
 
 def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
-    kinds: dict[str, type[SchemaOutput]] = {"avro": AvroOutput, "protobuf": ProtobufOutput}
-    kind, registry = kinds.get(job.spec.output.format), job.spec.output.schema_registry
-    if kind is None:
-        return None
+    kind: type[SchemaOutput]
+    match job.spec.output.format:
+        case "avro":
+            from joinery_runtime.sinks.avro import AvroOutput as kind  # noqa: PLC0415, N813
+        case "protobuf":
+            from joinery_runtime.sinks.protobuf import ProtobufOutput as kind  # noqa: PLC0415, N813
+        case _:
+            return None
+    registry = job.spec.output.schema_registry
     assert registry is not None, "the job's validation sees to it"
     return kind(kafka.topic, compile_job(job).output_schema(), registry.url, registry.properties)
 

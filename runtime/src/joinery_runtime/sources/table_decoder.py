@@ -8,7 +8,7 @@ columns like every row. Files and traces delete this way, and so can Kafka if a 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import convert, shown
 from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.framed_keys import FramedKeys
 from joinery_runtime.sources.records import (
     BadRecord,
     BoolArray,
@@ -32,6 +31,9 @@ from joinery_runtime.sources.records import (
     set_aside,
     with_bad,
 )
+
+if TYPE_CHECKING:
+    from joinery_runtime.sources.framed_keys import FramedKeys
 
 DELETE = "$delete"  # a user column cannot begin with $
 DELETE_FIELD = pa.field(DELETE, pa.bool_())
