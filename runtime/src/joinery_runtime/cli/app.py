@@ -216,13 +216,13 @@ def sql(
     rows
         Maximum number of rows to show on a terminal.
     """
-    from joinery_runtime.cli.sql import json_values, run_query, shown  # noqa: PLC0415
+    from joinery_runtime.cli.sql import json_rows, run_query, shown  # noqa: PLC0415
 
     job = load(job_file)
     found, notes = run_query(job, query)
     if as_json or not sys.stdout.isatty():
-        for row in found.iter_rows(named=True):
-            say(json.dumps(json_values(row)))
+        for row in json_rows(found):
+            say(json.dumps(row))
     else:
         say(shown(found, rows))
     for note in notes:
