@@ -107,7 +107,7 @@ def _whole_table(table: TargetTable, dsn: str) -> pl.DataFrame:
 
 
 def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    """What Postgres answers. If a time is none that Python has (after the year 9999, `infinity`), all times are text."""
+    """What Postgres answers. If a time is none that Python has (after the year 9999, `infinity`), all are text."""
     try:
         return ask()
     except psycopg.DataError as error:
