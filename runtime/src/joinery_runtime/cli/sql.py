@@ -3,7 +3,7 @@ the query is over an output table in Postgres alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import date, datetime
 from functools import partial
@@ -122,9 +122,14 @@ def shown(found: pl.DataFrame, rows: int) -> str:
         return f"{found.head(rows)}{more}"
 
 
-def json_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with values that JSON can hold: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
-    return {name: _json_value(value) for name, value in row.items()}
+def json_rows(found: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows with values that JSON can hold: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
+    times = [name for name, kind in found.schema.items() if isinstance(kind, pl.Datetime | pl.Date)]
+    # Python has no years after 9999, which an expression or a table of others may give.
+    beyond = [name for name in times if not found[name].dt.year().is_between(1, 9999).all()]
+    texts = found.with_columns(pl.col(name).dt.to_string("iso:strict") for name in beyond)
+    for row in texts.iter_rows(named=True):
+        yield {name: _json_value(value) for name, value in row.items()}
 
 
 def _json_value(value: Any) -> Any:

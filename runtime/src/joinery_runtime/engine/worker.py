@@ -31,6 +31,7 @@ from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
 from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
 from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
+from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
 from joinery_runtime.engine.plan import PLAN_FORMAT
 from joinery_runtime.engine.read_report import DeadLetters, LateRecords, PossiblyLate, ReadCounter, ReadReport
@@ -152,7 +153,11 @@ class Worker:
         for rows in in_chunks(prepared()):
             yield from self._blocks(name, rows, plan.shards)
         yield from may_be_late
-        yield from ((plan.shards, counter.report()) for counter in counters.values())
+        reports = [counter.report() for counter in counters.values()]
+        if name in work.milliseconds:
+            for report in reports:
+                refuse_seconds(report.read, work.milliseconds[name])
+        yield from ((plan.shards, report) for report in reports)
 
     def _prepare(
         self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, checks: RecordChecks

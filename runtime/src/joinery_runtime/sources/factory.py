@@ -47,6 +47,7 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
         case Input(kafka=KafkaInput() as kafka, history=History() as history):
             topics = KafkaPlanner(model.name, kafka, job_name, store, since=history.until)
             files = _file_planner(_history(model, history))
+            files.field = "history.path"
             return HistoryPlanner(model.name, history.until, files, topics)
         case Input(kafka=KafkaInput() as kafka):
             return KafkaPlanner(model.name, kafka, job_name, store)

@@ -63,9 +63,6 @@ class HistoryPlanner:
         files = {ref: at for ref, at in stored.offsets.items() if of_files(ref)}
         of_topics = replace(stored, offsets={ref: at for ref, at in stored.offsets.items() if not of_files(ref)})
         if READ in stored.topic_ids:
-            if not of_topics.offsets:
-                # The seam fixed no start, because another member held the partitions. This is as after a restart.
-                self._topics.forget_starts()
             return self._topics.bounds(of_topics)
         # Asked now, so that a topic that cannot be read is found before all files have been read.
         topics = self._topics.bounds(of_topics)

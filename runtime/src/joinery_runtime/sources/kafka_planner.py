@@ -59,7 +59,7 @@ class KafkaPlanner:
         held = self._member.assigned()
         if self._since is not None:
             fresh = found.keys() - valid.offsets.keys()
-            begun = {ref for ref in (fresh & held if ours else fresh) if starts[ref] <= found[ref].earliest}
+            begun = {ref for ref in fresh if starts[ref] <= found[ref].earliest}
             self._check_since(self._since, {ref: found[ref] for ref in begun if found[ref].earliest})
         return [
             *(
