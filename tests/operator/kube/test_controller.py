@@ -162,7 +162,7 @@ def test_a_job_that_fails_does_not_keep_others_from_going_on_and_tells_why():
     # What the status says by now is told as well, which no later reconcile would.
     assert sorted(each["reason"] for each in told) == ["ReconcileFailed", "Started"]
     (event,) = [each for each in told if each["type"] == "Warning"]
-    assert "exceeded quota" in event["message"]
+    assert event["message"] == "POST /api/v1/namespaces/small/pods (orders-driver-1): 403 Forbidden: exceeded quota"
 
 
 def test_a_mistake_in_reconcile_is_tried_again_and_counted():
