@@ -4,6 +4,7 @@ Security. No node and no Deployment controller are there, so pods are judged by 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from joinery_operator.kube.resources import JOBS as RESOURCES
 
 pytestmark = pytest.mark.services
 
+OPERATIONS = ROOT / "docs" / "operations.md"
 EXAMPLES = ROOT / "examples" / "kubernetes"
 JOBS = [f"{job.plural}.{job.group}" for job in RESOURCES]
 
@@ -63,6 +65,9 @@ def test_helm_installs_and_kubernetes_takes_every_pod(release: Release) -> None:
     notes = release.install().partition("NOTES:\n")[2]
     assert f"It was made in: {release.namespace}." in notes
     assert "PRODUCTION" not in notes
+    (listing,) = (each.strip() for each in notes.splitlines() if "kubectl get sj,sw,jsp" in each)
+    release.kubectl(*shlex.split(listing)[1:])
+    assert listing.replace("--all-namespaces", "-A") in OPERATIONS.read_text()
     deployment = release.kubectl.get("deployment", release.operator, release.namespace)
     assert deployment is not None
     _dry_run_pod(release, deployment["spec"]["template"])

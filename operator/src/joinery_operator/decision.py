@@ -1,5 +1,5 @@
-"""The values that `reconcile` takes and returns: the job or savepoint as observed at the API server and the driver, and
-the decision.
+"""The values that `reconcile` takes and returns: the job or savepoint as observed at the API server and the driver, or
+the end of a job, and the decision.
 
 `kube` writes `status` first, then carries out the actions in order.
 """
@@ -70,6 +70,14 @@ class ObservedSavepoint:
     settings: Settings
     create_refused: str = ""
     """Why its pod could not be created, until one is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedEnd:
+    """A job that is gone."""
+
+    resource: Manifest
+    """Its last copy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,13 @@ def _stem(kind: str, job: str) -> str:
     return f"{readable[: _STEM - _HASH - 1].rstrip('-')}-{digest_of(f'{kind}/{job}')}"
 
 
+def shortened(label: str, whole: str) -> str:
+    """The text as a DNS label; if it is too long for one, its beginning and a hash of `whole`, which it stands for."""
+    if len(label) <= _LABEL:
+        return label
+    return f"{label[: _LABEL - _HASH - 1].rstrip('-')}-{digest_of(whole)}"
+
+
 def digest_of(text: str) -> str:
     """Ten hex digits that represent a text in a name."""
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH]

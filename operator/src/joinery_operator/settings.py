@@ -14,6 +14,8 @@ from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.job.crd import STATUS_PORT
 
 _PREFIX = "JOINERY_OPERATOR_"
+_LABEL = 63
+"""Characters of a label of a host name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,15 @@ def _page_url(name: str, text: str) -> str:
     try:
         told = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
         fits = "name" in told <= {"name", "namespace"} and parts.port is None
+        # What a job's name makes too long is shortened, but not the installation's own labels.
+        fits = fits and all(len(label.format(name="", namespace="")) <= _LABEL for label in parts.netloc.split("."))
     except ValueError:
         fits = False
     if not fits or parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or text[-1:] != "/":
         raise EnvironmentProblem(
             f"{name} is {text!r}",
             facts="it must be like https://joinery.example.com/{namespace}/{name}/: with {name} and perhaps "
-            "{namespace}, without a port, and with a slash at its end",
+            "{namespace}, without a port, with labels of at most 63 characters, and with a slash at its end",
             todo="Correct jobPage.url of the chart, or the operator's environment",
         )
     return text

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 
 from joinery_devkit.kubernetes.api_server import ApiServer
-from joinery_devkit.kubernetes.kubectl import wait_until
+from joinery_devkit.kubernetes.kubectl import KubectlFailed, wait_until
 from joinery_operator.names import ChildNames, labels
 from joinery_runtime.job.crd import KINDS, ResourceKind
 from joinery_runtime.job.model.resource import API_VERSION
 from simulated_cluster.fake_node import ApiServerClient, FakeDrivers, FakeKubelet, Refused, end_pod
+from simulated_cluster.operator_process import OperatorProcess
 from simulated_cluster.resources import resource_of
 
 pytestmark = pytest.mark.services
@@ -31,6 +36,7 @@ class World:
         self.names = ChildNames(self.manifest)
         self.said: dict[str, object] = {"ready": True, "committed": 1, "epoch": 7, "job_generation": 3}
         self.kubelet: FakeKubelet
+        self.operator: OperatorProcess
 
     def answer(self, address: str) -> dict[str, object] | None:
         """The pod's revision goes with it: a driver knows its own."""
@@ -104,6 +110,7 @@ def world(with_crds: ApiServer, cluster: ApiServerClient, shop: str, start, kind
         ) as operator,
     ):
         operator.wait_until_ready()
+        world.operator = operator
         yield world
         assert operator.stop() == 0, operator.log
         assert "Traceback" not in operator.log
@@ -293,3 +300,38 @@ def test_a_savepoint_is_pinned_and_unpinned_with_its_resource(world):
     wait_until("it is being unpinned", lambda: runs(names.savepoint("delete")), 30)
     end_pod(cluster, cluster.get("Pod", namespace, names.savepoint("delete")), 0, json.dumps({"outcome": "finished"}))
     wait_until("it is gone", lambda: cluster.get("Savepoint", namespace, "noon") is None)
+
+
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+def test_a_job_that_is_deleted_before_its_finalizer_is_told_of_and_can_be_waited_for(world):
+    """As by `kubectl apply` and `kubectl delete` in one breath."""
+    world.apply()
+    world.wait_for("Running")
+    os.kill(world.operator.process.pid, signal.SIGSTOP)
+    try:
+        world.edit(cleanup="deleteState")
+        world.delete()
+        assert world.cluster.get(world.kind.name, world.namespace, JOB) is None
+    finally:
+        os.kill(world.operator.process.pid, signal.SIGCONT)
+    wait_until("it is told", lambda: "StateLeftBehind" in world.operator.log)
+    asked = ("get", "events", "-n", world.namespace, "--field-selector=reason=StateLeftBehind", "-o", "json")
+    wait_until("the Event", lambda: json.loads(world.kubectl(*asked))["items"])
+    (event,) = json.loads(world.kubectl(*asked))["items"]
+    assert (event["type"], event["involvedObject"]["name"]) == ("Warning", JOB)
+    assert "stays in schema joinery of dsnSecretRef state-db/dsn" in event["message"]
+
+    world.manifest["spec"]["cleanup"] = "deleteState"
+    world.apply()
+    (line,) = (each.strip() for each in OPERATIONS.read_text().splitlines() if "kubectl wait" in each and "finalizers" in each)
+    program, *arguments = shlex.split(line.replace("JOB", JOB))
+    assert program == "kubectl"
+    world.kubectl(*arguments, "-n", world.namespace)
+    assert world.job["metadata"]["finalizers"] == ["joinery.dev/delete-state"]
+    world.edit(cleanup="retainState")
+    wait_until("it is let go", lambda: not world.job["metadata"].get("finalizers"))
+    with pytest.raises(KubectlFailed, match="timed out"):
+        world.kubectl(*arguments, "-n", world.namespace, "--timeout=1s")
+    world.delete()

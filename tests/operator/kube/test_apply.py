@@ -216,9 +216,48 @@ def test_a_refused_child_is_remembered_until_one_is_made(world, monkeypatch, ref
         monkeypatch.setattr(MemoryApi, "create", refused)
         with pytest.raises(ApiError):
             await applier.act(world.job, Create(pod))
-        assert refusal[-1] in applier.create_refused(world.job)
+        told = "{} {}: {}".format(*refusal)
+        assert applier.create_refused(world.job) == f"Pod shop/a cannot be created: {told}"
         monkeypatch.setattr(MemoryApi, "create", made)
         await applier.act(world.job, Create(pod))
+        assert applier.create_refused(world.job) == ""
+
+    world.do(act)
+
+
+def test_of_several_kinds_each_refusal_is_told(world):
+    def refuse(method, path):
+        return (403, {"reason": "Forbidden", "message": "no"}) if method == "POST" else None
+
+    async def act(applier):
+        world.server.before = refuse
+        for kind, name in (("Service", "s"), ("Pod", "old"), ("Pod", "new")):
+            with pytest.raises(ApiError):
+                await applier.act(world.job, Create({**world.pod(), "kind": kind, "metadata": {"name": name}}))
+        told = applier.create_refused(world.job)
+        assert [word in told for word in ("Service shop/s", "Pod shop/new", "Pod shop/old")] == [True, True, False]
+        world.server.before = lambda *_: None
+        await applier.act(world.job, Create(world.pod(owner_reference(world.job))))
+        assert applier.create_refused(world.job) == "Service shop/s cannot be created: 403 Forbidden: no"
+
+    world.do(act)
+
+
+def test_a_child_that_is_there_although_its_create_was_answered_by_an_error_is_not_refused(world):
+    child = world.pod(owner_reference(world.job))
+
+    def takes_effect(method, path):
+        if method == "POST" and not world.server.names("Pod"):
+            world.server.add(child)
+            return 500, {"reason": "InternalError", "message": "etcdserver: request timed out"}
+        return (500, {"reason": "InternalError", "message": "away"}) if method == "POST" else None
+
+    async def act(applier):
+        world.server.before = takes_effect
+        with pytest.raises(ApiError):
+            await applier.act(world.job, Create(child))
+        assert "Pod shop/a" in applier.create_refused(world.job)
+        world.store.watched(world.server.get("Pod", "shop", "a"), "Pod", deleted=False)
         assert applier.create_refused(world.job) == ""
 
     world.do(act)

@@ -18,7 +18,8 @@ class World:
     """An operator whose watches tell only what the test has them tell."""
 
     def __init__(self):
-        self.server, self.store, self.metrics, self.due = MemoryServer(), ObjectCache(), Metrics(), []
+        self.server, self.store, self.metrics = MemoryServer(), ObjectCache(), Metrics()
+        self.due, self.ended = [], []
 
     def audit(self, *namespaces):
         self.do(lambda auditor: auditor.round(), *namespaces)
@@ -27,9 +28,12 @@ class World:
         self.do(lambda auditor: auditor.fill())
 
     def do(self, act, *namespaces):
+        async def ended(job):
+            self.ended.append(job)
+
         async def run():
             async with MemoryApi(self.server, self.metrics) as api:
-                await act(Auditor(api, namespaces or ("shop",), self.store, self.due.append, self.metrics))
+                await act(Auditor(api, namespaces or ("shop",), self.store, self.due.append, ended, self.metrics))
 
         asyncio.run(run())
 
@@ -93,6 +97,18 @@ def test_a_child_that_went_while_its_watch_began_anew_leads_to_a_reconcile_of_it
     assert world.due == [JOB]
     world.audit()
     assert world.missed("Pod") == 1
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["gone", "another one has its name"])
+def test_the_end_of_a_job_that_no_watch_told_is_reported(world, back):
+    world.server.remove("StreamJoin", "shop", "orders")
+    if back:
+        world.server.add(job())
+    world.audit()
+    assert world.ended == [world.job]
+    assert world.due == [JOB]
+    world.audit()
+    assert world.ended == [world.job]
 
 
 def test_a_namespace_that_is_forbidden_keeps_no_other_from_its_audit(world):

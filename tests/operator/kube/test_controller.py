@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from joinery_devkit.processes import free_port
-from joinery_operator.decision import Create, Decision
+from joinery_operator.decision import Create, Decision, Event, ObservedEnd
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import ObjectKey
@@ -162,7 +162,7 @@ def test_a_job_that_fails_does_not_keep_others_from_going_on_and_tells_why():
     # What the status says by now is told as well, which no later reconcile would.
     assert sorted(each["reason"] for each in told) == ["ReconcileFailed", "Started"]
     (event,) = [each for each in told if each["type"] == "Warning"]
-    assert "exceeded quota" in event["message"]
+    assert event["message"] == "POST /api/v1/namespaces/small/pods (orders-driver-1): 403 Forbidden: exceeded quota"
 
 
 def test_a_mistake_in_reconcile_is_tried_again_and_counted():
@@ -240,6 +240,40 @@ def test_templates_are_read_for_jobs_that_name_them_only():
     assert found["without"] == {}
     assert found["astray"] == {"none": None}
     assert found["wrong"] == {}
+
+
+def left_behind(observed):
+    if isinstance(observed, ObservedEnd):
+        return Decision(None, events=(Event("Warning", "LeftBehind", observed.resource["spec"]["what"]),))
+    return reconcile(observed)
+
+
+@pytest.mark.parametrize("seen", ["before", "with its end", "by a reconcile"])
+def test_what_a_job_that_is_gone_leaves_behind_is_told_by_its_last_copy(seen):
+    """Watches may report a job's end alone: kopf drops what an object was in between. A reconcile may meet it first."""
+    server = MemoryServer()
+
+    async def run():
+        async with controller_on(server, left_behind) as controller:
+            made = server.add(job(what="first"))
+            if seen == "before":
+                await tell(controller, made)
+                await settled(controller)
+            elif seen == "by a reconcile":
+                controller.cache.put(made, "StreamJoin")
+                controller.feed.add(JOB)
+            server.change("StreamJoin", "shop", "orders", lambda each: each["spec"].update(what="edited"))
+            last = server.remove("StreamJoin", "shop", "orders")
+            await settled(controller)
+            assert controller.cache.get(JOB) is None or seen != "by a reconcile"
+            await tell(controller, last, deleted=True)
+            assert controller.cache.get(JOB) is None
+            return last
+
+    last = asyncio.run(run())
+    (told,) = [each for each in server.objects.values() if each.get("reason") == "LeftBehind"]
+    assert (told["type"], told["message"]) == ("Warning", "edited")
+    assert told["involvedObject"]["uid"] == last["metadata"]["uid"]
 
 
 def test_closing_lets_looks_end_and_begins_no_new_ones():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from joinery_operator.decision import Decision
+from joinery_operator.decision import Decision, ObservedEnd
 from joinery_operator.kube.cache import ObjectCache, name_conflicts
 from joinery_operator.kube.resources import JOBS, ObjectKey
 from joinery_runtime.job.crd import KINDS
@@ -41,6 +41,8 @@ def test_what_happens_to_one_is_looked_at_for_the_other(how):
     server, reconciled = MemoryServer(), []
 
     def decide(observed):
+        if isinstance(observed, ObservedEnd):
+            return Decision(None)
         reconciled.append((observed.resource["kind"], [each["kind"] for each in observed.name_conflicts]))
         return reconcile(observed)
 
@@ -75,6 +77,8 @@ def test_the_end_of_a_job_is_looked_at_for_its_savepoints(how):
     server, reconciled = MemoryServer(), []
 
     def decide(observed):
+        if isinstance(observed, ObservedEnd):
+            return Decision(None)
         reconciled.append(observed.resource["metadata"]["name"])
         return Decision(None)
 
@@ -109,6 +113,8 @@ def test_a_job_whose_page_had_the_address_of_another_is_looked_at_when_that_is_g
     server, reconciled = MemoryServer(), []
 
     def decide(observed):
+        if isinstance(observed, ObservedEnd):
+            return Decision(None)
         others = [each["metadata"]["name"] for each in observed.page_conflicts]
         reconciled.append((observed.resource["metadata"]["name"], others))
         return Decision(None)

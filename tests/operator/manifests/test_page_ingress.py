@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,42 @@ def test_a_job_may_have_a_host_of_its_own(job):
     assert rule["host"] == f"shop-orders.{dotted['metadata']['namespace']}.example.com"
     assert rule["http"]["paths"][0]["path"] == "/"
     assert page_ingress(dotted, own)["spec"].keys() == {"rules"}
+
+
+def host_of(name, namespace="shop", url="https://{name}.{namespace}.example.com/"):
+    found = page_url({"metadata": {"name": name, "namespace": namespace}}, replace(SETTINGS, page_url=url))
+    return found.partition("://")[2].partition("/")[0]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://{name}.{namespace}.example.com/",
+        "https://{name}-{namespace}.example.com/",
+        "https://jobs-{namespace}-{name}-page.example.com/{name}/",
+    ],
+)
+@pytest.mark.parametrize("name", ["o" * 253, "o" * 63, "o" * 64, f"{'o' * 51}.{'p' * 60}", ".".join(["orders"] * 20)])
+def test_a_host_has_labels_of_63_characters_at_most(url, name):
+    host = host_of(name, "s" * 63, url)
+    assert len(host) <= 253
+    for label in host.split("."):
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", label)
+    assert host == host_of(name, "s" * 63, url)
+
+
+def test_a_host_that_fits_is_the_jobs_name_and_shortened_ones_differ():
+    assert host_of("o" * 63) == f"{'o' * 63}.shop.example.com"
+    long = "o" * 64
+    assert host_of(long).startswith("o" * 52 + "-")
+    assert len({host_of(name) for name in (long, f"{long}o", f"{long}.a", f"{long}-a")}) == 4
+    of_namespaces = {host_of("o" * 40, "s" * 40 + end, "https://{name}-{namespace}.x/") for end in "ab"}
+    assert len(of_namespaces) == 2
+
+
+def test_a_path_holds_a_name_of_any_length(job):
+    long = {"metadata": {"name": "o" * 253, "namespace": "shop"}}
+    assert page_url(long, SETTINGS) == f"https://joinery.example.com/shop/{'o' * 253}/"
 
 
 def test_what_others_change_of_it_comes_back_and_a_filled_in_class_stays(job):
@@ -119,7 +156,7 @@ def test_route_settings_that_are_none_are_refused(text):
     [
         "joinery.example.com/{name}/", "https://joinery.example.com/", "https://joinery.example.com/{name}",
         "https://joinery.example.com/{job}/{name}/", "https://joinery.example.com:8443/{name}/", "https://{name/", "ftp://{name}/",
-        "https://joinery.example.com/?{name}/",
+        "https://joinery.example.com/?{name}/", f"https://{{name}}.{'x' * 64}.com/", f"https://{{name}}{'x' * 64}.com/",
     ],
 )  # fmt: skip
 def test_addresses_that_are_none_are_refused(text):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from joinery_operator.decision import SetFinalizers
-from joinery_operator.reconcile import FINALIZER
+from joinery_operator.decision import ObservedEnd, SetFinalizers
+from joinery_operator.reconcile import FINALIZER, reconcile
 from simulated_cluster.simulation import SimulatedCluster, resource
 
 DRIVER, DELETE = "orders-driver-1", "orders-delete-state"
@@ -266,6 +266,70 @@ def test_an_invalid_resource_is_deleted_by_the_revision_in_force(cluster: Simula
     cluster.stopped(DRIVER)
     cluster.step()
     assert cluster.revision_of(DELETE) == cluster.status.revision
+
+
+def told_of_the_end(last: Any) -> list[str]:
+    decision = reconcile(ObservedEnd(last))
+    assert (decision.status, decision.actions) == (None, ())
+    return [f"{event.type} {event.reason}: {event.message}" for event in decision.events]
+
+
+def running_with_retained_state() -> SimulatedCluster:
+    cluster = SimulatedCluster(resource())
+    cluster.commit(cluster.started(1))
+    cluster.step()
+    return cluster
+
+
+def test_state_that_an_edit_asked_to_delete_and_that_stays_is_told() -> None:
+    """The job is deleted before the operator has seen the edit, and so without its finalizer."""
+    cluster = running_with_retained_state()
+    cluster.edit(cleanup="deleteState")
+    (told,) = told_of_the_end(cluster.resource)
+    for words in (
+        "Warning StateLeftBehind: the state of StreamJoin shop/orders stays in schema joinery of dsnSecretRef "
+        "state-db/dsn",
+        FINALIZER,
+        "`joinery state delete JOB.yaml --yes`",
+        "metadata.namespace: shop",
+    ):
+        assert words in told
+    assert len(told) < 1024
+
+
+def test_a_deletion_in_the_foreground_without_the_finalizer_is_told_when_it_ends() -> None:
+    cluster = running_with_retained_state()
+    cluster.edit(cleanup="deleteState")
+    assert cluster.resource is not None
+    cluster.resource["metadata"]["finalizers"] = ["foregroundDeletion"]
+    cluster.delete()
+    cluster.step()
+    assert len(told_of_the_end({**cluster.resource})) == 1
+
+
+def test_an_end_that_leaves_what_it_should_is_not_told(cluster: SimulatedCluster) -> None:
+    retained = running_with_retained_state().resource
+    assert told_of_the_end(retained) == []
+    never_started = resource(cleanup="deleteState")
+    assert told_of_the_end(never_started) == []
+    kafka = {"kafka": {"bootstrapServers": "kafka:9092", "topic": "out"}}
+    in_memory = SimulatedCluster(resource(cleanup="deleteState", stateStore={"memory": {}}, output=kafka))
+    in_memory.started(1)
+    assert told_of_the_end(in_memory.resource) == []
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.step()
+    cluster.state_is_deleted(DELETE)
+    last = cluster.resource
+    cluster.step()
+    assert cluster.resource is None
+    assert told_of_the_end(last) == []
+
+
+@pytest.mark.parametrize("last", [{}, {"spec": None, "status": {"driver": "x"}}, {"spec": {"cleanup": "deleteState"}}])
+def test_a_last_copy_of_any_form_is_read(last: dict[str, Any]) -> None:
+    assert told_of_the_end({"kind": "StreamJoin", "metadata": {"name": "orders", "namespace": "shop"}, **last}) == []
 
 
 def test_a_resource_without_our_finalizer_is_not_touched() -> None:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from joinery_operator.decision import Action, Create, Decision, Delete, Event, Manifest, Observed, SetFinalizers
+from joinery_operator.decision import (
+    Action,
+    Create,
+    Decision,
+    Delete,
+    Event,
+    Manifest,
+    Observed,
+    ObservedEnd,
+    SetFinalizers,
+)
 from joinery_operator.names import ChildNames, labels, owner_reference
 from joinery_runtime.job.crd import DriverAttempt, Status
 
 IMAGE = "example/joinery:1"
 
 
-def reconcile(observed: Observed) -> Decision:
+def reconcile(observed: Observed | ObservedEnd) -> Decision:
     """Suspended: no driver. Else one, and another attempt when it has ended."""
+    if isinstance(observed, ObservedEnd):
+        return Decision(None)
     resource, names = observed.resource, ChildNames(observed.resource)
     old = Status.model_validate(resource.get("status") or {})
     if resource["metadata"].get("deletionTimestamp"):

@@ -157,7 +157,9 @@ class Api:
         content_type: str = "application/json",
         verb: str = "",
     ) -> Manifest:
-        what = f"{method} {path}"
+        # The path of a create does not say which object.
+        name = (body or {}).get("metadata", {}).get("name") if method == "POST" else None
+        what = f"{method} {path} ({name})" if name else f"{method} {path}"
         address = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "Content-Type": content_type}
         for pause in (*_PAUSES, None):

@@ -7,11 +7,12 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from joinery_operator.decision import Action, Create, Delete, Manifest, Patch, SetFinalizers
 from joinery_operator.kube.api import Api, ApiError, Conflict, NotFound
-from joinery_operator.kube.cache import ObjectCache, uid_of
+from joinery_operator.kube.cache import ObjectCache, owner_uid, uid_of
 from joinery_operator.kube.resources import BY_KIND, ApiResource, ObjectKey
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import SavepointState, Status
@@ -28,13 +29,19 @@ class ResourceChanged(JoineryError):
     """The resource has changed since it was observed; the cache now has its newest copy."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    key: ObjectKey
+    why: str
+
+
 class Applier:
     """Writes for jobs and savepoints. Takes and returns whole objects."""
 
     def __init__(self, api: Api, cache: ObjectCache) -> None:
         self._api = api
         self._cache = cache
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[str, dict[str, _Refusal]] = {}
 
     async def write_status(self, job: Manifest, status: Status | SavepointState) -> Manifest:
         """Writes the status, and returns the resource. Raises ResourceChanged if the resource has changed meanwhile."""
@@ -49,9 +56,16 @@ class Applier:
         return self._cached(written, resource)
 
     def create_refused(self, job: Manifest) -> str:
-        """Why a child of the job could not be created: the API server's answer, or the owner of an object with the
-        child's name. Empty once a child was created again."""
-        return self._refusals.get(uid_of(job), "")
+        """Which children of the job could not be created, and why: the API server's answer, or the owner of an object
+        with the child's name. Empty once one of that kind was created, or is there: a create may take effect although
+        its answer is an error."""
+        uid = uid_of(job)
+        refused = self._refusals.get(uid, {}).values()
+        return "; ".join(each.why for each in refused if not self._is_child(each.key, uid))
+
+    def _is_child(self, key: ObjectKey, uid: str) -> bool:
+        found = self._cache.get(key)
+        return found is not None and owner_uid(found) == uid
 
     async def act(self, job: Manifest, action: Action) -> Manifest:
         """Carries out an action. Returns the resource, which only SetFinalizers changes."""
@@ -68,29 +82,31 @@ class Applier:
 
     async def _create(self, job: Manifest, manifest: Manifest) -> None:
         resource, namespace = BY_KIND[manifest["kind"]], job["metadata"]["namespace"]
+        key = ObjectKey(resource.kind, namespace, manifest["metadata"]["name"])
         try:
             created = await self._api.create(resource, namespace, manifest)
         except Conflict as error:
-            name = manifest["metadata"]["name"]
             try:
-                created = await self._api.get(resource, namespace, name)
+                created = await self._api.get(resource, namespace, key.name)
             except NotFound:
                 raise error from None  # of a quota, which others use at the same moment
             try:
                 _refuse_others(job, resource, created)
             except NameTaken as error:
-                self._remember(job, str(error))
+                self._remember(job, key, str(error))
                 raise
         except ApiError as error:
             if error.code in _REFUSED:
-                self._remember(job, str(error))
+                why = JoineryError(f"{key} cannot be created", facts=error.facts, todo=error.todo)
+                self._remember(job, key, str(why))
             raise
-        self._refusals.pop(uid_of(job), None)
+        self._refusals.get(uid_of(job), {}).pop(key.kind, None)
         self._cached(created, resource)
 
-    def _remember(self, job: Manifest, why: str) -> None:
+    def _remember(self, job: Manifest, key: ObjectKey, why: str) -> None:
+        """Remembers one refusal of a kind: an earlier one may be of a pod that nobody asks for any more."""
         still = {uid: what for uid, what in self._refusals.items() if self._cache.by_uid(uid) is not None}
-        self._refusals = {**still, uid_of(job): why}
+        self._refusals = {**still, uid_of(job): {**still.get(uid_of(job), {}), key.kind: _Refusal(key, why)}}
 
     async def _patch(self, job: Manifest, resource: ApiResource, name: str, body: Manifest) -> None:
         namespace = job["metadata"]["namespace"]

@@ -5,23 +5,25 @@ kopf ends a connection that falls silent, and reconnects. A restarted watch does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import completed
 from joinery_operator.kube.cache import ObjectCache, key_of, uid_of, version_of
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.resources import OWNERS, WATCHED, ApiResource, ObjectKey
+from joinery_operator.kube.resources import JOBS, OWNERS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.kube.watches import SELECTOR
 
 _log = structlog.get_logger(COMPONENT)
 
 
 class Auditor:
-    """Audits the namespaces, or all of them if none is given. Calls `due` with the jobs and savepoints to reconcile."""
+    """Audits the namespaces, or all of them if none is given. Calls `due` with the jobs and savepoints to reconcile, and
+    `ended` with the last known copies of jobs that are gone."""
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Auditor:
         namespaces: Sequence[str],
         cache: ObjectCache,
         due: Callable[[ObjectKey], None],
+        ended: Callable[[Manifest], Awaitable[None]],
         metrics: Metrics,
         watched: Sequence[ApiResource] = WATCHED,
     ) -> None:
@@ -36,6 +39,7 @@ class Auditor:
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._cache = cache
         self._due = due
+        self._ended = ended
         self._metrics = metrics
         self._watched = watched
 
@@ -93,6 +97,8 @@ class Auditor:
             _log.info("an audit found what no watch has reported", object=str(key), gone=self._cache.get(key) is None)
             if owner is not None:
                 self._due(owner)
+            if resource in JOBS and held is not None and self._cache.by_uid(uid_of(held)) is None:
+                await self._ended(held)
 
 
 def _selector(resource: ApiResource) -> str:

@@ -21,7 +21,7 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache, Reconcile
-from joinery_operator.kube.resources import OWNERS, WATCHED, ApiResource, ObjectKey
+from joinery_operator.kube.resources import JOBS, OWNERS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.kube.workqueue import WorkQueueFeed
 from joinery_operator.settings import Settings
 
@@ -70,10 +70,12 @@ class Controller:
         figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
         self.poller = Poller(self.cache, settings.status_port, metrics, self.feed.add, figures_rounds)
         self.health = Health(self.feed.queue.running, clock)
-        self.auditor = Auditor(api, settings.namespaces, self.cache, self._due, metrics, watched)
         observer = Observer(settings, self.cache, PodTemplateCache(api, clock), self.poller, now)
         self._reconciler = JobReconciler(
             reconcile, observer, Applier(api, self.cache), EventRecorder(api, instance, now), self.cache, metrics
+        )
+        self.auditor = Auditor(
+            api, settings.namespaces, self.cache, self._due, self._reconciler.ended, metrics, watched
         )
 
     async def __aenter__(self) -> Controller:
@@ -121,6 +123,9 @@ class Controller:
         owner = self.cache.owner_of(complete, resource.kind)
         if self.cache.watched(complete, resource.kind, deleted) and owner is not None:
             self._due(owner)
+        if deleted and resource in JOBS:
+            # The last copy comes with the watch: a reconcile that met the end before knows an older one.
+            await self._reconciler.ended(complete)
 
     def _due(self, owner: ObjectKey) -> None:
         """Queues a job or savepoint that has changed, and what may depend on it: jobs of other kinds with its name,

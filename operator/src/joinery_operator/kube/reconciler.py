@@ -10,10 +10,10 @@ from functools import lru_cache
 import structlog
 from ruamel.yaml.error import YAMLError
 
-from joinery_operator.decision import Children, Decision, Event, Manifest, Observed, ObservedSavepoint
+from joinery_operator.decision import Children, Decision, Event, Manifest, Observed, ObservedEnd, ObservedSavepoint
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged
-from joinery_operator.kube.cache import ObjectCache, name_conflicts, orphaned_drivers, page_conflicts, uid_of
+from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orphaned_drivers, page_conflicts, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
@@ -23,7 +23,7 @@ from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 
-Reconcile = Callable[[Observed | ObservedSavepoint], Decision]
+Reconcile = Callable[[Observed | ObservedSavepoint | ObservedEnd], Decision]
 
 _log = structlog.get_logger(COMPONENT)
 
@@ -195,6 +195,12 @@ class JobReconciler:
         finally:
             self._metrics.reconciles.labels(key.kind, outcome).inc()
         return again_after
+
+    async def ended(self, job: Manifest) -> None:
+        """Reports what a job that is gone leaves behind. `job` is its last copy."""
+        for event in self._reconcile(ObservedEnd(job)).events:
+            _log.warning("a job is gone", job=str(key_of(job, job["kind"])), reason=event.reason, what=event.message)
+            await self._recorder.record(job, event)
 
     async def _run(self, key: ObjectKey) -> float | None:
         observed = await self._observer.observe(key, self._applier.create_refused)

@@ -14,7 +14,7 @@ from joinery_operator.decision import Manifest, Patch
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
 from joinery_operator.manifests.yaml import from_yaml, to_yaml
-from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames, labels, owner_reference
+from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames, labels, owner_reference, shortened
 from joinery_operator.revision import JobRevision
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import STATUS_PORT, ResourceKind
@@ -133,11 +133,15 @@ def network_policy(resource: Manifest, settings: Settings) -> Manifest:
 
 def page_url(resource: Manifest, settings: Settings) -> str | None:
     """The address of the job's page for browsers, if the installation has one. Dots in the name become hyphens, because
-    a wildcard certificate covers one label."""
+    a wildcard certificate covers one label. A label of the host that would be too long ends in a hash."""
     if not settings.page_url:
         return None
-    metadata = resource["metadata"]
-    return settings.page_url.format(namespace=metadata["namespace"], name=metadata["name"].replace(".", "-"))
+    namespace, name = (str(resource["metadata"][field]) for field in ("namespace", "name"))
+    scheme, _, rest = settings.page_url.partition("://")
+    host, slash, path = rest.partition("/")
+    filled = {"namespace": namespace, "name": name.replace(".", "-")}
+    labels = (shortened(label.format(**filled), f"{namespace}/{name}") for label in host.split("."))
+    return f"{scheme}://{'.'.join(labels)}{slash}{path.format(**filled)}"
 
 
 def page_ingress(resource: Manifest, settings: Settings) -> Manifest:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from joinery_operator.decision import Action, Decision, Observed, ObservedSavepoint
+from joinery_operator.decision import Action, Decision, Observed, ObservedEnd, ObservedSavepoint
 from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
 from joinery_operator.reconcile import deletion
@@ -36,10 +36,12 @@ __all__ = ["FINALIZER", "reconcile"]
 _SOONEST_SECONDS = 0.5
 
 
-def reconcile(observed: Observed | ObservedSavepoint) -> Decision:
+def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
     """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     if isinstance(observed, ObservedSavepoint):
         return reconcile_savepoint(observed)
+    if isinstance(observed, ObservedEnd):
+        return Decision(None, events=tuple(deletion.left_behind(observed.resource)))
     ctx = ReconcileContext(observed, read_status(observed.resource))
     return _reconcile_deleted(ctx) if ctx.metadata.get("deletionTimestamp") else _reconcile_living(ctx)
 

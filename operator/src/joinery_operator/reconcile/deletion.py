@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from joinery_operator.decision import Action, Create, Delete, SetFinalizers
+from joinery_operator.decision import Action, Create, Delete, Event, Manifest, SetFinalizers
 from joinery_operator.manifests import ManifestError, delete_state_pod
 from joinery_operator.reconcile.children import delete_stuck, job_config_map, make_room, stop
-from joinery_operator.reconcile.context import FINALIZER, ReconcileContext
+from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import back_off
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.pods import PodObservation
@@ -29,6 +29,7 @@ from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import Deletion, Status
 
 _PLACE, _PROBLEMS = 192, 320
+_GONE_WITH_ITS_POD = {"memory", "embedded"}
 _BY_KUBERNETES = {"foregroundDeletion", "orphan"}
 WAY_OUT = "To give the state up, set spec.cleanup to retainState: the resource then goes at once and its state stays"
 
@@ -47,6 +48,24 @@ def finalizer_actions(ctx: ReconcileContext) -> Iterator[Action]:
     keep = {"deleteState": True, "retainState": False, None: False}.get(ctx.spec.get("cleanup"))
     if keep is not None and keep != (FINALIZER in ctx.finalizers):
         yield _set_finalizer(ctx, keep=keep)
+
+
+def left_behind(resource: Manifest) -> Iterator[Event]:
+    """Says of a job that is gone that its state stays, against what it asked for: it was deleted before the operator
+    had set its finalizer. A job that the operator lets go is `Deleting` before."""
+    status, metadata = read_status(resource), resource["metadata"]
+    asked = (resource.get("spec") or {}).get("cleanup") == "deleteState"
+    if not asked or status.driver is None or status.phase == "Deleting" or status.state_place in _GONE_WITH_ITS_POD:
+        return
+    place = cut(status.state_place or "the place that spec.stateStore names", _PLACE)
+    yield Event(
+        "Warning",
+        "StateLeftBehind",
+        f"the state of {resource['kind']} {metadata['namespace']}/{metadata['name']} stays in {place}: the job was "
+        f"deleted before it had the finalizer {FINALIZER}, without which cleanup: deleteState deletes nothing. A job of "
+        "this name goes on with that state. To delete it, run `joinery state delete JOB.yaml --yes` where Postgres can "
+        f"be reached, with metadata.namespace: {metadata['namespace']} in the file",
+    )
 
 
 def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
@@ -139,7 +158,7 @@ def _has_state(ctx: ReconcileContext, status: Status) -> bool:
     if status.driver is None and not ctx.drivers:
         return False
     in_force = ctx.revision(status.revision, status.image)
-    if in_force is None and status.state_place in {"memory", "embedded"}:
+    if in_force is None and status.state_place in _GONE_WITH_ITS_POD:
         return False
     revision = _revision(ctx, status)
     return revision is None or revision.durable
