@@ -286,6 +286,7 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
     """
     from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415
     from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
+    from joinery_runtime.job.explain import output_place  # noqa: PLC0415
     from joinery_runtime.sinks import forget_output  # noqa: PLC0415
 
     job = load(job_file)
@@ -305,8 +306,11 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
-        deleted = " (deleted)" if yes else ""
-        answer({"job": job.name, "deleted": yes, "state": text}, [f"job {job.name}: {text}{deleted}"], as_json=as_json)
+        place, deleted = output_place(job.spec.output), " (deleted)" if yes else ""
+        lines = [f"job {job.name}: {text}{deleted}", f"output stays: {place}"]
+        if yes:
+            lines[1] += "; the next start writes rows there a second time, unless the output is emptied before"
+        answer({"job": job.name, "deleted": yes, "state": text, "output": place}, lines, as_json=as_json)
         if not yes:
             raise JoineryError("Nothing was deleted", todo="Give --yes to delete it")
 
