@@ -306,10 +306,10 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
-        place, deleted = output_place(job.spec.output), " (deleted)" if yes else ""
-        lines = [f"job {job.name}: {text}{deleted}", f"output stays: {place}"]
-        if yes:
-            lines[1] += "; the next start writes rows there a second time, unless the output is emptied before"
+        place, lines = output_place(job.spec.output), [f"job {job.name}: {text}{' (deleted)' if yes else ''}"]
+        if yes and not moved and job.spec.output.console is None:
+            repeats = "the next start writes rows there a second time, unless the output is emptied before"
+            lines.append(f"output stays: {place}; {repeats}")
         answer({"job": job.name, "deleted": yes, "state": text, "output": place}, lines, as_json=as_json)
         if not yes:
             raise JoineryError("Nothing was deleted", todo="Give --yes to delete it")
