@@ -624,6 +624,7 @@ class TestDelete:
         ended = joinery("state", "delete", job_file)
         assert (ended.code, recorded(store)) == (1, old)
         assert ended.lines[0]["state"].startswith("8 rows in 2 segments")
+        assert ended.lines[0]["output"] == "Kafka topic joined"
         ended = joinery("state", "delete", job_file, "--yes")
         assert (ended.code, ended.err, store.record(JOB)) == (0, "", None)
         staging = Staging.of(store.schema, JOB, "joined")

@@ -146,6 +146,7 @@ def test_a_record_that_cannot_be_used_is_named_with_the_steps_line(joinery: Join
     assert (ended.code, len(ended.lines)) == (1, 1)
     assert f"{steps}, line 2: input l has records that cannot be used" in ended.err
     assert "offset 2" in ended.err
+    assert "correct the input's format or schema; else name an output" in ended.err
 
 
 def test_python_gets_what_the_command_prints(joinery: Joinery, job: Path, tmp_path: Path) -> None:

@@ -102,6 +102,36 @@ def test_a_first_plan_with_claims_stays_when_rows_go_without_transactions_by_now
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "path: clicks.jsonl",
+            "path: views.jsonl",
+            "Input clicks reads file views.jsonl from now on, and read file clicks.jsonl",
+        ),
+        (
+            "{name: user, type: string}",
+            "{name: user, type: string, path: user.id}",
+            "reads 1 column in another way from now on: user.",
+        ),
+        ("gap: 30s", "gap: 30s\n  where: user <> 'bot'", ""),
+    ],
+    ids=["place", "path", "neither"],
+)
+def test_an_edit_of_what_is_read_is_said_to_count_from_now_on(old: str, new: str, says: str) -> None:
+    """Whoever corrects a topic or a path may expect that all is read again."""
+    store, said = MemoryStore(), list[str]()
+    before = parse_job(JOB, "visits.yaml")
+    who, record = identity(before, compile_job(before), print), store.acquire("visits")
+    commit = EpochCommit(1, {"epoch": 1}, {}, (), (), {"clicks": b"{}"}, dict(who.signature), dict(who.definition))
+    store.commit("visits", record.generation, commit)
+    run, went = _edited(store, said)
+    run.start(parse_job(JOB.replace(old, new), "visits.yaml"))
+    assert went == [False]
+    assert [says in text and "docs/data.md#read-again-after-a-mistake" in text for text in said] == [True] * bool(says)
+
+
+@pytest.mark.parametrize(
     ("found", "kept"),
     [(False, False), (True, True), (SinkError("Its marker may have expired"), True)],
     ids=["not visible", "visible", "nobody knows"],

@@ -195,6 +195,8 @@ def test_a_browser_shows_the_job_and_writes_the_pictures_of_the_docs(day: DayOfA
         "orders-payments", "an inner interval join", "Running", "Kafka topic shop.orders", "exactly once",
         "Records per second", "sets the watermark", "idle: not counted", "id=guest", "dead letter",
         "lag of 84,000 records", "30 min after orders",
+        "late: too far behind the watermark", "Counted since the job's state began",
+        "say how long that took", "lag in records",
     ):  # fmt: skip
         assert shown in page
 

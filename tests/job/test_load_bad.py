@@ -322,6 +322,12 @@ BAD = [
         "is not a field; fields here are timestamp",
         11,
     ),
+    (
+        after(TOPIC, "        format: json\n"),
+        "spec.inputs[0].kafka.format",
+        "is not a field; format is one of spec.inputs[0]: write it beside kafka, not in it",
+        11,
+    ),
     (after(TOPIC, "      file: {path: x}\n"), "spec.inputs[0]", "exactly one of kafka and file", 7),
     (
         ("      kafka:\n        bootstrapServers: kafka:9092\n" + TOPIC, ""),

@@ -286,6 +286,31 @@ def test_a_driver_that_was_closed_is_succeeded_at_once(topic, make_member) -> No
     assert time.monotonic() - started < 10
 
 
+@CLASSIC
+def test_a_driver_whose_input_has_another_topic_gets_its_partitions(
+    broker, topic, group, make_member, properties
+) -> None:
+    make_member(properties).close()  # the group keeps this static member, and would give its partitions to the next one
+    other = unique("other")
+    broker.create_topic(other, 2)
+    kafka = kafka_input(broker.bootstrap, other, properties=properties).kafka
+    with closing(GroupMember(Cluster.of("in", kafka), group, STORE)) as member:
+        refs = {ref(other): 0, ref(other, 1): 0}
+        member.follow([other], refs)
+        eventually(lambda: member.assigned() == refs.keys())
+        assert member.hold(refs)
+
+
+@CLASSIC
+def test_a_driver_whose_topic_has_grown_gets_all_partitions(broker, topic, group, make_member, properties) -> None:
+    make_member(properties).close()
+    add_partitions(broker.bootstrap, topic, 4)
+    kafka = kafka_input(broker.bootstrap, topic, properties=properties).kafka
+    with closing(GroupMember(Cluster.of("in", kafka), group, STORE)) as member:
+        member.follow([topic], {ref(topic, number): 0 for number in range(4)})
+        eventually(lambda: len(member.assigned()) == 4)
+
+
 def test_the_newer_protocol_refuses_a_second_member_of_the_same_name(broker, topic, make_member) -> None:
     properties = {"group.protocol": "consumer", "group.instance.id": "the-driver"}
     make_member(properties)

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.postgres_client import advice, is_away
 
 AWAY = {
@@ -101,3 +102,10 @@ def test_a_connection_that_is_not_made_has_no_sqlstate(text: str, away: bool, to
 
 def test_errors_of_data_without_a_code_are_final() -> None:
     assert not is_away(psycopg.DataError("a NUL in a text"))
+
+
+def test_what_a_server_asks_stays_a_question() -> None:
+    """libpq's words end with one: `Is the server running on that host and accepting TCP/IP connections?`."""
+    error = JoineryError("The store is away", facts="Is the server running?", todo="Check that it runs")
+    assert str(error) == "The store is away: Is the server running? Check that it runs"
+    assert str(JoineryError("It is away", todo="Check that it runs")) == "It is away. Check that it runs"

@@ -48,7 +48,7 @@ class JoineryError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.what}: {self.facts}" if self.facts else self.what
-        return f"{text}. {self.todo}" if self.todo else text
+        return f"{text}{'' if text.endswith('?') else '.'} {self.todo}" if self.todo else text
 
     @property
     def kind(self) -> str:

@@ -82,7 +82,7 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([of("sum", "page")], {}, "aggregates[0].column", "sum takes numbers, and column 'page' is string"),
     ([of("avg", "ts")], {}, "aggregates[0].column", "avg takes numbers, and column 'ts' is timestamp"),
     ([of("min", "raw")], {}, "aggregates[0].column", "min takes all types but boolean and binary"),
-    ([of("max", "seen")], {}, "aggregates[0].column", "and column 'seen' is boolean; choose another function"),
+    ([of("max", "seen")], {}, "aggregates[0].column", "and column 'seen' is boolean; choose another function or type"),
     ([of("sum", "qty", method="hll")], {}, "aggregates[0].method", "is for count_distinct, and this is sum; drop it"),
     ([of("first", "qty", limit=5)], {}, "aggregates[0].limit", "is for count_distinct, and this is first; drop it"),
     ([of("count_distinct", "page", method="hll", limit=5)], {}, "aggregates[0].limit", "a sketch takes any number"),

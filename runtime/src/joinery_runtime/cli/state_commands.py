@@ -286,6 +286,7 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
     """
     from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415
     from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
+    from joinery_runtime.job.explain import output_place  # noqa: PLC0415
     from joinery_runtime.sinks import forget_output  # noqa: PLC0415
 
     job = load(job_file)
@@ -305,8 +306,11 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
-        deleted = " (deleted)" if yes else ""
-        answer({"job": job.name, "deleted": yes, "state": text}, [f"job {job.name}: {text}{deleted}"], as_json=as_json)
+        place, lines = output_place(job.spec.output), [f"job {job.name}: {text}{' (deleted)' if yes else ''}"]
+        if yes and not moved and job.spec.output.console is None:
+            repeats = "the next start writes rows there a second time, unless the output is emptied before"
+            lines.append(f"output stays: {place}; {repeats}")
+        answer({"job": job.name, "deleted": yes, "state": text, "output": place}, lines, as_json=as_json)
         if not yes:
             raise JoineryError("Nothing was deleted", todo="Give --yes to delete it")
 

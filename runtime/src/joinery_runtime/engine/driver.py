@@ -296,7 +296,12 @@ class Driver:
 
     def _taken_over(self) -> Fenced:
         name = self._identity.name
-        return Fenced(f"another driver has taken over job {name}, or it was deleted", todo="This one stops")
+        return Fenced(
+            f"another driver has taken over job {name}, or it was deleted",
+            facts=f"this one has generation {self.generation}",
+            todo="This one stops: a job has one driver, the one that was started last. Another job needs another "
+            "metadata.name",
+        )
 
     def _require_ownership(self) -> None:
         standing = self._parts.store.standing(self._identity.name)

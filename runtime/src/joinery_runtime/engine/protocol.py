@@ -101,5 +101,6 @@ def refuse_dead(outcome: EpochOutcome) -> None:
             raise RecordError(
                 f"input {read.partition.input} has records that cannot be used",
                 facts=f"the first is {read.first_dead} ({read.dead} in this epoch); nothing of the epoch was committed",
-                todo="Name an output for such records under spec.deadLetter and start the job again",
+                todo="If the records are as they should be, correct the input's format or schema; else name an output "
+                "for them under spec.deadLetter. Then start the job again",
             )

@@ -20,6 +20,7 @@ from joinery_runtime.errors import (
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.job import Job, under_definition
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.state.store import JobRecord, StateStore
@@ -91,6 +92,28 @@ def _sinks(referring: Job, address: PostgresStoreAddress | None, lineage: str) -
     finally:
         for sink in sinks.values():
             sink.close()
+
+
+def read_in_another_way(before: Job, now: Job) -> Iterator[str]:
+    """Warnings of an edit that leaves the state as it is: it counts for records that are read from now on only, which
+    whoever has corrected a topic or a path may not expect."""
+    known = {each.name: each for each in before.inputs}
+    for side in now.inputs:
+        if (was := known.get(side.name)) is None:
+            continue
+        if side.place != was.place:
+            yield (
+                f"Input {side.name} reads {side.place} from now on, and read {was.place} before the edit: what was "
+                "read there stays in the state and in the output. See docs/data.md#read-again-after-a-mistake"
+            )
+        earlier = {column.name: column for column in was.columns}
+        changed = [column.name for column in side.columns if earlier.get(column.name, column) != column]
+        if changed:
+            yield (
+                f"Input {side.name} reads {counted(len(changed), 'column')} in another way from now on: "
+                f"{', '.join(changed)}. Records that were read before are not read again. "
+                "See docs/data.md#read-again-after-a-mistake"
+            )
 
 
 @contextmanager

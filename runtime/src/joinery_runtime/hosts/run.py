@@ -40,7 +40,7 @@ from joinery_runtime.hosts.driver_epochs import (
     may_run_here,
     spark_starts_after,
 )
-from joinery_runtime.hosts.edits import EarlierDefinition, naming_the_edit
+from joinery_runtime.hosts.edits import EarlierDefinition, naming_the_edit, read_in_another_way
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.scale import Rescaler
@@ -165,6 +165,8 @@ class _JobRun:
                 before = under_definition(job, known.definition)
                 earlier = EarlierDefinition(before, known, self.store, self._address, self._caller.warn)
                 if not earlier.drop_first_plan():
+                    for words in read_in_another_way(before, job):
+                        self._caller.warn(words)
                     self.settle(earlier)
         if not self._caller.stop.is_set():
             self.run_epochs(job, settle=False)

@@ -170,23 +170,29 @@ def _output(job: Job) -> str:
     # In a table a retraction is not a row.
     hidden = {job.retracted} if output.postgres else set()
     columns = ", ".join(column.name for column in job.output_columns if column.name not in hidden)
+    how = "exactly once"
     if output.kafka:
-        where = f"Kafka topic {output.kafka.topic}, {_into_kafka(job)}"
-    elif output.postgres:
-        database = " of another database" if output.postgres.apart else ""
-        where = f"Postgres table {output.postgres.table}{database}, exactly once"
+        how = _into_kafka(job)
     elif output.file:
-        kind = "Parquet" if output.format == "parquet" else "JSON lines"
-        where = f"{kind} under {output.file.path}, exactly once{_held(output.file)}"
-    elif output.iceberg:
-        where = f"Iceberg table {output.iceberg.table} of catalog {output.iceberg.catalog}, exactly once"
-    elif output.delta:
-        where = f"Delta table {output.delta.path}, exactly once"
+        how += _held(output.file)
     elif output.console:
-        where = f"the console, {output.console.rows} rows of each epoch"
-    else:
-        where = _named(output)
-    return f"{where}; columns {columns}"
+        how = f"{output.console.rows} rows of each epoch"
+    return f"{output_place(output)}, {how}; columns {columns}"
+
+
+def output_place(output: Output) -> str:
+    """Where rows go, in words."""
+    if output.kafka:
+        return f"Kafka topic {output.kafka.topic}"
+    if output.postgres:
+        return f"Postgres table {output.postgres.table}{' of another database' if output.postgres.apart else ''}"
+    if output.file:
+        return f"{'Parquet' if output.format == 'parquet' else 'JSON lines'} under {output.file.path}"
+    if output.iceberg:
+        return f"Iceberg table {output.iceberg.table} of catalog {output.iceberg.catalog}"
+    if output.delta:
+        return f"Delta table {output.delta.path}"
+    return "the console" if output.console else _named(output)
 
 
 def _held(file: FileOutput) -> str:

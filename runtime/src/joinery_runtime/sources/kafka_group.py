@@ -58,6 +58,7 @@ class GroupMember:
             properties.get("partition.assignment.strategy", "").startswith("cooperative")
             or properties.get("group.protocol") == "consumer"
         )
+        self._inherits = bool(self._instance) and properties.get("group.protocol", "classic") == "classic"
         patience = properties.get("max.poll.interval.ms", "")
         self._hold_seconds = min(hold_seconds, (int(patience) if patience.isdecimal() else _MAX_POLL_MS) / 2000)
         self._changed = Condition()
@@ -72,6 +73,8 @@ class GroupMember:
         self._to_publish: dict[PartitionRef, int] = {}
         self._told: dict[PartitionRef, int] = {}  # offsets that the group has been told, or is about to be
         self._unacknowledged = 0
+        self._expected: frozenset[PartitionRef] = frozenset()  # all partitions of the topics, whoever has them
+        self._compared = False  # the first assignment with what is expected
         self._failure: JoineryError | None = None
         self._closing = False
 
@@ -81,7 +84,7 @@ class GroupMember:
         """Subscribes to exactly these topics (none: changes nothing). `starts` are the partitions' next offsets."""
         with self._changed:
             self._check()
-            self._starts = dict(starts)
+            self._starts, self._expected = dict(starts), frozenset(starts)
             if topics:
                 self._subscribe(frozenset(topics))
 
@@ -167,6 +170,7 @@ class GroupMember:
     def _subscribe(self, topics: frozenset[str]) -> None:
         self._topics = topics
         if self._thread is None:
+            self._compared = False
             consumer = connect(Consumer, self._settings, self._cluster)
             self._thread = Thread(target=self._run, args=(consumer,), name=f"kafka group {self._group}", daemon=True)
             self._thread.start()
@@ -193,15 +197,29 @@ class GroupMember:
 
     def _poll(self, consumer: Any) -> None:
         subscribed: frozenset[str] = frozenset()
+        callbacks = {"on_assign": self._assign, "on_revoke": self._revoke, "on_lost": self._lose}
         while not self._closing and not isinstance(self._failure, Fenced):
             if self._topics != subscribed:
                 subscribed = self._topics
-                callbacks = {"on_assign": self._assign, "on_revoke": self._revoke, "on_lost": self._lose}
+                consumer.subscribe(sorted(subscribed), **callbacks)
+            elif self._has_assignment_of_predecessor():
+                consumer.unsubscribe()
                 consumer.subscribe(sorted(subscribed), **callbacks)
             message = consumer.poll(_POLL_SECONDS)
             if message is not None and message.error() is not None:
                 self._note(message.error())
             self._publish(consumer)
+
+    def _has_assignment_of_predecessor(self) -> bool:
+        """Whether the first assignment is that of the member whose instance id this one has taken over. Brokers hand it
+        on without a rebalance, though the topics of the job may be others by now, or have grown; those would never
+        come. What is lacking after a rebalance is another member's."""
+        with self._changed:
+            if self._compared or not self._inherits or not self._owned or not self._expected:
+                return False
+            self._compared = True
+            former = any(ref.topic not in self._topics for ref in self._owned)
+            return former or not self._owned.issuperset(self._expected)
 
     def _flush(self, consumer: Any) -> None:
         self._publish(consumer)

@@ -87,7 +87,7 @@ class _SessionCompiler:
         kind = self._schema.field(of.column).type if of.column is not None else None
         if kind is not None and not takes(of.function, type_name(kind) or ""):
             facts = f"{of.function} takes {takes_text(of.function)}, and {of.column!r} is {kind}"
-            raise self._error(f"spec.aggregates[{number}].column", f"{facts}; choose another function")
+            raise self._error(f"spec.aggregates[{number}].column", f"{facts}; choose another function or type")
         return AggregateCall(of.function, of.as_, of.column or "", kind, of.distinct_limit)
 
     # --- expressions --------------------------------------------------------------------------------------------------

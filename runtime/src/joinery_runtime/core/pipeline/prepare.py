@@ -112,8 +112,10 @@ def prepare(
     every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), records.deleted)
     read = every.where(known)
     span = pc.min_max(read.times).as_py()
-    reason = f"event time {intake.event_time!r} is null or outside the years 0001 to 9999"
-    bad = dict.fromkeys(np.flatnonzero(~usable).tolist(), reason) | ahead
+    said = f"event time {intake.event_time!r} is"
+    missing, outside = f"{said} null", f"{said} outside the years 0001 to 9999"
+    null = times.is_null().to_numpy(zero_copy_only=False)
+    bad = {row: missing if null[row] else outside for row in np.flatnonzero(~usable).tolist()} | ahead
     prepared, dropped = _prepared(intake, read, hasher, bad, checks)
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
     return Prepared(prepared, span["min"], span["max"], counted, bad)

@@ -122,7 +122,10 @@ class AsOf(Model, StepKind):
 
     def late(self, of: StepWords) -> str:
         """What happens to late rows, in words (rule A3)."""
-        return "none are dropped; versions that are superseded beyond historyRetention on arrival are, and counted"
+        return (
+            "no row of the stream is dropped; a version is dropped, and counted, if it was superseded longer than "
+            "historyRetention before it came"
+        )
 
 
 AsOf.cel = {

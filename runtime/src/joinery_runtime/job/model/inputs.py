@@ -314,6 +314,13 @@ class Input(Model):
     event time on. A record without a value deletes the key."""
 
     @property
+    def place(self) -> str:
+        """What is read, for messages."""
+        if self.kafka is not None:
+            return self.kafka.topics
+        return "" if self.file is None else f"file {self.file.path}"
+
+    @property
     def bounded(self) -> bool:
         """Whether the input ends by itself (rule T7)."""
         return (self.file is not None and not self.file.watch) or (

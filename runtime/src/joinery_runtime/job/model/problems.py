@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from joinery_runtime.job.model.draft import Finding, Loc
+from joinery_runtime.job.model.draft import Finding, Loc, path_text
 from joinery_runtime.job.model.resource import RULES_BROKEN, Job
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
@@ -47,10 +47,14 @@ def _message(error: ErrorDetails, model: type[Job]) -> str:
 
 
 def _unknown(error: ErrorDetails, model: type[Job]) -> str:
-    if error["loc"][:-1] == ("spec",) and error["loc"][-1] in model.no_fields:
-        return f"is not a field: {model.no_fields[str(error['loc'][-1])]}"
-    fields = _fields(error["loc"][:-1], model)
-    return f"is not a field{suggestion(error['loc'][-1], fields)}; fields here are {listed(fields)}"
+    at, name = error["loc"], error["loc"][-1]
+    if at[:-1] == ("spec",) and name in model.no_fields:
+        return f"is not a field: {model.no_fields[str(name)]}"
+    # Below a position or a branch of a union there is no model one level up.
+    if len(at) > 3 and not str(at[-2]).startswith(("<", "[")) and name in _fields(at[:-2], model):
+        return f"is not a field; {name} is one of {path_text(at[:-2])}: write it beside {at[-2]}, not in it"
+    fields = _fields(at[:-1], model)
+    return f"is not a field{suggestion(name, fields)}; fields here are {listed(fields)}"
 
 
 def _literal(error: ErrorDetails) -> str:

@@ -40,6 +40,9 @@ function duration(ms) {
 
 const units = (n, large, small) => `${Math.floor(n / 60)}${large}${n % 60 ? `${n % 60}${small}` : ""}`;
 
+const UNIT_MS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000 };
+const inMs = (text) => [...text.matchAll(/(\d+)(ms|s|m|h)/g)].reduce((sum, [, n, unit]) => sum + n * UNIT_MS[unit], 0);
+
 // Of 24 hours wherever the browser is: axes have no room for am and pm.
 const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
 const hourAndMinute = (s) => clock(s * 1000).slice(0, 5);
@@ -162,9 +165,10 @@ function inputCard(input) {
     element("h2", "", input.name, tag && element("span", tag[1], tag[0])),
     element("p", "quiet", source ? source.source : ""),
     facts([
-      ["records/s", whole(input.rowsPerSecond)], ["lag", whole(input.lag)],
+      ["records/s", whole(input.rowsPerSecond)], ["lag in records", whole(input.lag)],
       ["watermark behind", input.ended ? null : duration(behind)],
-      ["late", input.late ? whole(input.late) : null], ["late by up to", input.lateBy],
+      ["late rows, in all", input.late ? whole(input.late) : null],
+      ["late by up to", input.lateBy ? duration(inMs(input.lateBy)) : null],
     ]));
 }
 
@@ -175,7 +179,7 @@ function drawFlow() {
     element("h2", "", history.title ? history.title.replace(/^an? /, "") : "join"),
     facts([
       ["rows kept", whole(rows)], ["state", bytes(status.stateBytes)],
-      ["rows out per record in", status.amplification == null ? null : short(status.amplification)],
+      ["rows out per record in, newest epoch", status.amplification == null ? null : short(status.amplification)],
       ["executors", status.executors], ["savepoint", status.lastSavepoint ? status.lastSavepoint.name : null],
     ]));
   const out = rates((sample) => sample.rowsOut).filter((rate) => rate != null);
@@ -183,9 +187,9 @@ function drawFlow() {
     element("h2", "", "output"),
     element("p", "quiet", history.output),
     facts([
-      ["rows/s", rate(out.at(-1))], ["rows out", whole(status.rowsOut)],
+      ["rows/s", rate(out.at(-1))], ["rows out, in all", whole(status.rowsOut)],
       ["of these not visible yet", status.rowsHeld ? whole(status.rowsHeld) : null],
-      ["records in", whole(status.rowsIn)],
+      ["records in, in all", whole(status.rowsIn)],
     ]));
 }
 
@@ -323,6 +327,21 @@ function drawEpochs() {
 
 // --- tables ----------------------------------------------------------------------------------------------------------
 
+// Reasons as docs/semantics.md has them (T10), and what is counted beside them.
+const REASONS = {
+  late: "too far behind the watermark",
+  null_key: "NULL or NaN in the key",
+  filtered: "where is not true",
+  expired: "a version of a table that came after its horizon",
+  closed: "inside a session that reached maxDuration",
+  failed: "a condition or column cannot be computed for the pair",
+  future: "event time too far ahead (watermark.maxFuture)",
+  history: "on the wrong side of the history's end",
+  deletion: "a deleted row of a stream",
+  tombstone: "repeats the deletion before it",
+  "dead letter": "cannot be used; deadLetter has it with the reason",
+};
+
 function drawTables() {
   const many = new Set(status.sides.map((side) => side.step)).size > 1;
   const holding = new Set();
@@ -333,21 +352,25 @@ function drawTables() {
     return [named(each.partition), named(each.input), duration(each.behind), words(said)];
   });
   const dropped = Object.entries(history.dropped).flatMap(([input, counts]) =>
-    Object.entries(counts).filter(([, count]) => count).map(([reason, count]) => [named(input), words(reason), whole(count)]));
+    Object.entries(counts).filter(([, count]) => count).map(([reason, count]) => [
+      named(input), words(REASONS[reason] ? `${reason}: ${REASONS[reason]}` : reason), whole(count)]));
   byId("tables").replaceChildren(...[
     table("State by side", ["side", "rows", "bytes", "stored", "expired", "looked up", "matches", "most rows"],
       status.sides.map((side) => [
         named(`${many ? `${side.step}: ` : ""}${side.side} (${side.inputs.join(", ")})`), whole(side.rows), bytes(side.bytes),
-        whole(side.stored), whole(side.expired), whole(side.lookups), whole(side.matches), whole(side.peak)])),
+        whole(side.stored), whole(side.expired), whole(side.lookups), whole(side.matches), whole(side.peak)]),
+      "Rows and bytes are kept now; the others count since the job's state began. Expired rows have left the state."),
     table("Partitions furthest behind", ["partition", "input", "behind the clock", ""], partitions),
-    table("Keys with the most rows", ["key", "rows"], status.hottestKeys.map((hot) => [words(hot.key), whole(hot.rows)])),
-    table("Rows that were left out", ["input", "reason", "rows"], dropped),
+    table("Keys with the most rows", ["key", "rows"], status.hottestKeys.map((hot) => [words(hot.key), whole(hot.rows)]),
+      "Rows in the state, counted at the newest checkpoint."),
+    table("Rows that were left out", ["input", "reason", "rows"], dropped, "Counted since the job's state began."),
     table("Scaling", ["at", "shards", "executors", "why"], [...history.scalings].reverse().map((each) => [
       clock(Date.parse(each.time)), each.shards, each.executors ?? "–", words(each.reason)])),
     table("Newest epochs", ["epoch", "at", "records in", "rows out", "planned", "run", "committed"],
       epochs.slice(-10).reverse().map((epoch) => [
         whole(epoch.epoch), clock(epoch.at), whole(epoch.rowsIn), whole(epoch.rowsOut), duration(epoch.planMs),
-        duration(epoch.runMs), duration(epoch.commitMs)])),
+        duration(epoch.runMs), duration(epoch.commitMs)]),
+      "The last three columns say how long that took."),
   ].filter(Boolean));
 }
 

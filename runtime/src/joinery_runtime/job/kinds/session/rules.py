@@ -244,7 +244,8 @@ def _type(at: Loc, function: Any, column: Any, draft: JobDraft) -> Iterator[Find
     types = (draft.inputs[0].types if draft.inputs else None) or {}
     kind: ColumnType | None = types.get(column) if isinstance(column, str) else None
     if kind is not None and isinstance(function, str) and not takes(function, kind.name):
-        yield at, f"{function} takes {takes_text(function)}, and column {column!r} is {kind}; choose another function"
+        facts = f"{function} takes {takes_text(function)}, and column {column!r} is {kind}"
+        yield at, f"{facts}; choose another function or type"
 
 
 def _options(draft: JobDraft) -> Iterator[Finding]:
