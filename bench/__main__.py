@@ -90,6 +90,8 @@ def main() -> int:
     given = parser.parse_args()
     given.rows = given.rows or (QUICK_ROWS if given.quick else ROWS)
     adopt_orphans()
+    # Modules are compiled, as where they are installed: else each start compiles those that have changed.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: the peer that runs is stopped
     results: dict[str, Any] = {}
     texts = [heading()]

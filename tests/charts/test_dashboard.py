@@ -41,7 +41,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
         operator.reconcile_seconds.labels(kind.name)
     operator.api_calls.labels("get", "Pod", "200")
     operator.watch_time.labels("Pod")
-    operator.left_out.labels("shop")
+    operator.excluded.labels("shop")
     found: dict[str, set[str]] = {}
     for registry in (registry_of(Board("jobs/j", ["orders"], Liveness(60.0))), operator.registry):
         for family in registry.collect():

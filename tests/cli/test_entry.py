@@ -22,6 +22,14 @@ def test_the_package_is_the_command() -> None:
     assert done.stdout.strip() == version("joinery-runtime")
 
 
+def test_a_start_imports_only_what_each_job_needs() -> None:
+    """PySpark and the formats of schema registries took a sixth of it."""
+    code = "import sys, joinery_runtime.cli.app, joinery_runtime.cli.run; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "joinery_runtime.hosts.run" in loaded
+    assert not {"pyspark", "fastavro", "google.protobuf"} & set(loaded)
+
+
 def test_a_shell_completes_commands_once_it_is_told_to(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "SHELL": "/bin/bash", "PATH": "/usr/bin:/bin"}
     subprocess.run([JOINERY, "--install-completion"], env=environment, capture_output=True, check=True)

@@ -31,6 +31,9 @@ class _Driver:
     state = JobState(Pipeline((), ()), {"orders": InputState(progress=InputProgress().raised(END_OF_TIME))})
 
 
+KAFKA = "      kafka:\n        bootstrapServers: kafka:9092\n        topic: {}\n"
+
+
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test here needs the embedded Postgres of whoever runs it."""
@@ -48,6 +51,31 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[JobListener,
         monkeypatch.setattr("joinery_runtime.cli.run.run_job", run_job)
 
     return replace
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("typo.jsonl", "the input file {} cannot be read: No such file or directory"),
+        ("typo/*", "there is no input file in {}"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_found_in_the_job_file(
+    joinery: Joinery, job_file: Path, path: str, says: str
+) -> None:
+    (job_file.parent / "orders.jsonl").write_text("")
+    file = "      file:\n        path: {}\n"
+    job_file.write_text(
+        edited(
+            (KAFKA.format("orders"), file.format("orders.jsonl")),
+            (KAFKA.format("payments"), file.format(path)),
+            ("postgres: {table: joined}", "console: {}\n  stateStore: {memory: {}}"),
+        )
+    )
+    ended = joinery("run", job_file)
+    line = next(n for n, text in enumerate(job_file.read_text().splitlines(), 1) if f"path: {path}" in text)
+    wrong = says.format(job_file.parent / path)
+    assert ended.err == f"joinery: {job_file}: line {line}: input payments: {wrong}. Check file.path in the job\n"
 
 
 def test_a_second_signal_leaves_no_java_that_is_being_started(

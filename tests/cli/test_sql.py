@@ -83,6 +83,25 @@ def test_the_output_is_a_table(joinery: Joinery, job_file: Path, postgres_dsn: s
     assert found["at"].startswith("2026-01-15T")
 
 
+@pytest.mark.usefixtures("kept")
+def test_times_after_the_year_9999_are_text(joinery: Joinery, job_file: Path, postgres_dsn: str, schema: str) -> None:
+    """Postgres and Arrow have them, and Python has not. The other times of an answer by Postgres are text then, too."""
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute(f'CREATE TABLE "{schema}".joined (k text, at timestamptz, day date)')
+        insert = f'INSERT INTO "{schema}".joined VALUES (%s, %s, %s)'
+        rows = [("a", "10000-01-01T00:00:00Z", "2026-01-15"), ("b", "2026-01-15T10:00:00Z", "infinity")]
+        connection.cursor().executemany(insert, rows)
+    beyond = [
+        {"k": "a", "at": "10000-01-01 00:00:00+00", "day": "2026-01-15"},
+        {"k": "b", "at": "2026-01-15 10:00:00+00", "day": "infinity"},
+    ]
+    assert joinery("sql", job_file, "SELECT k, at, day FROM output ORDER BY k").lines == beyond
+    beside = "SELECT k, at, day FROM output, (SELECT count(*) AS n FROM epochs) AS e ORDER BY k"
+    assert [row["k"] for row in joinery("sql", job_file, beside).lines] == ["a", "b"]
+    later = "SELECT order_id, event_time + INTERVAL '3000000d' AS later FROM state_left ORDER BY order_id"
+    assert joinery("sql", job_file, later).lines[-1] == {"order_id": "b", "later": "+10183-09-21T01:00:00.000+00:00"}
+
+
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 def test_files_are_a_table(joinery: Joinery, tmp_path: Path, stored_in: str, kept: None, kind: str) -> None:
     folder, path = tmp_path / "out", tmp_path / "files.yaml"

@@ -67,7 +67,7 @@ class TestOuterJoin:
         JOB, {"rows": {"a": [row(100), row(103), row(103, "y")], "b": [row(112)]}}, {"input": "b", "rows": []}
     )
 
-    def test_marks_say_whether_a_row_has_matched(self) -> None:
+    def test_flags_say_whether_a_row_has_matched(self) -> None:
         rows = rows_of(self.JOB, self.STORE)
         assert [(found["input"], found["ts"], found["matched"], found["may_match"]) for found in rows] == [
             ("a", 100, False, "no"),
@@ -86,7 +86,7 @@ class TestOuterJoin:
         (words,) = words_of(self.JOB, store)
         assert words.endswith("; has not matched: goes out padded with the next epoch")
 
-    def test_marks_of_rows_that_matched_in_a_later_epoch(self) -> None:
+    def test_flags_of_rows_that_matched_in_a_later_epoch(self) -> None:
         store = after(self.JOB, {"input": "a", "rows": [row(100), row(101)]}, {"input": "b", "rows": [row(91)]})
         assert [(found["ts"], found["matched"]) for found in rows_of(self.JOB, store)] == [
             (100, True),

@@ -123,6 +123,18 @@ def test_a_right_topic_and_what_is_not_this_jobs(topics: Topics) -> None:
     assert difference.line().startswith(f"output: extra; found at {topics.name}:0=")
 
 
+def test_a_dead_letter_topic_that_two_jobs_share_is_named_as_the_likely_cause(topics: Topics) -> None:
+    written = topics.job()
+    written.publish()
+    topics.send(b'{"input": "of another job", "offset": 7}', ".dead")
+    verdict = written.verdict()
+    assert dict(verdict.compared.counted) == {"extra": 1}
+    assert verdict.notes == [
+        f"dead letters: topic {topics.name}.dead does not say which job has written a record. If another job writes "
+        "there too, its records are among these differences: give each job a topic of its own"
+    ]
+
+
 def test_keys_count_too(topics: Topics) -> None:
     written = topics.job("key: [left_k]")
     epoch = written.with_rows(5)[0]

@@ -72,9 +72,9 @@ def other_horizons(change: Callable[[Horizon], Horizon], *sides: int) -> Callabl
     return kernel(wrapped)
 
 
-def forget_marks(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
+def forget_flags(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
     result = yield from run(step, work)
-    return replace(result, marks=({},) * len(step.sides))
+    return replace(result, flags=({},) * len(step.sides))
 
 
 def keep_nothing_of_the_left(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
@@ -115,13 +115,13 @@ def greedy(real: Any) -> Any:
 
 
 def forgetful_compaction(patch: Patch) -> None:
-    """Merges lose the marks that came after a segment was written."""
-    patch.setattr("joinery_runtime.engine.step_task.with_marks", lambda run, _: run)
+    """Merges lose the flags that came after a segment was written."""
+    patch.setattr("joinery_runtime.engine.step_task.with_flags", lambda run, _: run)
 
 
 def compaction_before_the_epoch(patch: Patch) -> None:
-    """Merges lose the marks of the epoch that makes them."""
-    patch.setattr("joinery_runtime.engine.step_task._with_new_marks", lambda kept, _: kept)
+    """Merges lose the flags of the epoch that makes them."""
+    patch.setattr("joinery_runtime.engine.step_task._with_new_flags", lambda kept, _: kept)
 
 
 def horizons_go_back(patch: Patch) -> None:
@@ -197,7 +197,7 @@ def emitted_is_forgotten(patch: Patch) -> None:
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a row is late one millisecond early": ("interval", late_by_one),
     "the upper bound is not included": ("interval", another_duration(upper=lambda ms: ms - 1)),
-    "rows that matched are padded": ("interval", kernel(forget_marks)),
+    "rows that matched are padded": ("interval", kernel(forget_flags)),
     "rows are padded again": ("interval", other_horizons(without_before, LEFT, RIGHT)),
     "a row is closed one millisecond early": ("interval", other_horizons(one_later, LEFT)),
     "rows do not wait": ("interval", kernel(keep_nothing_of_the_left)),
@@ -208,12 +208,12 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "rows that are too far ahead are let in": ("interval", nothing_is_too_far_ahead),
     "the broadcast side is closed early": ("broadcast", other_horizons(one_later, LEFT, RIGHT)),
     "a step closes what the step before still lets out": ("chain", nothing_is_still_to_go_out),
-    "rows that matched are padded in a chain": ("chain", kernel(forget_marks)),
+    "rows that matched are padded in a chain": ("chain", kernel(forget_flags)),
     "late rows of windows are not counted": ("fixed", kernel(count_no_drops)),
     "a window closes one millisecond early": ("fixed", other_horizons(one_later, LEFT, RIGHT)),
     "a window goes out again": ("fixed", other_horizons(without_before, LEFT, RIGHT)),
     "a gap is too small": ("session", another_duration(gap=lambda ms: ms - 1)),
-    "a session goes out again": ("session", kernel(forget_marks)),
+    "a session goes out again": ("session", kernel(forget_flags)),
     "a version is gone one millisecond early": ("asof", other_horizons(one_later, RIGHT)),
     "a row goes out again": ("asof", other_horizons(without_before, LEFT)),
     "grace is not waited for": ("asof", another_duration(grace=lambda ms: 0)),
@@ -230,7 +230,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "sessions that went out and grew go out again": ("sessions", emitted_is_forgotten),
     "sessions that changed do not go out again": ("sessions", other_changes(goes_out=never)),
     "nothing is taken back": ("sessions", other_changes(retracted=never)),
-    "a session stays beside what it has become": ("sessions", kernel(forget_marks)),
+    "a session stays beside what it has become": ("sessions", kernel(forget_flags)),
     "a session forgets its rows when it grows": ("sessions", drops_what_was_kept),
     "one group takes the rows of another": ("sessions", one_key_per_hash),
     "compaction drops a session too early": ("sessions", greedy_compaction),

@@ -24,7 +24,7 @@ from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, SinkWriter, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, SinkWriter, Takeover
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.sources.base import Range, RawBatch
 
@@ -81,7 +81,7 @@ def _file(directory: Path, name: str, partition: int) -> Path:
     return directory / f"{name}-{partition}.jsonl"
 
 
-class Files(HasNoJobMarker):
+class Files(NamesNoStore):
     """The driver half of the sink: visible rows are those of the receipts that were published."""
 
     def __init__(self, directory: Path, around: Around = unchanged) -> None:

@@ -75,7 +75,7 @@ def test_a_mistake_in_the_file(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("joinery_runtime.hosts.run.start_context", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("joinery_runtime.hosts.spark.start_context", lambda *_: pytest.fail("Spark was started"))
     path = broken(tmp_path, old, new)
     ended = runner(capsys)(command, path)
     assert (ended.code, ended.out) == (2, "")

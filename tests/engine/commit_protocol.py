@@ -184,7 +184,7 @@ class CommitProtocol(RuleBasedStateMachine):
         self.seen.update(epochs=auditor.epochs, pairs=auditor.pairs, padded=auditor.padded)
         self.seen.update(late=auditor.late, merged=merged, retired=auditor.retired, follow_ups=auditor.follow_ups)
         self.seen.update(taken_back=auditor.taken_back, shrunk=running.world.store.journal.shrunk)
-        self.seen.update(marked=sum(host.marked for host in running.world.hosts))
+        self.seen.update(flagged=sum(host.flagged for host in running.world.hosts))
         self.seen.update({fault.name: count for (_, fault), count in running.world.seen.items()})
         self.seen.update(running.world.fenced)
 

@@ -31,7 +31,7 @@ class SimHost:
         self._new_worker, self._attempts, self._spawn = new_worker, attempts, spawn
         self._worker = new_worker()
         self.merged = 0  # segments that shards replaced
-        self.marked = 0  # segments of marks that shards staged
+        self.flagged = 0  # segments of flags that shards staged
 
     def run(self, work: EpochWork) -> EpochOutcome:
         shards, steps = work.plan.shards, self._worker.steps
@@ -56,7 +56,7 @@ class SimHost:
 
     def summaries(self, told: Sequence[ShardSummary]) -> list[tuple[Task, ShardSummary]]:
         self.merged += sum(len(summary.replaced) for summary in told)
-        self.marked += sum(meta.part.endswith(".marks") for summary in told for meta in summary.staged)
+        self.flagged += sum(meta.part.endswith(".marks") for summary in told for meta in summary.staged)
         return [((summary.step, summary.shard), summary) for summary in told]
 
     def task(self, body: Callable[[Worker, str], T]) -> T:

@@ -250,7 +250,7 @@ class ShrinkingWorld(World):
 
 
 class FullWorld(World):
-    """Rows are marked, closed and padded. Where they go is tested with `World`."""
+    """Rows are flagged, closed and padded. Where they go is tested with `World`."""
 
     sink_type = NoTopic
     job_text = FULL

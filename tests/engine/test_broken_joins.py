@@ -1,4 +1,4 @@
-"""Broken ways to close and mark rows, which the simulated world must find: a proof that its audit can fail."""
+"""Broken ways to close and flag rows, which the simulated world must find: a proof that its audit can fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.sim_host import SimHost
 from engine.sim_run import small_world
 from engine.simulation import AggregateWorld, ChainWorld, FullWorld, World
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine import step_task
@@ -35,16 +35,16 @@ def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NeverCommitsMarks(SimHost):
-    """Marks are staged and not named."""
+    """Flags are staged and not named."""
 
     def run(self, work: EpochWork) -> EpochOutcome:
         outcome = super().run(work)
-        shards = {task: replace(summary, staged=_without_marks(summary)) for task, summary in outcome.shards.items()}
+        shards = {task: replace(summary, staged=_without_flags(summary)) for task, summary in outcome.shards.items()}
         return replace(outcome, shards=shards)
 
 
-def _without_marks(summary: ShardSummary) -> tuple[SegmentMeta, ...]:
-    return tuple(meta for meta in summary.staged if not meta.part.endswith(MARKS))
+def _without_flags(summary: ShardSummary) -> tuple[SegmentMeta, ...]:
+    return tuple(meta for meta in summary.staged if not meta.part.endswith(FLAGS))
 
 
 class TakesASummaryTwice(SimHost):
@@ -139,7 +139,7 @@ def _forgets_what_it_found(kept: KeptRun, found: Mapping[str, np.ndarray]) -> Ke
 
 
 @pytest.mark.parametrize("world", [FullWorld, AggregateWorld])
-def test_marks_that_are_lost_while_merging_are_found(world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_task, "_with_new_marks", _forgets_what_it_found)
+def test_flags_that_are_lost_while_merging_are_found(world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_task, "_with_new_flags", _forgets_what_it_found)
     with pytest.raises(AssertionError, match=OTHER_ROWS):
         any_mixture(world)

@@ -47,7 +47,7 @@ def test_what_an_epoch_s_own_rows_close_goes_out_without_a_new_record(world: Wor
 
 
 def test_an_idle_job_does_not_spin(world: World) -> None:
-    """Neither with rows that are kept nor with marked ones that leave in silence."""
+    """Neither with rows that are kept nor with flagged ones that leave in silence."""
     add(world, "orders", 1, 1_000)
     add(world, "payments", 2, 1_000)
     driver, auditor = started(world), Auditor(world)

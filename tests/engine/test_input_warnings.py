@@ -9,7 +9,9 @@ import pytest
 from job.chains import load
 from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.errors import RecordError
 from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.job import Job
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.memory import MemoryStore
 
@@ -138,16 +140,53 @@ def test_event_times_that_most_likely_count_seconds_are_named_once(first: int, l
     assert input_warnings.learn([read(lowest=first, highest=last)]) == (), "topics of both do not repeat it each epoch"
 
 
-def test_integers_of_seconds_are_warned_about_in_a_trace() -> None:
+def test_declared_times_of_1970_are_no_cause() -> None:
+    input_warnings = InputWarnings({})
+    assert input_warnings.learn([read(lowest=1_700_000_000, highest=1_700_003_600)]) == ()
+    assert input_warnings.standing == {}
+
+
+def with_times(**column: str) -> Job:
     side: dict[str, Any] = {"file": {"path": "unused"}, "format": "json", "eventTime": "at"}
-    schema = [{"name": "id", "type": "string"}, {"name": "at", "type": "int64"}]
+    schema = [{"name": "id", "type": "string"}, {"name": "at", **column}]
     inputs = [{"name": name, **side, "schema": schema} for name in "lr"]
     interval = {"of": "l", "lower": 0, "upper": 9}
-    job = load({"right": "r", "keys": {"l.id": "r.id"}, "interval": interval}, inputs=inputs)
-    rows = {"l": [{"id": "a", "at": 1_700_000_000}], "r": [{"id": "a", "at": 1_700_000_000_000}]}
-    (line,) = run_trace(job, [{"rows": rows}], MemoryStore())
+    return load({"right": "r", "keys": {"l.id": "r.id"}, "interval": interval}, inputs=inputs)
+
+
+SECONDS = {"l": [{"id": "a", "at": 1_700_000_000}]}
+
+
+def test_integers_of_seconds_are_refused_before_anything_is_committed() -> None:
+    store = MemoryStore()
+    with pytest.raises(RecordError) as raised:
+        list(run_trace(with_times(type="int64"), [{"rows": SECONDS}], store))
+    assert str(raised.value) == (
+        "Input l: the event times of column at most likely count seconds, and int64 is milliseconds: the lowest in l/0 "
+        "is 1700000000: 1970-01-20 in milliseconds, 2023-11-14 in seconds; nothing of the epoch was committed. Declare "
+        "at as type: timestamp with format: s or, if its numbers are milliseconds, with format: ms"
+    )
+    assert store.newest_epoch("job") is None
+
+
+@pytest.mark.parametrize(
+    ("column", "at"),
+    [({"type": "timestamp", "format": "ms"}, 1_700_000_000), ({"type": "int64"}, 946_684_799), ({"type": "int64"}, 5)],
+)
+def test_times_of_1970_that_are_no_guess_are_read(column: dict[str, str], at: int) -> None:
+    rows = {name: [{"id": "a", "at": at}] for name in "lr"}
+    (line,) = run_trace(with_times(**column), [{"rows": rows}], MemoryStore())
+    assert len(line["output"]) == 1
+    assert "warnings" not in line
+
+
+def test_integers_of_seconds_after_others_are_warned_about_in_a_trace() -> None:
+    """The state has rows with other times already."""
+    others = {name: [{"id": "b", "at": 946_684_799}] for name in "lr"}
+    later = {"l": [{"id": "a", "at": 946_684_800}]}
+    _, line = run_trace(with_times(type="int64"), [{"rows": others}, {"rows": later}], MemoryStore())
     assert line["warnings"] == [
-        "Input l: event times of column at are from 1970-01-20 on, and from 2023-11-14 on if their numbers count "
+        "Input l: event times of column at are from 1970-01-11 on, and from 2000-01-01 on if their numbers count "
         "seconds. If they do, declare at as type: timestamp with format: s"
     ]
 

@@ -15,10 +15,10 @@ from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.pipeline.sides import LEFT, SideSpec
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.table.columns import ENGINE_FIELDS, MARK
+from joinery_runtime.core.table.columns import ENGINE_FIELDS, FLAG
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine.cache import SegmentCache
-from joinery_runtime.engine.marks import MarkCache
+from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.step_task import StepTask
@@ -33,8 +33,8 @@ class Blobs:
 
 
 def run_of(side: SideSpec, offset: int) -> Run:
-    """One row, marked if its offset is odd."""
-    values = {"$hash": 1, "$ts": offset, "$partition": 0, "$offset": offset, MARK: offset % 2 == 1}
+    """One row, flagged if its offset is odd."""
+    values = {"$hash": 1, "$ts": offset, "$partition": 0, "$offset": offset, FLAG: offset % 2 == 1}
     schema = side.segment_schema()
     arrays = [pa.array([values.get(field.name)], field.type) for field in schema]
     return Run.sort(pa.record_batch(arrays, schema=schema))
@@ -56,7 +56,7 @@ def merged(pipeline: Pipeline, runs: dict[str, Run], cache: Path) -> Run:
     horizons = dict.fromkeys(pipeline.parts(), Horizon())
     plan = EpochPlan(2, 1, (), {"orders": None, "payments": None}, checkpoint=True, horizons=horizons)
     work = EpochWork(1, plan, tuple[SegmentMeta, ...](segments))
-    task = StepTask(pipeline, pipeline.steps[0], 0, work, held, MarkCache(held))
+    task = StepTask(pipeline, pipeline.steps[0], 0, work, held, FlagCache(held))
     with pytest.raises(StopIteration) as ended:
         next(task.run((None, None), ordered=False))
     done = ended.value.value
@@ -72,6 +72,6 @@ def test_wide_segments_merge_with_a_narrow_one(tmp_path: Path) -> None:
     before, after = (pipeline.steps[0].sides[LEFT] for pipeline in (wide, narrow))
     runs = {str(n): run_of(before, n) for n in range(3)} | {"3": run_of(after, 3)}
     run = merged(narrow, runs, tmp_path)
-    assert run.batch.schema.names == [*(field.name for field in ENGINE_FIELDS), MARK, *after.intake.keys]
+    assert run.batch.schema.names == [*(field.name for field in ENGINE_FIELDS), FLAG, *after.intake.keys]
     assert run.ts.tolist() == [0, 1, 2, 3]
-    assert run.batch.column(MARK).to_pylist() == [False, True, False, True]
+    assert run.batch.column(FLAG).to_pylist() == [False, True, False, True]

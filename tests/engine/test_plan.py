@@ -63,6 +63,8 @@ plans = st.builds(
     tables_read=st.lists(names, max_size=2).map(tuple),
     max_future=st.dictionaries(names, st.integers(0, 2**53), max_size=2),
     pace=st.dictionaries(names, st.tuples(st.integers(-(2**53), 2**53), st.integers(0, 2**53)), max_size=2),
+    starts=st.dictionaries(refs, st.integers(0, 2**62), max_size=2),
+    unplanned=st.lists(names, max_size=2).map(tuple),
 )
 
 
@@ -100,6 +102,13 @@ BEFORE_THIRD = replace(PLAN, horizons={}, highest={}, tables_read=(), max_future
 
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
     assert PLAN.to_json() == {"format": 4, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}
+
+
+def test_a_plan_says_what_the_consumer_group_has_not_given_to_the_job_only_where_there_is_any() -> None:
+    """Releases before these fields read such a plan, and look the starts up again."""
+    plan = replace(PLAN, starts={R: 3, P: 4}, unplanned=("orders",))
+    shared = {"starts": [["orders", "t", 0, 4], ["payments", "a/b.jsonl", 0, 3]], "unplanned": ["orders"]}
+    assert plan.to_json() == {**PLAN.to_json(), **shared}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -552,6 +553,36 @@ def test_a_partition_that_the_group_has_not_given_to_us_yet_holds_the_watermark_
     job.orders.bounds = plain  # type: ignore[method-assign]
     assert job.epoch({ORDERS[1]: 2_000}).watermarks["orders"] == before
     assert job.epoch({}, always=True).watermarks["orders"] == 2_000 - 5
+
+
+def test_where_a_partition_of_another_member_starts_is_stored_with_the_first_plan() -> None:
+    """`startFrom: latest` may mean another offset at the next start, and a partition without a stored one would be read
+    from its earliest record, because the job has others."""
+    job = Job(Source(dict.fromkeys(ORDERS, (5, 5))), Source(dict.fromkeys(PAYMENTS, (7, 7))))
+    taken(job, ORDERS[1], *PAYMENTS)
+    plan = job.epoch({})
+    assert EpochPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert (ranges(plan), plan.starts) == ({ORDERS[0]: (5, 5)}, {ORDERS[1]: 5, PAYMENTS[0]: 7})
+    assert job.inputs["orders"].positions == dict.fromkeys(ORDERS, 5)
+    assert job.inputs["payments"].positions == dict.fromkeys(PAYMENTS, 7)
+    assert job.plan() is None
+    job.orders, job.payments = (Source(dict.fromkeys(refs, (0, 9))) for refs in (ORDERS, PAYMENTS))
+    job.restart()
+    assert ranges(job.epoch({})) == {**dict.fromkeys(ORDERS, (5, 9)), PAYMENTS[0]: (7, 9)}
+
+
+def test_starts_are_stored_also_while_all_unread_records_are_another_member_s() -> None:
+    job = Job(Source({ORDERS[0]: (5, 5), ORDERS[1]: (5, 9)}), Source(dict.fromkeys(PAYMENTS, (7, 7))))
+    taken(job, ORDERS[1])
+    plan = job.epoch({})
+    assert (plan.ranges, plan.starts) == ((), {**dict.fromkeys(ORDERS, 5), PAYMENTS[0]: 7})
+    assert job.plan() is None
+
+
+def test_a_group_that_has_given_nothing_yet_makes_no_epoch() -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (5, 5))), Source(dict.fromkeys(PAYMENTS, (7, 7))))
+    taken(job, *ORDERS, *PAYMENTS)
+    assert job.plan() is None
 
 
 def test_a_bounded_input_is_not_finished_while_another_member_has_its_records() -> None:

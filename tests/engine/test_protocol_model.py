@@ -144,11 +144,13 @@ def test_any_mixture_where_rows_are_closed(world_type: type[World]) -> None:
     seen = mixture(world_type, 25 if LARGE else 8)
     assert min(seen[what] for what in ("epochs", "padded")) > 50
     assert min(seen[what] for what in ("pairs", "follow_ups", "merged", "retired", "Fenced")) > 5
-    if any(side.marks for step in compile_job(parsed(world_type.job_text)).steps for side in step.sides):
-        assert seen["marked"] > 5
+    if any(side.flags for step in compile_job(parsed(world_type.job_text)).steps for side in step.sides):
+        assert seen["flagged"] > 5
 
 
 def test_any_mixture_where_sessions_are_aggregated() -> None:
     seen = mixture(AggregateWorld, 25 if LARGE else 12)
     assert min(seen[what] for what in ("epochs", "pairs")) > 50  # a pair is a row whose group is not NULL
-    assert min(seen[what] for what in ("late", "taken_back", "follow_ups", "marked", "merged", "retired", "Fenced")) > 5
+    assert (
+        min(seen[what] for what in ("late", "taken_back", "follow_ups", "flagged", "merged", "retired", "Fenced")) > 5
+    )

@@ -18,7 +18,7 @@ from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, RecordError, Superseded
-from joinery_runtime.hosts import run, worker_builder
+from joinery_runtime.hosts import worker_builder
 from joinery_runtime.hosts.driver_epochs import (
     SPARK_AFTER,
     WAIT_FOR_SPARK,
@@ -276,7 +276,7 @@ def run_visits(tmp_path: Path) -> None:
 def test_a_short_job_starts_no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
     monkeypatch.delenv(SPARK_AFTER, raising=False)
-    monkeypatch.setattr(run, "start_context", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("joinery_runtime.hosts.spark.start_context", lambda *_: pytest.fail("Spark was started"))
     run_visits(tmp_path)
     assert '"user":"a"' in "".join(part.read_text() for part in (tmp_path / "out").glob("epoch-*"))
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling
-from joinery_runtime.hosts import scale
 from joinery_runtime.hosts.scale import Rescaler, ScaleFile
 from joinery_runtime.job.crd import SCALE_FILE, Scale
 from joinery_runtime.job.model.pods import Autoscale, SparkSpec
@@ -28,8 +27,10 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, executors: int) -> None:
         self.master, self.executors, self.requests = "k8s://here", executors, 0
-        monkeypatch.setattr(scale, "executor_ids", lambda _: [str(n) for n in range(self.executors)])
-        monkeypatch.setattr(scale, "request_executors", self.request)
+        monkeypatch.setattr(
+            "joinery_runtime.hosts.executors.executor_ids", lambda _: [str(n) for n in range(self.executors)]
+        )
+        monkeypatch.setattr("joinery_runtime.hosts.executors.request_executors", self.request)
 
     def request(self, _: object, count: int) -> None:
         self.executors, self.requests = count, self.requests + 1

@@ -119,6 +119,14 @@ def test_rows_stay_where_they_are(before: str, after: str, words: str) -> None:
     assert refused == f"{words}, and it says where rows are in the state"
 
 
+@pytest.mark.parametrize(("counted_from", "null"), [("orders", "payments.ts is"), ("payments", "orders.ts is")])
+def test_the_time_that_bounds_count_from_is_in_every_stored_row_of_a_chain(counted_from: str, null: str) -> None:
+    chain = (step(), step("items", interval={**DAY, "of": counted_from}))
+    before = of(*chain, stored={"left.2": ["orders.id"]})
+    after = of(*chain, stored={"left.2": ["orders.id", "orders.ts", "payments.ts"]})
+    assert compare(before, after).warnings == (f"{null} null in rows that were stored before (step 2)",)
+
+
 # --- goes on ------------------------------------------------------------------------------------------------------
 
 

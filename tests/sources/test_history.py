@@ -319,6 +319,18 @@ def test_other_files_than_before_stop_the_job(tmp_path) -> None:
     assert str(tmp_path / "in" / "1.jsonl") in raised.value.facts
 
 
+def test_files_that_are_not_there_lead_to_the_history(tmp_path) -> None:
+    for missing in ("typo", "typo/*.jsonl"):
+        job = Job(tmp_path / "in", Topic([[100]]))
+        path = str(tmp_path / missing)
+        job.model = job.model.model_copy(update={"history": job.model.history.model_copy(update={"path": path})})
+        job.restart()
+        with pytest.raises(SourceError) as raised:
+            job.plan()
+        assert path in raised.value.what
+        assert raised.value.todo == "Check history.path in the job"
+
+
 def test_times_that_are_none_are_for_the_dead_letters(tmp_path) -> None:
     job = Job(tmp_path / "in", Topic([[]]))
     raw = RawBatch(

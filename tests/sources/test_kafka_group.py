@@ -11,6 +11,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.watermark import InputClock
+from joinery_runtime.engine.alignment import Budget
+from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.plan import InputState
+from joinery_runtime.engine.planner import Planner, PlanSettings
 from joinery_runtime.errors import Fenced, SourceError
 from joinery_runtime.sources import Range, StoredOffsets, kafka_group, planner_for, reader_for
 from joinery_runtime.sources.kafka_client import Cluster
@@ -141,6 +148,28 @@ def test_a_partition_that_is_added_is_read_from_its_earliest_record(broker, topi
         )
         assert added[0].start == 0
         eventually(lambda: held(planner) == {0, 1, 2})
+
+
+def test_a_partition_of_another_member_starts_where_it_did_when_the_job_started(broker, topic) -> None:
+    """After a restart its records from since the first start are read, and those from before are not."""
+    model, job = kafka_input(broker.bootstrap, topic, startFrom="latest", properties=EAGER), unique("job")
+    clocks = {"in": InputClock(delay_ms=0)}
+    for partition, records in enumerate((5, 3)):
+        send(broker.bootstrap, topic, [b"before"] * records, partition)
+    with closing(PlainMember(broker.bootstrap, f"{job}.in", [topic], **EAGER)) as other:
+        other.until(lambda: len(other.partitions) == 2)
+        with planning(model, job) as planner:
+            other.until(lambda: len(held(planner)) == 1 == len(other.partitions))
+            settings = PlanSettings(1, Budget(1_000, 64 << 20), 3_600_000, "f")
+            engine = Planner(settings, {"in": planner}, clocks, IdleClock({"in": 0}))
+            plan = engine.plan(JobState(Pipeline((), ()), {"in": InputState()}), now_ms=0)
+            assert plan is not None
+    for partition in (0, 1):
+        send(broker.bootstrap, topic, [b"since"], partition)
+    stored = InputState.from_bytes("in", InputState().after(plan, "in", {}, clocks["in"]).to_bytes()).known
+    with planning(model, job) as planner:
+        found = {each.partition.partition: (each.start, each.end_exclusive) for each in joined(planner, stored)}
+    assert found == {0: (5, 6), 1: (3, 4)}
 
 
 def test_readers_do_not_join(broker, topic, group) -> None:

@@ -74,6 +74,18 @@ def test_nothing_matches_yet(broker, prefix, planner, caplog) -> None:
 
 
 @pytest.mark.parametrize("start", ["latest", {"timestamp": 5_000}])
+def test_the_first_topic_that_comes_after_the_start_is_read_from_its_earliest_record(broker, prefix, start) -> None:
+    """Its records have come since the job was started, though nobody found it at once."""
+    model = kafka_input(broker.bootstrap, topicPattern=rf"{prefix}\..", startFrom=start, properties=EAGER)
+    with planning(model) as planner:
+        assert planner.bounds(StoredOffsets()) == []
+        broker.create_topic(f"{prefix}.a")
+        send(broker.bootstrap, f"{prefix}.a", [b"x"] * 2)
+        (found,) = eventually(lambda: planner.bounds(StoredOffsets()))
+    assert (found.start, found.end_exclusive) == (0, 2)
+
+
+@pytest.mark.parametrize("start", ["latest", {"timestamp": 5_000}])
 def test_start_from_decides_at_the_first_start_only(broker, prefix, start) -> None:
     first, second, third = (f"{prefix}.{name}" for name in "abc")
     broker.create_topic(first)

@@ -12,7 +12,7 @@ from joinery_runtime.errors import Fenced, IncompatibleState, RolloutOver, State
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.migrations import unchanged
 from joinery_runtime.state.store import JobRecord
-from joinery_runtime.state.upgrade import KEPT_PINS, ensure_pin, migrate_pinned, never, prune_pins, read_live, rehearse
+from joinery_runtime.state.upgrade import MOST_PINS, ensure_pin, migrate_pinned, never, prune_pins, read_live, rehearse
 from state.values import live_keys, run_epoch
 
 JOB = "job"
@@ -91,7 +91,7 @@ def test_the_newest_automatic_pins_are_kept_and_all_made_by_hand(store: MemorySt
         store.create_savepoint(JOB, name)
     assert prune_pins(store, JOB, "rollout-1") == ["rollout-2", "before-state-version-2-epoch-1"]
     assert names(store) == ["by hand", "rollout-1", "rollout-3", "rollout-4"]
-    assert len(names(store)) == KEPT_PINS + 1
+    assert len(names(store)) == MOST_PINS + 1
 
 
 class TestEnsurePin:

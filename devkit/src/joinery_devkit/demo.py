@@ -39,7 +39,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.state.embedded import embedded_postgres
 
 _STALLED_SECONDS = 150.0
-_KEPT = """
+_STAYS = """
 Kept until Ctrl-C. In another terminal:
     cd {folder} && . ./env
     psql $POSTGRES -c 'SELECT * FROM {table} LIMIT 5'
@@ -108,7 +108,7 @@ def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False
         console.print(f"{verdict} ({time.monotonic() - began:.0f} s in all)", highlight=False, soft_wrap=True)
         if keep:
             write_environment(directory / "env", broker.bootstrap, dsn, directory / "home")
-            text = _KEPT.format(folder=directory, table=scenario.table, job=job_file.name)
+            text = _STAYS.format(folder=directory, table=scenario.table, job=job_file.name)
             console.print(text, highlight=False, markup=False, soft_wrap=True)
             with suppress(KeyboardInterrupt):
                 signal.pause()

@@ -28,7 +28,7 @@ _START_SECONDS = 90.0
 class KafkaCluster(KafkaAdmin):
     """Brokers 1 to `brokers` for tests, the demo and benchmarks; use it as a context manager.
 
-    `directory` holds their data and logs, a folder per broker, and is kept; the default is a temporary one, which is
+    `directory` holds their data and logs, a folder per broker, and stays; the default is a temporary one, which is
     removed. `properties` override the brokers' settings. Topics are never created implicitly, records with any
     timestamp are accepted, and none expires. After `stop` or `kill`, `start` brings back the same data on the same
     ports. With three brokers any one may be down; with two, only the second (the first is the only controller).

@@ -26,7 +26,7 @@ _IMPATIENT = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "log_
 
 
 class KafkaAdmin:
-    """Manages topics. `bootstrap` lists the brokers, each of which is asked: one may know of a change before
+    """Manages topics. `bootstrap` lists the brokers. Each is asked, because one may know of a change before
     another."""
 
     def __init__(self, bootstrap: str) -> None:

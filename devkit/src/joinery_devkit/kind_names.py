@@ -110,8 +110,8 @@ def _told_apart(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str
                 asked = {_last_name(each) for each in ast.walk(classes) if isinstance(each, ast.expr)}
             case ast.MatchClass(cls=cls):
                 asked = {_last_name(cls)}
-            case ast.Compare(left=left, comparators=others):
-                asked = {str(each.value) for side in (left, *others) for each in ast.walk(side) if _is_text(each)}
+            case ast.Compare(left=first, comparators=others):
+                asked = {str(each.value) for side in (first, *others) for each in ast.walk(side) if _is_text(each)}
             case _:
                 continue
         yield from ((node.lineno, f"tells {name} apart") for name in sorted(asked & names))

@@ -98,7 +98,8 @@ class Unavailable(JoineryError):
 
 
 class SourceError(JoineryError):
-    pass
+    field: tuple[str, str] | None = None
+    """An input, and the field of it that the job most likely has wrong."""
 
 
 class DataLoss(SourceError):

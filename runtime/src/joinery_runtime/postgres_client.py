@@ -1,4 +1,4 @@
-"""What all users of Postgres share: how connections that are kept open are set up, and what an error means.
+"""What all users of Postgres share: how connections that stay open are set up, and what an error means.
 
 By its SQLSTATE an error says whether waiting may mend it, and what to do about it. psycopg's classes do not say: its
 OperationalError holds a server that is away as well as a value that an index does not take, and a standby that takes no

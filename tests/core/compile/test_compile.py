@@ -132,7 +132,7 @@ def test_deadlines_and_lateness() -> None:
 def test_an_outer_join_judges_each_row_by_its_own_input() -> None:
     pipeline = compiled(type="left", allowedLateness="2s")
     assert accept_from(pipeline, {"o": 90_000, "p": 100_000}) == (88_000, 98_000)
-    assert [(side.preserved, side.marks) for side in pipeline.last.sides] == [(True, True), (False, False)]
+    assert [(side.preserved, side.flags) for side in pipeline.last.sides] == [(True, True), (False, False)]
 
 
 def test_horizons_stay_in_64_bits_at_the_end_of_time_and_never_fall() -> None:

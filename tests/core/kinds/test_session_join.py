@@ -74,29 +74,29 @@ def test_a_row_that_comes_later_joins_two_open_sessions() -> None:
     assert shard.epoch(29) == once((1, 11, 0, 18), (2, 11, 0, 18))
 
 
-def test_what_has_gone_out_is_marked_by_its_row_in_the_segment_and_finished_when_it_is_all_of_it() -> None:
+def test_what_has_gone_out_is_flagged_by_its_row_in_the_segment_and_finished_when_it_is_all_of_it() -> None:
     shard = Shard(window_step(GAP, "left"))
     shard.epoch(None, [Row("a", 0, 1), Row("a", 50, 2), Row("a", 1, 3)], [Row("a", 2, 11)])
     (kept,) = shard.kept(LEFT)
     (other,) = shard.kept(RIGHT)
     shard.epoch(20)
-    assert {s: rows.tolist() for s, rows in shard.last.marks[LEFT].items()} == {
+    assert {s: rows.tolist() for s, rows in shard.last.flags[LEFT].items()} == {
         kept.segment: [kept.first, kept.first + 1]
     }
-    assert {s: rows.tolist() for s, rows in shard.last.marks[RIGHT].items()} == {other.segment: [other.first]}
+    assert {s: rows.tolist() for s, rows in shard.last.flags[RIGHT].items()} == {other.segment: [other.first]}
     assert shard.last.finished == {other.segment}
     assert shard.epoch(61) == once((2, None, 50, 50))
     assert shard.last.finished == {kept.segment}
 
 
-def test_a_segment_that_was_all_marked_before_is_finished() -> None:
+def test_a_segment_that_was_all_flagged_before_is_finished() -> None:
     shard = Shard(window_step(GAP))
     shard.epoch(None, [Row("a", 0, 1)])
     (segment,) = shard.segments[LEFT]
-    segment.marked[:] = True
+    segment.flagged[:] = True
     shard.epoch(5)
     assert shard.last.finished == {segment.key}
-    assert shard.last.marks == ({}, {})
+    assert shard.last.flags == ({}, {})
 
 
 def test_rows_of_a_session_that_is_over_are_late_and_do_not_touch_it() -> None:

@@ -19,7 +19,7 @@ from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, KeptRun, StepWork, with_marks
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, KeptRun, StepWork, with_flags
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, merge
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
@@ -55,9 +55,9 @@ def one_hash(keys: Sequence[str | None]) -> np.ndarray:
 
 def window_step(rule: WindowRule, kind: str = "inner", residual: str | None = None) -> StepSpec:
     schema = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts", pa.timestamp("ms", "UTC"))])
-    marks = isinstance(rule, SessionWindowJoin)
+    flags = isinstance(rule, SessionWindowJoin)
     sides = [
-        SideSpec(part, (name,), name, Intake(schema, "ts", ("k",), ("k", "v"), preserved=PRESERVED[kind][side]), marks)
+        SideSpec(part, (name,), name, Intake(schema, "ts", ("k",), ("k", "v"), preserved=PRESERVED[kind][side]), flags)
         for side, (part, name) in enumerate((("left", "l"), ("right", "r")))
     ]
     output = [OutputColumn(f"{name}_v", pa.int64(), side, "v") for side, name in enumerate("lr")]
@@ -89,7 +89,7 @@ def prepared(step: StepSpec, side: int, rows: Sequence[Row], hasher: Hasher = re
 class Segment:
     key: str
     run: Run
-    marked: np.ndarray | None
+    flagged: np.ndarray | None
     first: int
 
 
@@ -119,7 +119,7 @@ class Shard:
         return StepWork((arrivals[LEFT], arrivals[RIGHT]), kept, (horizon, horizon), ordered=ordered)
 
     def kept(self, side: int) -> list[KeptRun]:
-        return [KeptRun(s.key, s.run, s.first, s.marked) for s in self.segments[side]]
+        return [KeptRun(s.key, s.run, s.first, s.flagged) for s in self.segments[side]]
 
     def late(self) -> tuple[int, int]:
         return self.last.dropped[LEFT].get("late", 0), self.last.dropped[RIGHT].get("late", 0)
@@ -133,17 +133,17 @@ class Shard:
         for side in SIDES:
             horizon = Horizon(self.before, self.before)
             kept = list(self.step.kind.survivors(self.step, side, self.kept(side), horizon))
-            runs = [with_marks(k.run, k.marked) if k.marked is not None else k.run for k in kept if len(k.run)]
+            runs = [with_flags(k.run, k.flagged) if k.flagged is not None else k.run for k in kept if len(k.run)]
             self.segments[side].clear()
             if runs:
                 self._add(side, merge(runs))
 
     def _commit(self, side: int) -> None:
         for segment in self.segments[side]:
-            if segment.key in self.last.marks[side]:
-                rows = self.last.marks[side][segment.key] - segment.first
-                assert not segment.marked[rows].any(), "a row is marked once"
-                segment.marked[rows] = True
+            if segment.key in self.last.flags[side]:
+                rows = self.last.flags[side][segment.key] - segment.first
+                assert not segment.flagged[rows].any(), "a row is flagged once"
+                segment.flagged[rows] = True
         self.segments[side][:] = [s for s in self.segments[side] if s.key not in self.last.finished]
         kept = self.last.added[side]
         if kept is not None:
@@ -154,9 +154,9 @@ class Shard:
     def _add(self, side: int, run: Run) -> None:
         """Segments begin in the middle, as those that several shards share do."""
         self._named += 1
-        marks = self.step.sides[side].marks
-        marked = run.batch.column("$mark").to_numpy(zero_copy_only=False).copy() if marks else None
-        self.segments[side].append(Segment(f"s{self._named}", run, marked, 10 * self._named))
+        flags = self.step.sides[side].flags
+        flagged = run.batch.column("$mark").to_numpy(zero_copy_only=False).copy() if flags else None
+        self.segments[side].append(Segment(f"s{self._named}", run, flagged, 10 * self._named))
 
 
 def outcome(step: StepSpec, result: Ran) -> Counter[Joined]:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.table import blob as module
 from joinery_runtime.core.table.blob import FEW_ROWS, from_blob, to_blob
-from joinery_runtime.core.table.columns import ENGINE_FIELDS, HASH, MARKS_SCHEMA, PARTITION
+from joinery_runtime.core.table.columns import ENGINE_FIELDS, FLAGS_SCHEMA, HASH, PARTITION
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.partitioning import partition_addresses
 from joinery_runtime.core.table.segment import Run, encode
@@ -181,6 +181,6 @@ def test_the_hash_is_stored_where_it_follows_from_no_stored_column(job: str, has
     assert [side.hashed_by for side in compile_job(parse_job(job, "job.yaml")).parts().values()] == hashed_by
 
 
-def test_marks_have_no_keys() -> None:
-    assert MARKS_SCHEMA.names[0] == HASH
-    assert not any(part.endswith(MARKS) for name in JOBS for part in compile_job(parse_job(JOBS[name], "j")).parts())
+def test_flags_have_no_keys() -> None:
+    assert FLAGS_SCHEMA.names[0] == HASH
+    assert not any(part.endswith(FLAGS) for name in JOBS for part in compile_job(parse_job(JOBS[name], "j")).parts())

@@ -24,7 +24,7 @@ from pathlib import Path
 from joinery_devkit.kubernetes.sandbox import Sandbox
 
 sandbox = Sandbox(Path(sys.argv[1]), "joinerytest0")
-sandbox.start(kept=sys.argv[2] == "kept")
+sandbox.start(detached=sys.argv[2] == "kept")
 sandbox.spawn("sleeper", ["sleep", "4242"])
 print("started", flush=True)
 time.sleep(600)
@@ -57,7 +57,7 @@ def sleepers() -> list[psutil.Process]:
 
 def test_its_processes_mounts_and_network_end_with_it(sandbox: Sandbox) -> None:
     routes = Path("/proc/net/route").read_text()
-    sandbox.start(kept=False)
+    sandbox.start(detached=False)
     sandbox.connect("10.201.0.1", "10.201.0.2", ["10.202.0.0/24"])
     sandbox.spawn("sleeper", ["sleep", "4242"])
     # A daemon that has left its parent, as containerd's shims do.
@@ -80,7 +80,7 @@ def test_its_processes_mounts_and_network_end_with_it(sandbox: Sandbox) -> None:
 def test_it_leaves_the_kernel_s_settings_as_they_were(sandbox: Sandbox) -> None:
     setting = Path("/proc/sys/vm/panic_on_oom")
     before = setting.read_text()
-    sandbox.start(kept=False)
+    sandbox.start(detached=False)
     try:
         setting.write_text("1")
         sandbox.stop()
@@ -92,13 +92,13 @@ def test_it_leaves_the_kernel_s_settings_as_they_were(sandbox: Sandbox) -> None:
 def test_it_ends_with_an_owner_that_is_killed(sandbox: Sandbox) -> None:
     killed_owner(sandbox.directory, "not kept")
     wait_until("nothing runs any more", lambda: not sandbox.running and not sleepers(), seconds=60)
-    assert not sandbox.kept
+    assert not sandbox.detached
 
 
 def test_a_kept_one_outlives_its_owner_and_is_stopped_by_another_process(sandbox: Sandbox) -> None:
     killed_owner(sandbox.directory, "kept")
     assert sandbox.running
-    assert sandbox.kept
+    assert sandbox.detached
     # The owner may have been killed before its service had entered the namespaces and become what it runs.
     wait_until("the service runs", lambda: len(sleepers()) == 1, seconds=60)
 
@@ -109,6 +109,6 @@ def test_a_kept_one_outlives_its_owner_and_is_stopped_by_another_process(sandbox
 
 
 def test_a_command_that_fails_in_it_says_why(sandbox: Sandbox) -> None:
-    sandbox.start(kept=False)
+    sandbox.start(detached=False)
     with pytest.raises(EnvironmentProblem, match=r"/nowhere.* No such file or directory"):
         sandbox.run(["ls", "/nowhere"])

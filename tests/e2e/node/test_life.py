@@ -21,6 +21,7 @@ from e2e.node.installation import OPERATOR_NAMESPACE, jobs_policies
 from e2e.node.works import Pairs, Sessions
 from joinery_devkit.kubernetes.providers import KubernetesCluster
 from joinery_devkit.spark_cluster import NOT_LET_IN
+from joinery_operator.reconcile.context import FINALIZER
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.job.model.resource import API_VERSION
 
@@ -328,6 +329,8 @@ def test_after_the_migration_every_pair_went_out_once(job: ClusterJob) -> None:
 
 def test_deleted_with_its_state_it_leaves_nothing(job: ClusterJob) -> None:
     job.apply(cleanup="deleteState")
+    # Without the operator's finalizer Kubernetes deletes the resource at once, and its state stays.
+    job.wait("the operator holds it", lambda: FINALIZER in job.resource["metadata"].get("finalizers", ()))
     assert job.log.record() is not None
     job.delete()
     job.wait("its children are gone", lambda: not job.children())

@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -102,7 +103,7 @@ def test_under_a_growing_lag_it_becomes_wide_without_a_pause(
     began = len(job.log.commits())
     _wait_under_a_growing_lag(job, "epochs of one executor", lambda: len(job.log.commits()) >= began + 5)
     asked = len(job.log.commits())
-    job.apply(autoscale=SCALE)
+    _apply_under_a_growing_lag(job, autoscale=SCALE)
     _wait_under_a_growing_lag(job, "it is wide", lambda: len(job.running("executor")) == WIDE and _shards(job) == 8)
     usual, wider = (_longest(job.log.commits()[at]) for at in (slice(began, asked), slice(asked - 1, None)))
     record_property(TOOK, f"output to output at most {usual} ms of one executor, {wider} ms while {WIDE - 1} more came")
@@ -117,8 +118,10 @@ def test_with_a_lower_limit_and_then_without_a_load_it_becomes_narrow_without_a_
     job: ClusterJob, record_property: Callable[[str, object], None]
 ) -> None:
     driver, generation = job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]
+    began = len(job.log.commits())
+    _wait_under_a_growing_lag(job, "epochs of four", lambda: len(job.log.commits()) >= began + 5)
     asked = len(job.log.commits())
-    job.apply(autoscale={**SCALE, "maxInstances": 2})
+    _apply_under_a_growing_lag(job, autoscale={**SCALE, "maxInstances": 2})
     _wait_under_a_growing_lag(job, "it is narrower", lambda: len(job.pods("executor")) == 2)
     _wait_under_a_growing_lag(job, "epochs of two", lambda: len(job.log.commits()) >= asked + 5)
     narrower = _longest(job.log.commits()[asked - 1 :])
@@ -194,6 +197,14 @@ def _wait_under_a_growing_lag(job: ClusterJob, what: str, met: Callable[[], bool
         return met()
 
     job.wait(what, fed)
+
+
+def _apply_under_a_growing_lag(job: ClusterJob, **changes: object) -> None:
+    """So that a pause while kubectl takes its time is no pause without records."""
+    with ThreadPoolExecutor(1) as pool:
+        applied = pool.submit(job.apply, **changes)
+        _wait_under_a_growing_lag(job, "it is applied", applied.done)
+        applied.result()
 
 
 def _shards(job: ClusterJob) -> int:

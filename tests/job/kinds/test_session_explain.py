@@ -15,9 +15,9 @@ POSTGRES = {"postgres": {"table": "sessions"}}
 ENGINE = 28 + 11  # of every session: hash, times and places; what has become of it
 
 
-def facts(*aggregates: dict[str, Any], **spec: Any) -> dict[str, str]:
+def lines(*aggregates: dict[str, Any], **spec: Any) -> dict[str, str]:
     (step,) = explain(load(*aggregates, **spec)).steps
-    return dict(step.facts)
+    return dict(step.lines)
 
 
 def test_the_plan_of_sessions() -> None:
@@ -49,12 +49,12 @@ def test_the_plan_of_sessions() -> None:
 
 
 def test_sessions_that_are_opened_again() -> None:
-    told = facts(lateData="reopen", allowedLateness="1m")
+    told = lines(lateData="reopen", allowedLateness="1m")
     assert told["goes out"].endswith(
         "wm(clicks) > last + 30s [gap], and again, whole, after each epoch that changes it"
     )
     assert told["late rows"].endswith("dropped and counted when wm(clicks) > ts + 30s [gap] + 1m [allowedLateness]")
-    assert "retracted: true" in facts(lateData="reopen", emitRetractions=True)["goes out"]
+    assert "retracted: true" in lines(lateData="reopen", emitRetractions=True)["goes out"]
 
 
 def test_a_table_has_no_column_of_retractions() -> None:

@@ -46,7 +46,7 @@ def oci_archive(
 ) -> Path:
     """Write the image `name` (with its tag) to the file `target` and return it; it appears whole or not at all.
 
-    `layers` are folders and uncompressed layer tars, the lowest first. Owners and modes in a folder are kept, times are
+    `layers` are folders and uncompressed layer tars, the lowest first. Owners and modes in a folder stay, times are
     not. PATH is set unless `env` sets it.
     """
     settings = {

@@ -13,9 +13,9 @@ from joinery_runtime.errors import EnvironmentProblem
 SUITE = "bookworm"
 RELEASE = 12
 
-# What the slim images leave out as well.
-_LEFT_OUT = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
-_KEPT = ("/usr/share/doc/*/copyright",)
+# What the slim images exclude as well.
+_EXCLUDED = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
+_INCLUDED = ("/usr/share/doc/*/copyright",)
 _DOCKERFILE = 'FROM scratch\nADD root.tar /\nCMD ["bash"]\n'
 
 
@@ -50,7 +50,7 @@ def root_tar(target: Path, log: Path) -> Path:
 def _slim(root: Path, sources: dict[str, str]) -> None:
     lines = [f"deb {address} {suite} main" for suite, address in sources.items()]
     (root / "etc/apt/sources.list").write_text("\n".join([*lines, ""]))
-    rules = [*(f"path-exclude {path}" for path in _LEFT_OUT), *(f"path-include {path}" for path in _KEPT)]
+    rules = [*(f"path-exclude {path}" for path in _EXCLUDED), *(f"path-include {path}" for path in _INCLUDED)]
     (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("\n".join([*rules, ""]))
     for folder in ("share/info", "share/locale", "share/man"):
         subprocess.run(["find", str(root / "usr" / folder), "-mindepth", "1", "-delete"], check=True)

@@ -43,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.command == "up":
         _up(node)
-    if not node.kept:
+    if not node.detached:
         print("no node is up")
         return 1
     if arguments.command == "load":
@@ -54,10 +54,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _up(node: Node) -> None:
-    if not node.kept:
+    if not node.detached:
         begun = time.monotonic()
         with only_one():
-            node.up(kept=True)
+            node.up(detached=True)
         print(f"up in {time.monotonic() - begun:.1f} s")
 
 

@@ -1,4 +1,4 @@
-"""The programs of a Kubernetes for tests, built once from pinned Go modules and kept in the user's cache.
+"""The programs of a Kubernetes for tests, built once from pinned Go modules and cached in the user's cache.
 
 A program is looked for in `$KUBEBUILDER_ASSETS`, then in the cache, and built if it is in neither. programs/ is one Go
 module for all of them, so that shared code is compiled once; therefore its pins keep to the releases of etcd, CoreDNS
@@ -95,8 +95,8 @@ def _compile(folder: Path, names: Sequence[str]) -> None:
     go = go_command()
     print(f"joinery: building {', '.join(names)}, once (minutes)", file=sys.stderr, flush=True)
     begun = time.monotonic()
-    for left in folder.glob("partial-*"):  # left by a build that was killed: the running one holds the lock
-        shutil.rmtree(left)
+    for partial in folder.glob("partial-*"):  # of a build that was killed: the running one holds the lock
+        shutil.rmtree(partial)
     with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as work:
         _go_build(go, f"{work}/", [PACKAGES[name] for name in names])
         # The rename comes last, so a program with its final name is complete.
@@ -108,12 +108,12 @@ def _compile(folder: Path, names: Sequence[str]) -> None:
 def _go_build(go: str, target: str, packages: Sequence[str]) -> None:
     """Builds Go packages. `target` is a folder, in which each program is named after the last part of its package."""
     major, minor, _ = KUBERNETES_VERSION.split(".")
-    facts = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
-    linked = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in facts.items())])
+    stamped = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
+    linked = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in stamped.items())])
     # A compiler that makes no debug information and rarely collects garbage takes 40 % less time.
-    flags = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={linked}"]
+    options = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={linked}"]
     done = subprocess.run(
-        [go, "build", *flags, "-o", target, *packages],
+        [go, "build", *options, "-o", target, *packages],
         cwd=MODULE,
         env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOGC": "400", "GOWORK": "off"},
         stdin=subprocess.DEVNULL,

@@ -60,14 +60,14 @@ class Node:
         return f"node {self.directory}"
 
     @property
-    def kept(self) -> bool:
+    def detached(self) -> bool:
         """Whether the node is up and stays up until `down`, whoever brought it up."""
-        return self._sandbox.kept
+        return self._sandbox.detached
 
-    def up(self, *, kept: bool = False) -> None:
-        """Brings up a new node, after removing what an earlier one left.
+    def up(self, *, detached: bool = False) -> None:
+        """Brings up a new node, after removing what remains of an earlier one.
 
-        The node ends with this process unless it is `kept`. Raises EnvironmentProblem if the machine cannot run it.
+        The node ends with this process unless it is `detached`. Raises EnvironmentProblem if the machine cannot run it.
         """
         _check_machine(self.directory)
         packages.install(packages.NODE_PACKAGES)
@@ -75,7 +75,7 @@ class Node:
         self.down()
         _refuse_another_kubelet()
         try:
-            self._sandbox.start(kept)
+            self._sandbox.start(detached)
             self._plan.write()
             self._bring_up()
         except BaseException:
@@ -150,10 +150,10 @@ class Node:
 def node_cluster() -> Iterator[Node]:
     """Yields a node that is up: that of `python -m joinery_devkit.kubernetes up`, or one that ends with the block.
 
-    Raises EnvironmentProblem if another process has one that is not kept.
+    Raises EnvironmentProblem if another process has one that is not detached.
     """
     node = Node()
-    if node.kept:
+    if node.detached:
         yield node
         return
     with only_one():

@@ -59,7 +59,7 @@ def open_cluster() -> AbstractContextManager[KubernetesCluster]:
     """The cluster for this run; what was made for it is removed at the end of the block."""
     if KUBECONFIG in os.environ:
         return existing_cluster()
-    if not Node().kept and kind_is_here():
+    if not Node().detached and kind_is_here():
         return kind_cluster()
     return node_cluster()
 

@@ -1,7 +1,7 @@
 """The node's own network, mounts and processes, in namespaces that end with their first process.
 
 Everything in them ends then, so nothing that the node starts or mounts, and none of its bridges, routes and packet
-filters, can be left behind.
+filters, can remain.
 """
 
 from __future__ import annotations
@@ -83,27 +83,29 @@ class Sandbox:
         return record is not None and record.first.find() is not None
 
     @property
-    def kept(self) -> bool:
+    def detached(self) -> bool:
         """Whether the sandbox runs, and goes on when the process that started it ends."""
         record = _Record.read(self._record)
         return record is not None and record.kept and self.running
 
-    def start(self, kept: bool) -> None:
-        """Starts a new sandbox. Unless it is `kept`, it ends with this process, in whatever way that ends."""
+    def start(self, detached: bool) -> None:
+        """Starts a new sandbox. Unless it is `detached`, it ends with this process, in whatever way that ends."""
         self.stop()
         self.logs.mkdir(parents=True)
         kernel, log = machine.kernel_settings(), self.logs / "sandbox"
         options = ["--fork", "--kill-child=KILL", "--propagation=slave", "--mount-proc"]
         init = [sys.executable, str(Path(__file__).with_name("sandbox_init.py")), str(self.directory)]
         command = ["unshare", *_NAMESPACES, *options, "--", *init]
-        if kept:
+        if detached:
             keeper = psutil.Process(self._detached("sandbox", command).pid)
         else:
             self._guarded = ChildProcess(command, log)
             keeper = psutil.Process(self._guarded.pid)
         self._wait_while_starting(lambda: bool(keeper.children()))
         first = keeper.children()[0]
-        self._record.write_text(json.dumps(asdict(_Record(_Identity.of(keeper), _Identity.of(first), kept, kernel))))
+        self._record.write_text(
+            json.dumps(asdict(_Record(_Identity.of(keeper), _Identity.of(first), detached, kernel)))
+        )
         self._wait_while_starting((self.directory / READY).exists)
 
     def connect(self, host: str, node: str, networks: Sequence[str]) -> None:

@@ -62,7 +62,7 @@ class Joined:
 
 
 Forget = Callable[[int, Joined], Joined]
-"""What is left of a row that a side of a step keeps when the job is edited: columns that were not stored until then are
+"""What remains of a row that a side of a step keeps when the job is edited: columns that were not stored until then are
 NULL (M2)."""
 
 

@@ -1,7 +1,7 @@
 """Caches the newest copy of every object that the operator watches.
 
 Copies come from watches, from lists, and from answers to the operator's own calls, in any order. The one with the
-greatest resourceVersion is kept (they are comparable numbers). An object that was once seen to be gone stays gone, so
+greatest resourceVersion stays (they are comparable numbers). An object that was once seen to be gone stays gone, so
 that a late answer cannot bring it back.
 """
 

@@ -37,7 +37,7 @@ class _Recorded:
 class _Allowance:
     """How many Events about one object may be told, as of then."""
 
-    left: float
+    tokens: float
     then: datetime
 
 
@@ -65,9 +65,9 @@ class EventRecorder:
         now = self._now()
         known = self._allowances.pop(uid, None) or _Allowance(_BURST, now)
         gained = max((now - known.then).total_seconds(), 0.0) / _ANOTHER_SECONDS
-        left = min(known.left + gained, float(_BURST))
-        allowed = left >= 1
-        self._allowances[uid] = _Allowance(left - allowed, now)
+        tokens = min(known.tokens + gained, float(_BURST))
+        allowed = tokens >= 1
+        self._allowances[uid] = _Allowance(tokens - allowed, now)
         if len(self._allowances) > _REMEMBERED:
             self._allowances.popitem(last=False)
         return allowed

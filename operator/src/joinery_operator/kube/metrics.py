@@ -43,7 +43,7 @@ class Metrics:
         self.watch_events = self._counter("watch_events", "Events that the watches delivered", "kind")
         self.watch_time = self._gauge("watch_last_event_timestamp_seconds", "When a watch last delivered", "kind")
         self.missed = self._counter("watch_missed", "Changes that an audit found before a watch reported them", "kind")
-        self.left_out = self._gauge(
+        self.excluded = self._gauge(
             "namespace_left_out", "1 for a watched namespace where the operator has no rights", "namespace"
         )
         self.audit_failures = self._counter("audit_failures", "Audits that could not be made")

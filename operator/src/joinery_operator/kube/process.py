@@ -66,7 +66,7 @@ _log = structlog.get_logger(COMPONENT)
 
 _KOPF_STOP_SECONDS = 10.0
 REGAIN_SECONDS = 30.0
-"""How often the operator asks whether it has rights again in namespaces that it left out."""
+"""How often the operator asks whether it has rights again in namespaces that it excludes."""
 
 MakeApi = Callable[[Configuration, Metrics], Api]
 LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
@@ -91,17 +91,17 @@ async def serve(
         while True:
             here = replace(settings, namespaces=usable)
             watched = (*WATCHED, HTTP_ROUTE) if await watches_routes(api, here) else WATCHED
-            left_out = [name for name in settings.namespaces if name not in usable]
+            excluded = [name for name in settings.namespaces if name not in usable]
             async with Controller(here, api, reconcile, metrics, socket.gethostname(), watched=watched) as controller:
                 _log.info("the operator works", namespaces=list(usable) or "all")
-                ended = await _watch(here, controller, log_in, regained(api, left_out, settings))
+                ended = await _watch(here, controller, log_in, regained(api, excluded, settings))
             if ended is None:
                 break
             if isinstance(ended, Exception):
                 usable = await _without_forbidden(api, usable, metrics, ended)
                 continue
             for name in ended:
-                metrics.left_out.labels(name).set(0)
+                metrics.excluded.labels(name).set(0)
                 _log.info("a namespace that was left out is worked on again", namespace=name)
             usable = tuple(name for name in settings.namespaces if name in {*usable, *ended})
     _log.info("the operator has ended")
@@ -134,18 +134,18 @@ async def _without_forbidden(
     return usable
 
 
-async def regained(api: Api, left_out: Sequence[str], settings: Settings) -> tuple[str, ...]:
+async def regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Waits until the operator has all of its rights again in some of these namespaces, and returns those: a namespace
     and the operator's role in it were created again."""
     rights = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
     while True:
         await asyncio.sleep(REGAIN_SECONDS)
         try:
-            lacking = {namespace for namespace, _ in await _refused(api, left_out, rights)}
+            lacking = {namespace for namespace, _ in await _refused(api, excluded, rights)}
         except ApiError as error:
             _log.warning("the rights in namespaces that are left out could not be asked for", error=str(error))
             continue
-        if back := tuple(name for name in left_out if name not in lacking):
+        if back := tuple(name for name in excluded if name not in lacking):
             return back
 
 
@@ -276,7 +276,7 @@ async def watches_routes(api: Api, settings: Settings) -> bool:
 
 async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
     """The namespaces in which the operator has rights. One without any was usually deleted, and its RoleBinding with
-    it. It is left out, because kopf ends all watches if a single namespace is forbidden."""
+    it. It is excluded, because kopf ends all watches if a single namespace is forbidden."""
     refused = await _refused(api, namespaces or (None,), PERMISSIONS)
     lacking = Counter(namespace for namespace, _ in refused)
     usable = tuple(name for name in dict.fromkeys(namespaces) if lacking[name] < len(PERMISSIONS))
@@ -288,9 +288,9 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
             todo="Bind it to the chart's role there, or set JOINERY_OPERATOR_NAMESPACES to where it has them",
         )
     for namespace in namespaces:
-        left_out = namespace not in usable
-        metrics.left_out.labels(namespace).set(left_out)
-        if left_out:
+        excluded = namespace not in usable
+        metrics.excluded.labels(namespace).set(excluded)
+        if excluded:
             _log.warning(
                 "a namespace is left out, because the operator has no rights there; the other ones are worked on",
                 namespace=namespace,

@@ -167,7 +167,7 @@ def template_of(ref: TemplateRef | None, templates: PodTemplates, place: str) ->
 
 def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_containers: bool) -> dict[str, Any]:
     """Lays `ours` over the template. `main` is the name of our container. The template's other containers come after
-    it; without `extra_containers`, for a pod that must end by itself, they are left out."""
+    it; without `extra_containers`, for a pod that must end by itself, they are omitted."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     theirs = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
     mine = {key: value for key, value in ours["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)}

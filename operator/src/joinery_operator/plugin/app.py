@@ -31,7 +31,7 @@ app = App(name="kubectl joinery", help="Jobs of Joinery on the cluster that kube
           version=version("joinery-operator"), result_action="return_value")  # fmt: skip
 
 JobName = Annotated[str, Parameter(help=f"The job's name, or with its kind as in {KINDS[0].short}/NAME.")]
-Flag = Annotated[bool, Parameter(negative=())]
+Switch = Annotated[bool, Parameter(negative=())]
 
 _HERE = KubectlTarget()
 _JOB_FILE = "/etc/joinery/job.yaml"

@@ -80,8 +80,8 @@ def _compare_with_asked(ctx: ReconcileContext, status: Status) -> Status:
     changed = status.observed_generation not in {None, ctx.metadata.get("generation")}
     if changed or job.revision != status.target_revision:
         status = reset_failures(status)
-    kept = status.refused if refuses(status, job, ctx.desired.mode) else None
-    return status.model_copy(update={"refused": kept, "target_revision": job.revision})
+    refused = status.refused if refuses(status, job, ctx.desired.mode) else None
+    return status.model_copy(update={"refused": refused, "target_revision": job.revision})
 
 
 def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]) -> Decision:
@@ -100,7 +100,7 @@ def _again_after(
     delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
     waits = [seconds for seconds in delays if seconds > 0]
     if ctx.status.revision is not None and _stage_begun(status) != _stage_begun(ctx.status):
-        # The first step of the new stage may be left to the next reconcile, and no watch tells the operator about its
+        # The first step of the new stage may wait for the next reconcile, and no watch tells the operator about its
         # own writes.
         waits.append(_SOONEST_SECONDS)
     if ctx.observed.create_refused and any(isinstance(action, Create) for action in actions):

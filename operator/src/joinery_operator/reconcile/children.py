@@ -155,7 +155,7 @@ def _delete(pods: Iterable[PodObservation]) -> Iterator[Action]:
 
 
 def _unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> Iterator[Action]:
-    """Deletes drivers that should not run, and ended ones; the newest ended one is kept for its logs until the next
+    """Deletes drivers that should not run, and ended ones; the newest ended one stays for its logs until the next
     driver is ready, or until a pod is refused: a quota may leave no room for both."""
     wanted = attempt.number if attempt is not None else None
     ended = [number for number, pod in ctx.drivers.items() if pod.ended_at is not None]

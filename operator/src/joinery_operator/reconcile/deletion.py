@@ -1,7 +1,7 @@
 """The deletion of a resource: with `cleanup: deleteState` its finalizer stays until the state is deleted.
 
-Everything else is deleted by owner references. A resource that is deleted in the foreground is first left to
-Kubernetes, which deletes the children, even new ones, until the resource has only our finalizer left.
+Everything else is deleted by owner references. Of a resource that is deleted in the foreground, Kubernetes
+first deletes the children, even new ones, until the resource has no finalizer but ours.
 """
 
 from __future__ import annotations

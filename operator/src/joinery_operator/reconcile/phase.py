@@ -99,7 +99,7 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     if status.revision is None:
         return JobPhase("Failed", ctx.desired.reason, listed(ctx.desired.problems))
     if words := what_keeps_it(ctx, status):
-        return _kept(status, words)
+        return _stopped(status, words)
     if blocked is not None:
         return JobPhase("Failed", blocked.reason, blocked.message, blocked)
     if status.held and plan is None and (rollout is None or rollout.stage == "Checking"):
@@ -111,7 +111,7 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     return _with_pod(ctx, status, attempt, ctx.drivers.get(attempt.number))
 
 
-def _kept(status: Status, words: str) -> JobPhase:
+def _stopped(status: Status, words: str) -> JobPhase:
     """The phase of a rollout's stage that needs a person."""
     stage = status.rollout.stage if status.rollout else ""
     reason = {"Stopping": "DriverStuck", "Starting": "StartFailed"}.get(stage, "RollbackFailed")

@@ -23,7 +23,7 @@ _PAIR = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^'\s\\]|\\.)(?:[^\s\\]|\
 
 
 def state_place(spec: JobSpec) -> object:
-    """Where the state is kept; None when it is in memory."""
+    """Where the state is stored; None when it is in memory."""
     store = spec.state_store.postgres
     return None if store is None else (store.dsn, store.dsn_secret_ref, store.schema_name)
 

@@ -39,12 +39,12 @@ def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
         return _deleted(observed, status)
     if status.phase == "Completed":
         actions = (*_finalizer(observed), *(_delete(pod) for pod in _pods(observed).values()))
-        reason, message = _kept(observed, status)
+        reason, message = _made(observed, status)
         return _said(observed, status, "Completed", reason, message, actions)
     return _try(observed, status, delete=False)
 
 
-def _kept(observed: ObservedSavepoint, status: SavepointState) -> tuple[str, str]:
+def _made(observed: ObservedSavepoint, status: SavepointState) -> tuple[str, str]:
     """Reason and message of a savepoint that was made: whether the state that holds it goes, or is gone, with its job.
     Once the job is gone, only what was seen before tells. A job that is there and lives is then another one."""
     of = observed.resource["spec"]["job"]
@@ -74,9 +74,11 @@ def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
         return Decision(None, (release,))
     revision = _revision(observed)
     if isinstance(revision, Fault) and revision.reason in _NO_STATE:
-        # Whoever deleted the job has decided about its state, and nothing is left that could reach the state.
-        kept = Event("Warning", "SavepointRetained", f"{revision.message}; if there is still state, it keeps this one")
-        return Decision(None, (release,), (kept,))
+        # Whoever deleted the job has decided about its state, and nothing remains that could reach the state.
+        retained = Event(
+            "Warning", "SavepointRetained", f"{revision.message}; if there is still state, it keeps this one"
+        )
+        return Decision(None, (release,), (retained,))
     making = _pods(observed).get(_name(observed, delete=False))
     if making is not None:
         # The pod that pins must not do so again after the other one has unpinned. On a dead node nothing waits for it.

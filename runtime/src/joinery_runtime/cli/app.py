@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say, stored_by
+from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say, stored_by, with_line
 from joinery_runtime.cli.ending import Stopped, sigterm_stops, writing_ending
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError, Problem
@@ -108,7 +108,8 @@ def run(
         stored_by(job, job_file)
         from joinery_runtime.cli.run import run_command  # noqa: PLC0415
 
-        return run_command(job, master, status_port or None, status_host, stalled_after_ms, once=once)
+        with with_line(job, job_file):
+            return run_command(job, master, status_port or None, status_host, stalled_after_ms, once=once)
 
 
 def _duration(option: str, text: str) -> int:
@@ -215,13 +216,13 @@ def sql(
     rows
         Maximum number of rows to show on a terminal.
     """
-    from joinery_runtime.cli.sql import json_values, run_query, shown  # noqa: PLC0415
+    from joinery_runtime.cli.sql import json_rows, run_query, shown  # noqa: PLC0415
 
     job = load(job_file)
     found, notes = run_query(job, query)
     if as_json or not sys.stdout.isatty():
-        for row in found.iter_rows(named=True):
-            say(json.dumps(json_values(row)))
+        for row in json_rows(found):
+            say(json.dumps(row))
     else:
         say(shown(found, rows))
     for note in notes:

@@ -6,19 +6,20 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from joinery_runtime.errors import JobError
-from joinery_runtime.job import Job, load_job, located
+from joinery_runtime.errors import JobError, SourceError
+from joinery_runtime.job import Job, lines_of, load_job, located
 
 JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin or a SessionWindow, as YAML or JSON.")]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
-Flag = Annotated[bool, Parameter(negative=())]
+Switch = Annotated[bool, Parameter(negative=())]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, also on a terminal.")]
 Stored = dict[str, tuple[str, ...]] | None  # the stored columns, per input; None without the engine
 
@@ -70,6 +71,24 @@ def stored_by(job: Job, job_file: Path) -> Stored:
         return stored(job)
     except JobError as error:
         raise located(error, job_file) from error
+
+
+@contextmanager
+def with_line(job: Job, job_file: Path) -> Iterator[None]:
+    """Adds the file and the line to a SourceError of the block whose likely cause is a field of the job."""
+    try:
+        yield
+    except SourceError as error:
+        if error.field is None or not job_file.is_file():  # from a pipe the text is gone
+            raise
+        name, field = error.field
+        place = next(number for number, model in enumerate(job.inputs) if model.name == name)
+        lines = lines_of(job_file)
+        line = lines.get(f"spec.inputs[{place}].{field}", lines.get(f"spec.input.{field}", 1))
+        if line == 1:  # the operator writes a resource into one line
+            raise
+        what = f"{job_file}: line {line}: {error.what[:1].lower()}{error.what[1:]}"
+        raise type(error)(what, facts=error.facts, todo=error.todo) from error
 
 
 def stored(job: Job) -> Stored:

@@ -50,7 +50,7 @@ class Stopped(BaseException):
 @contextmanager
 def writing_ending() -> Iterator[Callable[[object], None]]:
     """Writes how the block ends, if a file is named: the error that leaves the block, or else the result that the block
-    passes to the yielded function ("stopped"; anything else means "finished"). Keeps an answer that the block has left
+    passes to the yielded function ("stopped"; anything else means "finished"). Keeps an answer that the block has put
     in the file."""
     place = os.environ.get(ENDING_FILE)
     if not place:

@@ -65,12 +65,16 @@ def ask_postgres(query: exp.Query, table: TargetTable, dsn: str) -> pl.DataFrame
     text = _over(query, table).sql(dialect="postgres", identify=True)  # keeps names as written, as polars does
     with closing(_connected(table, dsn)) as connection:
         connection.adapters.register_loader("numeric", TextLoader)  # of any scale, and NaN
-        try:
+
+        def ask() -> pl.DataFrame:
             connection.execute("SET LOCAL TIME ZONE 'UTC'")
             cursor = connection.execute(text)
             assert cursor.description is not None, "it is a SELECT"
             names, rows = [column.name for column in cursor.description], cursor.fetchall()
             return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)
+
+        try:
+            return _with_any_times(connection, ask)
         except (psycopg.Error, pl.exceptions.PolarsError) as error:
             if isinstance(error, psycopg.Error) and is_away(error):
                 raise _unreadable(table, error) from error
@@ -97,9 +101,22 @@ def _whole_table(table: TargetTable, dsn: str) -> pl.DataFrame:
     with closing(_connected(table, dsn)) as connection:
         try:
             query = sql.SQL("SELECT * FROM {}").format(table.identifier).as_string(connection)
-            return pl.read_database(query, connection)
+            return _with_any_times(connection, lambda: pl.read_database(query, connection))
         except psycopg.Error as error:
             raise _unreadable(table, error) from error
+
+
+def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    """What Postgres answers. If a time is none that Python has (after the year 9999, `infinity`), all are text."""
+    try:
+        return ask()
+    except psycopg.DataError as error:
+        if error.sqlstate is not None:  # it is from the server, not from a loader
+            raise
+    connection.rollback()
+    for kind in ("timestamptz", "timestamp", "date"):
+        connection.adapters.register_loader(kind, TextLoader)
+    return ask()
 
 
 def _connected(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:

@@ -3,7 +3,7 @@ the query is over an output table in Postgres alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import date, datetime
 from functools import partial
@@ -26,7 +26,7 @@ from joinery_runtime.core.pipeline.step import Horizon, KeptRun
 from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
-from joinery_runtime.engine.stored_rows import marked_rows, read_runs
+from joinery_runtime.engine.stored_rows import flagged_rows, read_runs
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
@@ -122,9 +122,14 @@ def shown(found: pl.DataFrame, rows: int) -> str:
         return f"{found.head(rows)}{more}"
 
 
-def json_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with values that JSON can hold: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
-    return {name: _json_value(value) for name, value in row.items()}
+def json_rows(found: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows with values that JSON can hold: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
+    times = [name for name, kind in found.schema.items() if isinstance(kind, pl.Datetime | pl.Date)]
+    # Python has no years after 9999, which an expression or a table of others may give.
+    beyond = [name for name in times if not found[name].dt.year().is_between(1, 9999).all()]
+    texts = found.with_columns(pl.col(name).dt.to_string("iso:strict") for name in beyond)
+    for row in texts.iter_rows(named=True):
+        yield {name: _json_value(value) for name, value in row.items()}
 
 
 def _json_value(value: Any) -> Any:
@@ -181,18 +186,18 @@ def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
 def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> pl.DataFrame:
     """The rows of a side that are part of the state after the newest epoch."""
     spec = step.sides[side]
-    parts = {spec.part, spec.marks_part}
+    parts = {spec.part, spec.flags_part}
     record, runs = read_runs(store, record, lambda meta: meta.part in parts, lambda _, run: run)
-    marks = [runs[meta.key].batch for meta in record.segments if meta.part == spec.marks_part]
+    flags = [runs[meta.key].batch for meta in record.segments if meta.part == spec.flags_part]
     floors = stored_floors(record)
     horizon = Horizon(floors.get(spec.part), floors.get(spec.part))
     batches = []
     for key in sorted(meta.key for meta in record.segments if meta.part == spec.part):
         rows = runs[key].batch
-        marked = marked_rows(rows, key, marks) if spec.marks else None
-        kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, marked)
-        left = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
-        batches.append(_shown(spec, left))
+        flagged = flagged_rows(rows, key, flags) if spec.flags else None
+        kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
+        live = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
+        batches.append(_shown(spec, live))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
     batches.append(_shown(spec, KeptRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
     return pl.concat([pl.DataFrame(batch) for batch in batches])
@@ -200,7 +205,7 @@ def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> p
 
 def _shown(spec: SideSpec, kept: KeptRun) -> pa.RecordBatch:
     """The user's columns, with the event time, where the row was read and whether it had a match; for sessions, groups
-    and times. If the user has a column of such a name, the user's is kept."""
+    and times. If the user has a column of such a name, the user's stays."""
     batch, times = kept.run.batch, pa.timestamp("ms", "UTC")
     if spec.state is not None:
         users = [name for name in spec.intake.keys if name in batch.schema.names]
@@ -209,7 +214,7 @@ def _shown(spec: SideSpec, kept: KeptRun) -> pa.RecordBatch:
         users = list(spec.intake.stored)
         added = {"event_time": batch.column(TS).cast(times)}
         added |= {"partition": batch.column(PARTITION), "offset": batch.column(OFFSET)}
-        if spec.marks:
-            added["matched"] = pa.array(kept.marks)
+        if spec.flags:
+            added["matched"] = pa.array(kept.flags)
     columns = {name: batch.column(name) for name in users}
     return pa.RecordBatch.from_pydict({**columns, **{name: added[name] for name in added if name not in columns}})

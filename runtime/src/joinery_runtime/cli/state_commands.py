@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from joinery_runtime.cli.common import AsJson, Count, Flag, JobFile, answer, in_memory, load, say
+from joinery_runtime.cli.common import AsJson, Count, JobFile, Switch, answer, in_memory, load, say
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 
@@ -42,8 +42,8 @@ def reset(
     to_time: str | None = None,
     to_offset: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
     watermark: str | None = None,
-    dry_run: Flag = False,
-    drop_planned: Flag = False,
+    dry_run: Switch = False,
+    drop_planned: Switch = False,
 ) -> None:
     """Reset the offsets of a Kafka input and print, per partition, what is read again or skipped. With --watermark,
     lower watermarks instead; with --drop-planned alone, only drop the planned epoch.
@@ -138,8 +138,8 @@ def savepoint(
     name: str | None = None,
     *,
     listing: Annotated[bool, Parameter(name="--list", negative=())] = False,
-    delete: Flag = False,
-    idempotent: Flag = False,
+    delete: Switch = False,
+    idempotent: Switch = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a savepoint: pin the current state under a name. Copies nothing, and does not disturb a running driver.
@@ -179,8 +179,8 @@ def restore(
     job_file: JobFile,
     *,
     savepoint: str,
-    before_first_commit: Flag = False,
-    yes: Flag = False,
+    before_first_commit: Switch = False,
+    yes: Switch = False,
     as_json: AsJson = False,
 ) -> None:
     """Restore state and offsets from a savepoint. Fences a running driver.
@@ -221,9 +221,9 @@ def restore(
 def migrate(
     job_file: JobFile,
     *,
-    dry_run: Flag = False,
+    dry_run: Switch = False,
     savepoint: str | None = None,
-    anew: Flag = False,
+    anew: Switch = False,
     as_json: AsJson = False,
 ) -> None:
     """Migrate the state to this release's version, and pin the former state as a savepoint. Fences a running driver.
@@ -275,7 +275,7 @@ def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
 
 
 @state.command
-def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> None:
+def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -> None:
     """Delete the job from the store: state, offsets, savepoints, epoch log, staged output. Fences a running driver.
     Published output stays.
 
@@ -300,8 +300,8 @@ def delete(job_file: JobFile, *, yes: Flag = False, as_json: AsJson = False) -> 
         record = None if moved else store.record(job.name)
         if yes:
             store.delete_job(job.name)
-            if not moved and (left := forget_output(job, store, record.lineage if record is not None else None)):
-                print(f"joinery: {left}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
+            if not moved and (remaining := forget_output(job, store, record.lineage if record is not None else None)):
+                print(f"joinery: {remaining}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
@@ -317,8 +317,8 @@ def move(
     *,
     to: str | None = None,
     to_schema: str | None = None,
-    dry_run: Flag = False,
-    stay: Flag = False,
+    dry_run: Switch = False,
+    stay: Switch = False,
     as_json: AsJson = False,
 ) -> None:
     """Move the job's state to another Postgres, where the job then continues. Fences a running driver.

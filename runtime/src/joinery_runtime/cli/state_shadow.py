@@ -128,11 +128,11 @@ def _stored(store: StateReader, job: str) -> StoredState:
 def _following(job: Job, store: StateReader, record: JobRecord, clock: Clock) -> Iterator[EpochRecord]:
     """Yields epochs as the driver commits them: `upgrade.shadow.epochs` of them, or fewer once `within` has passed."""
     asked = job.spec.upgrade.shadow
-    over, last, left = clock.now() + asked.within / 1000, record.epoch, asked.epochs
+    over, last, remaining = clock.now() + asked.within / 1000, record.epoch, asked.epochs
     while True:
-        for entry in store.epochs(job.name, last, left):
+        for entry in store.epochs(job.name, last, remaining):
             yield entry
-            last, left = entry.epoch, left - 1
-        if not left or clock.now() >= over:
+            last, remaining = entry.epoch, remaining - 1
+        if not remaining or clock.now() >= over:
             return
         clock.sleep(_POLL_SECONDS)

@@ -17,13 +17,13 @@ from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
 from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows
-from joinery_runtime.core.pipeline.sides import MARKS, SideSpec, stored_rows
+from joinery_runtime.core.pipeline.sides import FLAGS, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_co_partitions
-from joinery_runtime.engine.stored_rows import marked_rows, read_runs
+from joinery_runtime.engine.stored_rows import flagged_rows, read_runs
 from joinery_runtime.job import Job, time_value
 from joinery_runtime.job.model.wording import agreeing
 from joinery_runtime.sinks.encode import rows_to_json
@@ -93,8 +93,8 @@ def show(
 
 
 def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
-    """Whether a segment may hold rows of the key, or marks of such rows."""
-    parts = {part for side in step.sides for part in (side.part, side.marks_part)}
+    """Whether a segment may hold rows of the key, or flags of such rows."""
+    parts = {part for side in step.sides for part in (side.part, side.flags_part)}
     return meta.part in parts and meta.hash_min <= key.hash <= meta.hash_max
 
 
@@ -108,14 +108,14 @@ def kept_of(
     step: StepSpec, key: StepKey, segments: Sequence[tuple[SegmentMeta, Run]], outlook: Outlook
 ) -> Sequence[Shown]:
     """Returns the rows or sessions of the key in these live segments."""
-    marks = [run.batch for meta, run in segments if meta.part.endswith(MARKS)]
+    flags = [run.batch for meta, run in segments if meta.part.endswith(FLAGS)]
     stored = []
     for side, spec in enumerate(step.sides):
         for meta, run in segments:
             if meta.part == spec.part:
                 numbers = _numbers(spec, key.values[side], run.rows_in(HashRange(key.hash, key.hash)), run.batch)
-                marked = marked_rows(run.batch, meta.key, marks)[numbers]
-                stored.append(StoredRows(side, stored_rows(spec, run.batch.take(pa.array(numbers))), marked))
+                flagged = flagged_rows(run.batch, meta.key, flags)[numbers]
+                stored.append(StoredRows(side, stored_rows(spec, run.batch.take(pa.array(numbers))), flagged))
     return step.kind.shown(step, stored, outlook, rows_to_json)
 
 

@@ -16,13 +16,13 @@ from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Summary
 from joinery_runtime.core.pipeline.sides import LEFT, SESSIONS, SideSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
-from joinery_runtime.core.table.columns import MARK, ROW, SEGMENT
+from joinery_runtime.core.table.columns import FLAG, ROW, SEGMENT
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import Cap
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
-from joinery_runtime.engine.stored_rows import marked_rows, read_runs
+from joinery_runtime.engine.stored_rows import flagged_rows, read_runs
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import migrations
@@ -80,7 +80,7 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
         bytes=size.bytes,
         segments=size.segments,
         event_time=(min(s.ts_min for s in rows), max(s.ts_max for s in rows)) if rows else None,
-        state_versions=tuple(sorted({s.state_version for s in live if s.part in {part, spec.marks_part}})),
+        state_versions=tuple(sorted({s.state_version for s in live if s.part in {part, spec.flags_part}})),
         keep_from=keep_from,
         expired=sum(s.rows for s in gone),
         expiring=sum(s.rows for s in some),
@@ -161,7 +161,7 @@ def _side_lines(side: SideStats) -> Iterator[str]:
 def stats(job: Job, store: StateStore) -> Stats:
     pipeline, record = compile_job(job), record_of(job, store)
     step = pipeline.last
-    record, rows = _unmarked_rows(store, record, step.sides[LEFT], step.kind.summary_columns)
+    record, rows = _unflagged_rows(store, record, step.sides[LEFT], step.kind.summary_columns)
     newest = store.newest_epoch(job.name)
     after = NextEpoch.of(pipeline, record)
     totals = Totals.of(newest.result if newest is not None else {})
@@ -172,10 +172,10 @@ def stats(job: Job, store: StateStore) -> Stats:
     return Stats(record, after.watermarks, sides, pins, place, version, summary, totals.after_eviction)
 
 
-def _unmarked_rows(
+def _unflagged_rows(
     store: StateReader, record: JobRecord, side: SideSpec, names: Sequence[str]
 ) -> tuple[JobRecord, pa.Table | None]:
-    """Returns these columns of the side's unmarked rows, and the record to which the rows belong: a driver may replace
+    """Returns these columns of the side's unflagged rows, and the record to which the rows belong: a driver may replace
     segments meanwhile. Without columns, reads nothing."""
     if not names:
         return record, None
@@ -183,15 +183,15 @@ def _unmarked_rows(
     def columns(meta: SegmentMeta, run: Run) -> pa.RecordBatch:
         if meta.part != side.part:
             return run.batch.select([SEGMENT, ROW])
-        chosen = run.batch.select([*names, MARK])
+        chosen = run.batch.select([*names, FLAG])
         # Copied, so that the buffers of the segment's other columns are released.
         return pa.record_batch([pa.concat_arrays([column]) for column in chosen.columns], names=chosen.schema.names)
 
-    record, read = read_runs(store, record, lambda meta: meta.part in {side.part, side.marks_part}, columns)
-    marks = [read[meta.key] for meta in record.segments if meta.part == side.marks_part]
+    record, read = read_runs(store, record, lambda meta: meta.part in {side.part, side.flags_part}, columns)
+    flags = [read[meta.key] for meta in record.segments if meta.part == side.flags_part]
     schema = pa.schema([side.segment_schema().field(name).with_nullable(True) for name in names])
     batches = [
-        rows.filter(pa.array(~marked_rows(rows, meta.key, marks))).drop_columns([MARK]).cast(schema)
+        rows.filter(pa.array(~flagged_rows(rows, meta.key, flags))).drop_columns([FLAG]).cast(schema)
         for meta in record.segments
         if meta.part == side.part
         for rows in [read[meta.key]]

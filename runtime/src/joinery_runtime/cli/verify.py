@@ -211,7 +211,9 @@ def _judge(
 
 def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, course: Replayable) -> None:
     alone = course.record is None and course.entries[0].epoch == 1
+    topics = _topics(job)
     for whole in wholes:
+        before = _not_ours(verdict.compared)
         may_repeat = not whole.content.exact and job.spec.delivery != "exactlyOnce"
         rows = whole.compare(
             verdict.compared,
@@ -229,3 +231,20 @@ def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, course: 
         if whole.cut_off and (whole.name == "output" or not verdict.compared.rows):
             verdict.cut_off.append(whole.cut_off)
         verdict.notes += whole.notes
+        if whole.name in topics and _not_ours(verdict.compared) > before:
+            verdict.notes.append(
+                f"{whole.name}: topic {topics[whole.name]} does not say which job has written a record. If another job "
+                "writes there too, its records are among these differences: give each job a topic of its own"
+            )
+
+
+def _topics(job: Job) -> dict[str, str]:
+    """The topics that the job writes to, by the output's name in differences."""
+    dead = job.spec.dead_letter
+    found = {"output": job.spec.output.kafka, "dead letters": None if dead is None else dead.kafka}
+    return {name: kafka.topic for name, kafka in found.items() if kafka is not None}
+
+
+def _not_ours(compared: RowComparison) -> int:
+    """How many rows were found that are not as the epochs have put them out."""
+    return compared.counted["extra"] + compared.counted["different"]

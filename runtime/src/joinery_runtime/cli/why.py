@@ -146,7 +146,7 @@ class Answer:
     epochs: tuple[int, int]  # the first and the last epoch that were run again
     records: Sequence[Explained]
     kept: ShownKey | None  # what the state still has of the key; None: the record has no key
-    left_out: int = 0  # records of the key that are not explained
+    omitted: int = 0  # records of the key that are not explained
     savepoint: str = ""  # with whose state the first epoch began; "": it began with an empty state
     unjudged: int = 0  # other records of the key that count as taken, though they may have been dropped
 
@@ -156,7 +156,7 @@ class Answer:
             "epochs": list(self.epochs),
             "savepoint": self.savepoint or None,
             "records": [each.document() for each in self.records],
-            "left_out": self.left_out,
+            "left_out": self.omitted,
             "unjudged": self.unjudged,
             "kept": None if self.kept is None else self.kept.document(),
         }
@@ -167,8 +167,8 @@ class Answer:
         yield f"job {self.job}, epochs {first} to {last}{begins}: {counted(len(self.records), 'record')}"
         for each in self.records:
             yield from each.lines()
-        if self.left_out:
-            yield f"{self.left_out} newer records of the key are not explained: ask for one with --record"
+        if self.omitted:
+            yield f"{self.omitted} newer records of the key are not explained: ask for one with --record"
         if self.unjudged:
             others = f"{counted(self.unjudged, 'other record')} {agreeing(self.unjudged, 'are')}"
             yield f"{others} counted as taken above, dropped or not: there are too many to judge each"
@@ -228,8 +228,8 @@ def why(
     ]
     kept = show(job, store, texts, pipeline=pipeline) if steps and last is None else None
     epochs = (plans[0].epoch, plans[-1].epoch)
-    left_out = len(wanted) - len(records)
-    return Answer(job.name, epochs, explained, kept, left_out, course.savepoint, comparison.unjudged)
+    omitted = len(wanted) - len(records)
+    return Answer(job.name, epochs, explained, kept, omitted, course.savepoint, comparison.unjudged)
 
 
 def _begins_with(

@@ -1,5 +1,5 @@
 """What `joinery why` says about a record that was taken: whether the state still has it, and which record of another
-input came nearest to meeting it. Each kind of step answers by its own rules (`Kind.has_left`, `Join.misses`)."""
+input came nearest to meeting it. Each kind of step answers by its own rules (`Kind.is_evicted`, `Join.misses`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Outlook, Span, TakenRow
 from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
-from joinery_runtime.core.pipeline.sides import LEFT, MARKS, SideSpec, stored_rows
+from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
@@ -183,7 +183,7 @@ class JoinedRows:
             self._found.setdefault(meta.part, []).append((meta.epoch, rows))
 
     def _wanted(self, meta: SegmentMeta) -> bool:
-        if meta.key in self._seen or meta.part.endswith(MARKS):
+        if meta.key in self._seen or meta.part.endswith(FLAGS):
             return False
         step, side = self.pipeline.side(meta.part)
         of_key = step.number in self.hashes and meta.hash_min <= self.hashes[step.number] <= meta.hash_max
@@ -293,7 +293,7 @@ class RecordOutcomes:
                 continue
             row = _taken(side, own, near, max(plan.epoch, epoch + 1))
             horizons = horizons_of(self._pipeline, plan)
-            if kind.has_left(step, row, horizons[part].current):
+            if kind.is_evicted(step, row, horizons[part].current):
                 return Retention(plan.epoch, kind.leaves_when(step, row, Outlook(plan.watermarks, horizons)), rule)
         return self._still_kept(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
 
@@ -307,7 +307,7 @@ class RecordOutcomes:
             outlook = Outlook(plan.watermarks, horizons_of(self._pipeline, plan))
             row = TakenRow(side, last, np.array([last]))
             gone = Retention(plan.epoch, kind.leaves_when(step, row, outlook), kind.leaves_by(side))
-            if plan.epoch > epoch and kind.has_left(step, row, outlook.horizon(part)):
+            if plan.epoch > epoch and kind.is_evicted(step, row, outlook.horizon(part)):
                 return gone
             if plan.epoch in self._spans:
                 having = [span for span in self._spans[plan.epoch] if span.start <= ts <= span.last]
@@ -329,9 +329,9 @@ class RecordOutcomes:
         return found
 
     def _still_kept(self, step: StepSpec, side: int, row: TakenRow) -> Retention:
-        """How long a row stays that the last plan has left in the state."""
+        """How long a row stays that is in the state after the last plan."""
         words = step.kind.leaves_when(step, row, self._outlook)
-        if step.kind.has_left(step, row, self._outlook.horizon(step.sides[side].part)):
+        if step.kind.is_evicted(step, row, self._outlook.horizon(step.sides[side].part)):
             words = f"the next epoch: {words}"
         return Retention(None, words, step.kind.leaves_by(side))
 
@@ -393,7 +393,7 @@ class RecordOutcomes:
     def _in_the_way(
         self, step: StepSpec, side: int, rows: _Rows, at: int, epoch: int, retention: Retention, *, true: bool
     ) -> tuple[str, str]:
-        """What, other than the event times, kept the row `at` of a side from matching the record, which arrived in
+        """What, other than the event times, prevented the row `at` of a side from matching the record, which arrived in
         `epoch`, and by which rule. Asks in the engine's order (T3): a row that was dropped or is gone meets nothing."""
         came, kind = int(rows.epochs[at]), step.kind
         assert isinstance(kind, Join), "only those have a row nearest"

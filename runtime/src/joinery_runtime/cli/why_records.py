@@ -26,7 +26,7 @@ from joinery_runtime.sources import Decoded, Decoder
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
 from joinery_runtime.sources.history import HistoryDecoder
 
-MAX_RECORDS = 1_000_000  # kept in memory for one question
+MAX_RECORDS = 1_000_000  # held in memory for one question
 
 Key = Mapping[str, pa.Array]
 """For each key column of an input, an array with the one value of that key."""
@@ -73,9 +73,9 @@ class ChosenRecords:
         for each in planned:
             for _, raw in self.batches.get(each.partition, ()):
                 inside = (raw.offsets >= each.start) & (raw.offsets < each.end_exclusive)
-                left_out = [place.offset for place in self.without if place.partition == each.partition]
-                if left_out:
-                    inside &= ~np.isin(raw.offsets, left_out)
+                without = [place.offset for place in self.without if place.partition == each.partition]
+                if without:
+                    inside &= ~np.isin(raw.offsets, without)
                 if inside.any():
                     yield raw.take(np.flatnonzero(inside))
 
@@ -104,7 +104,7 @@ class Gathering:
     future: dict[Place, str] = field(default_factory=dict)
     """The records that are too far ahead (T11), with the reason. That depends on other records of their ranges, which
     are not kept."""
-    _kept: int = 0
+    _held: int = 0
 
     def take(self, plan: EpochPlan) -> dict[str, int]:
         """Takes all that an epoch read. Returns how many records each partition yielded, named as in the epoch log.
@@ -139,8 +139,8 @@ class Gathering:
         self.future |= {
             Place(raw.partition, int(raw.offsets[at])): ahead[at] for at in ahead.keys() & set(chosen.tolist())
         }
-        self._kept += len(chosen)
-        if self._kept > MAX_RECORDS:
+        self._held += len(chosen)
+        if self._held > MAX_RECORDS:
             raise JoineryError(
                 f"More than {MAX_RECORDS:,} records may have met those of the key",
                 facts=f"input {name} has no column of it, so all of its records count",

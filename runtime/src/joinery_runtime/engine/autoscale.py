@@ -25,8 +25,8 @@ from joinery_runtime.job.model.pods import Autoscale
 
 _RATE_SECONDS = 30.0  # over which arrivals are counted
 _EPOCHS = 5  # of whose lower bounds the median counts, so that one slow epoch changes nothing
-_LEFT = 0.1  # of its records, so many were left behind by an epoch that could have read more
-_SMALLER = 10  # epochs with fewer records, of which the slowest tells what an epoch may take beside them
+_BEHIND = 0.1  # of its records, so many still waited after an epoch that could have read more
+_SMALLER = 10  # epochs with fewer records; the slowest of them tells what an epoch may take beside its records
 _DOUBT = 3.0  # where one smaller epoch is known, another may take longer by so many times what it took beside records
 _TOLERANCE = 0.1  # of the load, above what executors can do: as wide from below as from above
 
@@ -79,8 +79,8 @@ class Autoscaler:
         if not records or not executors:
             return
         each = records / min(executors, records)  # a record is one executor's
-        left = self._waiting > _LEFT * records
-        least = seconds / each if left else self._beyond_smaller(each, seconds)
+        behind = self._waiting > _BEHIND * records
+        least = seconds / each if behind else self._beyond_smaller(each, seconds)
         cost = self._cost or 0.0
         if least is not None:
             self._least.append(least)

@@ -124,14 +124,14 @@ class SegmentCache:
     def _evict(self) -> None:
         files = [(status.st_mtime_ns, status.st_size, path) for path, status in self._files() if path.suffix == _SUFFIX]
         excess = sum(size for _, size, _ in files) - self._max_bytes
-        kept = {path for _, _, path in files}
+        remaining = {path for _, _, path in files}
         for _, size, path in sorted(files):
             if excess <= 0:
                 break
             path.unlink(missing_ok=True)
-            kept.remove(path)
+            remaining.remove(path)
             excess -= size
-        for key in [key for key in self._open if self._path(key) not in kept]:
+        for key in [key for key in self._open if self._path(key) not in remaining]:
             del self._open[key]
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HotKeyTracker
@@ -88,9 +90,12 @@ class Driver:
         self._identity, self._pipeline, self._parts, self._now_ms = identity, pipeline, parts, now_ms
         self._fault = FaultPoint.from_environment()
         self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
-        self._input_warnings = InputWarnings(
-            {found.name: pipeline.intake(found.name).event_time for found in pipeline.inputs}
-        )
+        self._milliseconds = {
+            found.name: intake.event_time
+            for found in pipeline.inputs
+            if pa.types.is_int64((intake := pipeline.intake(found.name)).schema.field(intake.event_time).type)
+        }
+        self._input_warnings = InputWarnings(self._milliseconds)
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
         # About the pending plan: whether it may be old, its partitions whose topic was replaced by another one, and
@@ -120,7 +125,7 @@ class Driver:
 
     @property
     def paused(self) -> Mapping[str, str]:
-        """Inputs that a limit kept from being read, and why, as of the newest call of `plan`."""
+        """Inputs that a limit holds back, and why, as of the newest call of `plan`."""
         return self._parts.planner.status.paused
 
     @property
@@ -325,6 +330,11 @@ class Driver:
             gone=self._gone,
             allowed=allowed,
             merge_all=self._parts.planner.limits.capped,
+            milliseconds={
+                name: column
+                for name, column in self._milliseconds.items()
+                if state.inputs[name].progress.newest is None
+            },
         )
 
     # --- commit -----------------------------------------------------------------------------------------------------

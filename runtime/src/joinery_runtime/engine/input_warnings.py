@@ -1,6 +1,6 @@
-"""Warns about inputs whose records look wrong as a whole, though each may be fine: a column without any value, records
-of which none can be used, event times that most likely count another unit. Most often a name, a path or a format in the
-job does not match the topic, or does not match it any more.
+"""Warns about inputs whose records look wrong as a whole, though each may be fine: a column without any value, only
+records that cannot be used, event times that most likely count another unit. Most often a name, a path or a format in
+the job does not match the topic, or does not match it any more.
 
 The warnings go by runs of records: how many in a row lack a value, or cannot be used, since the driver started or since
 the last epoch that shows otherwise. After such an epoch, a run has to be long, and far longer than any run before it,
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.errors import RecordError
 from joinery_runtime.job.model.wording import counted, listed
 from joinery_runtime.sources.convert import SECONDS_2000, SECONDS_2100
 
@@ -102,10 +103,11 @@ class _Input:
 
     @property
     def counts_seconds(self) -> bool:
-        return self.times is not None and self.times[0] >= SECONDS_2000 and self.times[1] < SECONDS_2100
+        return self.times is not None and _count_seconds(*self.times)
 
-    def warning(self, name: str, event_time: str) -> str | None:
-        """The warning about this input in a few sentences; None if nothing looks wrong."""
+    def warning(self, name: str, milliseconds: str | None) -> str | None:
+        """The warning about this input in a few sentences; None if nothing looks wrong. `milliseconds` is the int64
+        column with its event time (None: its event time is a timestamp)."""
         said = []
         if self.is_useless:
             what = self.unusable | ({"deleted record": self.deletions} if self.deletions else {})
@@ -127,11 +129,11 @@ class _Input:
         if missing:
             dotted = next((column for column in missing if "." in column), "customer.id")
             found[0] += f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
-        if self.counts_seconds and self.times is not None:
+        if milliseconds is not None and self.counts_seconds and self.times is not None:
             lowest = self.times[0]
             found.append(
-                f"event times of column {event_time} are from {_day(lowest)} on, and from {_day(lowest * 1_000)} on if "
-                f"their numbers count seconds. If they do, declare {event_time} as type: timestamp with format: s"
+                f"event times of column {milliseconds} are from {_day(lowest)} on, and from {_day(lowest * 1_000)} on "
+                f"if their numbers count seconds. If they do, declare {milliseconds} as type: timestamp with format: s"
             )
         return f"Input {name}: {'. '.join(found)}" if found else None
 
@@ -142,17 +144,35 @@ def _newest(run: _Run, done: str, others: int = 0) -> str:
     return f"{count:,} records {done} so far" if run.earlier is None else f"newest {count:,} records {done}"
 
 
+def _count_seconds(lowest: int, highest: int) -> bool:
+    return lowest >= SECONDS_2000 and highest < SECONDS_2100
+
+
+def refuse_seconds(read: PartitionRead, column: str) -> None:
+    """Raises RecordError if all event times of a range most likely count seconds. `column` is declared as int64, which
+    is milliseconds."""
+    if read.lowest is None or read.highest is None or not _count_seconds(read.lowest, read.highest):
+        return
+    place = read.partition
+    raise RecordError(
+        f"Input {place.input}: the event times of column {column} most likely count seconds, and int64 is milliseconds",
+        facts=f"the lowest in {place.topic}/{place.partition} is {read.lowest}: {_day(read.lowest)} in milliseconds, "
+        f"{_day(read.lowest * 1_000)} in seconds; nothing of the epoch was committed",
+        todo=f"Declare {column} as type: timestamp with format: s or, if its numbers are milliseconds, with format: ms",
+    )
+
+
 def _day(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1_000, UTC).date().isoformat()
 
 
 class InputWarnings:
     """The warnings of all inputs. Warns when an input first looks wrong, and again when something else does.
-    `event_times` names each input's column with the event time."""
+    `milliseconds` names the int64 column with the event time, for inputs that have it in one."""
 
-    def __init__(self, event_times: Mapping[str, str]) -> None:
+    def __init__(self, milliseconds: Mapping[str, str]) -> None:
         self._inputs: dict[str, _Input] = {}
-        self._event_times = event_times
+        self._milliseconds = milliseconds
         self._said: set[tuple[str, str]] = set()  # pairs of an input and what is wrong with it
 
     def learn(self, reads: Iterable[PartitionRead]) -> tuple[str, ...]:
@@ -166,7 +186,7 @@ class InputWarnings:
             found.add(of_input)
             wrong = {(name, f"column {column}") for column in found.without_value}
             wrong |= {(name, "records")} if found.is_useless else set()
-            wrong |= {(name, "event times")} if found.counts_seconds else set()
+            wrong |= {(name, "event times")} if name in self._milliseconds and found.counts_seconds else set()
             if wrong - self._said:
                 new.append(self._warning(name) or "")
             # A fault that ended is reported again if it returns: by then its run is far longer. Event times have no
@@ -181,4 +201,4 @@ class InputWarnings:
         return {name: warning for name, warning in warnings.items() if warning is not None}
 
     def _warning(self, name: str) -> str | None:
-        return self._inputs[name].warning(name, self._event_times[name])
+        return self._inputs[name].warning(name, self._milliseconds.get(name))

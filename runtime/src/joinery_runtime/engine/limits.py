@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.pipeline.watermark import Watermark
@@ -130,7 +130,7 @@ class Pauses:
     def shrinks(self, horizons: Horizons) -> bool:
         """Whether an epoch with these horizons drops segments of a part that is over its cap, whatever it reads."""
         parts = {over.part for over in self.over}
-        mine = (meta for meta in self._segments if meta.part.removesuffix(MARKS) in parts)
+        mine = (meta for meta in self._segments if meta.part.removesuffix(FLAGS) in parts)
         return any(times.expired(self._pipeline, meta, horizons) for meta in mine)
 
     def stuck(self, activity: InputActivity) -> LimitReached | None:

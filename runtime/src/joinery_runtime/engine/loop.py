@@ -208,7 +208,7 @@ class _DriverLoop:
             else:
                 self._wait()
         if self._stop.is_set() and self._driver.pending:
-            self._epoch(settle=True)  # the stop came during planning; no plan is left behind
+            self._epoch(settle=True)  # the stop came during planning; no plan remains
         self._show_held()
 
     def _show_held(self) -> None:

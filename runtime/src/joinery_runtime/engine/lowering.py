@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, with_marks
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, with_flags
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, first_key
 from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_co_partitions, stored_floors
 from joinery_runtime.engine.plan import InputState, input_states
-from joinery_runtime.engine.stored_rows import decoded, marked_rows
+from joinery_runtime.engine.stored_rows import decoded, flagged_rows
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, format_time
 from joinery_runtime.job.model.wording import counted
@@ -90,35 +90,35 @@ class _Rewriting:
         self, job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, floors: Mapping[str, int]
     ) -> None:
         self._job, self._pipeline, self._record, self._store, self._floors = job, pipeline, record, store, floors
-        self._marks: dict[str, list[pa.RecordBatch]] = {}
+        self._flags: dict[str, list[pa.RecordBatch]] = {}
 
     def of(self, meta: SegmentMeta, number: int) -> Iterable[tuple[SegmentMeta, bytes]]:
-        """Yields the segment without the rows that have gone out; nothing if no row is left."""
+        """Yields the segment without the rows that have gone out; nothing if no row is live."""
         step, side = self._pipeline.side(meta.part)
         spec = step.sides[side]
-        kept = self._read(meta, spec.marks_part if spec.marks else None)
+        kept = self._read(meta, spec.flags_part if spec.flags else None)
         floor = self._floors[spec.part]
         self._refuse_half_closed(meta, step.kind.half_closed(side, kept.run.ts, floor), kept)
-        left = step.kind.live_rows(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
-        if not len(left.run):
+        live = step.kind.live_rows(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
+        if not len(live.run):
             return
-        run = left.run if left.marked is None else with_marks(left.run, left.marked)
+        run = live.run if live.flagged is None else with_flags(live.run, live.flagged)
         key = f"{meta.part}/lowered-{self._record.generation}/{number}"
         blob = to_blob(run.batch, spec.hashed_by, stored_co_partitions(self._record))
         yield describe(run, key=key, part=meta.part, epoch=meta.epoch, blob=blob), blob
 
-    def _read(self, meta: SegmentMeta, marks_part: str | None) -> KeptRun:
+    def _read(self, meta: SegmentMeta, flags_part: str | None) -> KeptRun:
         run = decoded(meta, self._store.read_segments(self._record.job, [meta.key])[meta.key])
-        if marks_part is None:
+        if flags_part is None:
             return KeptRun(meta.key, run)
-        return KeptRun(meta.key, run, 0, marked_rows(run.batch, meta.key, self._marks_of(marks_part)))
+        return KeptRun(meta.key, run, 0, flagged_rows(run.batch, meta.key, self._flags_of(flags_part)))
 
-    def _marks_of(self, part: str) -> list[pa.RecordBatch]:
-        if part not in self._marks:
+    def _flags_of(self, part: str) -> list[pa.RecordBatch]:
+        if part not in self._flags:
             metas = {meta.key: meta for meta in self._record.segments if meta.part == part}
             blobs = self._store.read_segments(self._record.job, metas)
-            self._marks[part] = [decoded(metas[key], blob).batch for key, blob in blobs.items()]
-        return self._marks[part]
+            self._flags[part] = [decoded(metas[key], blob).batch for key, blob in blobs.items()]
+        return self._flags[part]
 
     def _refuse_half_closed(self, meta: SegmentMeta, half: np.ndarray, kept: KeptRun) -> None:
         if not half.any():

@@ -49,7 +49,9 @@ class EpochWork:
     """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks. `lineage`
     names the job's life in the store. `gone` are planned partitions that can no longer be read and need not be.
     `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to go on.
-    `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave."""
+    `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave. `milliseconds`
+    are inputs of which no event time is known yet, with the int64 column that is taken for milliseconds without a word
+    of the user: times that most likely count seconds are refused there."""
 
     generation: int
     plan: EpochPlan
@@ -59,6 +61,7 @@ class EpochWork:
     gone: frozenset[PartitionRef] = frozenset()
     allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
     merge_all: bool = False
+    milliseconds: Mapping[str, str] = field(default_factory=dict)
 
     def reach(self, point: str) -> None:
         fault = self.fault

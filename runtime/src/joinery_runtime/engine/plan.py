@@ -35,8 +35,9 @@ class EpochPlan:
     have read. `tables_read` names the tables that this epoch has read to their first end (A4). `max_future` is, by
     input, how far ahead an event time may be (ms, T11); inputs that are not named take any. `pace` gives, for each
     input whose watermark advances while all are idle (T6), the watermark to start from and the milliseconds since.
-    `co_partitions` is how many partitions co-partitioned inputs have in common (else 0). `unplanned` names the inputs
-    with a partition for which no plan has fixed a start: the consumer group has not assigned it to this job yet.
+    `co_partitions` is how many partitions co-partitioned inputs have in common (else 0). `starts` are the offsets from
+    which to read partitions that the consumer group has not assigned to this job yet, where no earlier plan says so.
+    `unplanned` names the inputs with a partition that neither an earlier plan nor a range of this one has.
     `format` is that of the release that made the plan."""
 
     epoch: int
@@ -56,6 +57,7 @@ class EpochPlan:
     max_future: Mapping[str, int] = field(default_factory=dict)
     pace: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     co_partitions: int = 0
+    starts: Mapping[PartitionRef, int] = field(default_factory=dict)
     unplanned: tuple[str, ...] = ()
     format: int = PLAN_FORMAT
 
@@ -82,7 +84,7 @@ class EpochPlan:
             "checkpoint": self.checkpoint,
             "fingerprint": self.fingerprint,
             "lost": dict(self.lost),
-            "stops": [[r.input, r.topic, r.partition, stop] for r, stop in sorted(self.stops.items())],
+            "stops": _offsets_to_json(self.stops),
             "topic_ids": {name: dict(ids) for name, ids in self.topic_ids.items()},
             "horizons": {part: [horizon.previous, horizon.current] for part, horizon in self.horizons.items()},
             "highest": dict(self.highest),
@@ -90,6 +92,7 @@ class EpochPlan:
             "max_future": dict(self.max_future),
             "pace": {name: list(pace) for name, pace in self.pace.items()},
             **({"co_partitions": self.co_partitions} if self.co_partitions else {}),
+            **({"starts": _offsets_to_json(self.starts)} if self.starts else {}),
             **({"unplanned": list(self.unplanned)} if self.unplanned else {}),
         }
 
@@ -107,7 +110,7 @@ class EpochPlan:
             checkpoint=doc["checkpoint"],
             fingerprint=doc["fingerprint"],
             lost=dict(doc["lost"]),
-            stops={PartitionRef(i, t, p): stop for i, t, p, stop in doc.get("stops", [])},
+            stops=_offsets_from_json(doc.get("stops", [])),
             topic_ids={name: dict(ids) for name, ids in doc.get("topic_ids", {}).items()},
             horizons={part: Horizon(*bounds) for part, bounds in doc.get("horizons", {}).items()},
             highest=dict(doc.get("highest", {})),
@@ -115,8 +118,17 @@ class EpochPlan:
             max_future=dict(doc.get("max_future", {})),
             pace={name: (start, idle_ms) for name, (start, idle_ms) in doc.get("pace", {}).items()},
             co_partitions=doc.get("co_partitions", 0),
+            starts=_offsets_from_json(doc.get("starts", [])),
             unplanned=tuple(doc.get("unplanned", [])),
         )
+
+
+def _offsets_to_json(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:
+    return [[ref.input, ref.topic, ref.partition, offset] for ref, offset in sorted(offsets.items())]
+
+
+def _offsets_from_json(doc: Iterable[tuple[str, str, int, int]]) -> dict[PartitionRef, int]:
+    return {PartitionRef(name, topic, partition): offset for name, topic, partition, offset in doc}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +154,9 @@ class InputState:
         idle when the next plan is made, that watermark must not be forgotten (T1: a watermark never goes back). Nothing
         is settled while a partition waits for its first plan: its rows are still to come.
         """
-        ranges = {r.partition: r.end_exclusive for r in plan.ranges if r.partition.input == name}
-        seen = {partition_id(ref): None for ref in ranges} | dict(highest)
+        ends = {r.partition: r.end_exclusive for r in plan.ranges}
+        read_to = {ref: offset for ref, offset in {**plan.starts, **ends}.items() if ref.input == name}
+        seen = {partition_id(ref): None for ref in read_to} | dict(highest)
         known = self._without_former(plan.topic_ids.get(name, {}))
         progress = known.progress.raised(plan.watermarks.get(name)).saw(seen)
         if not clock.explicit and name not in plan.unplanned:
@@ -155,7 +168,7 @@ class InputState:
             progress = replace(progress, idle_from=start, idle_ms=idle_ms)
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
-        positions, stops = {**known.positions, **ranges}, {**known.stops, **stops}
+        positions, stops = {**known.positions, **read_to}, {**known.stops, **stops}
         return replace(known, positions=positions, progress=progress, stops=stops, first_read=first_read)
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:

@@ -85,7 +85,7 @@ class SourceSnapshot:
 
     def unread(self) -> SourceSnapshot:
         """The snapshot for a plan that reads nothing. Such a plan fixes no partition's start, so lost records and
-        replaced topics are left to the plan that reads on after them."""
+        replaced topics wait for the plan that reads on after them."""
         bounds, waiting = (
             tuple(replace(bound, lost=0, topic_id="") for bound in some) for some in (self.bounds, self.waiting)
         )
@@ -146,7 +146,9 @@ class Planner:
         records wait that no later plan could read either.
 
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
-        where it starts, and when rows of the state are due to go out (T3). Without `reads` the plan reads nothing.
+        where it starts, and when rows of the state are due to go out (T3). A plan that reads also fixes where the
+        partitions of other members start: `startFrom: latest` may mean another offset after a restart. Without `reads`
+        the plan reads nothing.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -156,26 +158,31 @@ class Planner:
         if not (always or self._is_due(snapshot)):
             return None
         ranges: list[Range] = []
+        starts: dict[PartitionRef, int] = {}
         readable = [
             b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in self.status.paused
         ]
         self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
-        # While all unread records of an input are in partitions that others hold, the other inputs wait for it: their
-        # rows would only fill the state.
         if not reads or self._lacks_partitions(state, snapshot):
             snapshot = snapshot.unread()
-        elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
-            first_ends, paused = self._history.first_ends, self.status.paused
-            shares = read_shares(
-                state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
-            )
-            ranges = [
-                self._sources[bound.partition.input].cut(bound, count)
-                if count
-                else Range(bound.partition, bound.start, bound.start)
-                for bound, count in shares
-            ]
-        plan, self._history = next_plan(state, snapshot, ranges, pauses, self._settings, self._history, always=always)
+        else:
+            # While all unread records of an input are in partitions that others hold, the other inputs wait for it:
+            # their rows would only fill the state.
+            if {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
+                first_ends, paused = self._history.first_ends, self.status.paused
+                shares = read_shares(
+                    state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
+                )
+                ranges = [
+                    self._sources[bound.partition.input].cut(bound, count)
+                    if count
+                    else Range(bound.partition, bound.start, bound.start)
+                    for bound, count in shares
+                ]
+            starts = _new_starts(snapshot.bounds, ranges, state.inputs)
+        plan, self._history = next_plan(
+            state, snapshot, ranges, starts, pauses, self._settings, self._history, always=always
+        )
         if plan is not None and reads:
             self._planned_at_ms = now_ms
         return plan
@@ -223,7 +230,7 @@ class Planner:
         )
 
     def _up_to_now(self, bounds: tuple[Bounds, ...], inputs: Inputs) -> tuple[Bounds, ...]:
-        """Cuts the bounds to where the partitions ended at the first call. A partition that appears later is left to
+        """Cuts the bounds to where the partitions ended at the first call. A partition that appears later waits for
         the next run. An input that ended in an earlier run stays ended."""
         if self._ends_of_now is None:
             self._ends_of_now = {bound.partition: bound.end_exclusive for bound in bounds}
@@ -343,7 +350,7 @@ def read_shares(
     densities: Densities[PartitionRef],
     sizes: RecordSizes,
 ) -> list[tuple[Bounds, int]]:
-    """How many records the next epoch reads of which partitions. 0 only fixes where a partition starts that was never
+    """How many records the next epoch reads of each partition. 0 only fixes where a partition starts that was never
     planned."""
     held = [bound for bound in snapshot.bounds if bound.held]
     waiting = _wait_for_tables((*snapshot.bounds, *snapshot.waiting), inputs, settings.tables, first_ends)
@@ -387,15 +394,16 @@ def next_plan(
     state: JobState,
     snapshot: SourceSnapshot,
     ranges: Collection[Range],
+    starts: Mapping[PartitionRef, int],
     pauses: Pauses,
     settings: PlanSettings,
     history: PlannerState,
     *,
     always: bool,
 ) -> tuple[EpochPlan | None, PlannerState]:
-    """Returns the plan that reads these ranges (None if it would do nothing), and what later plans need to know. If the
-    state is over a limit that no reading can relieve, first tries one checkpoint, which merges segments and drops rows
-    that are no longer needed. Raises LimitReached if that does not help."""
+    """Returns the plan that reads these ranges and fixes these starts (None if it would do nothing), and what later
+    plans need to know. If the state is over a limit that no reading can relieve, first tries one checkpoint, which
+    merges segments and drops rows that are no longer needed. Raises LimitReached if that does not help."""
     inputs, bounds = state.inputs, snapshot.bounds
     known = (*bounds, *snapshot.waiting)
     # The watermarks in force, and the event times that the rows read so far have reached.
@@ -414,7 +422,7 @@ def next_plan(
         (value.idle_ms - inputs[name].progress.idle_ms for name, value in snapshot.progress.items()), default=0
     )
     saves = unsaved_ms >= max(1, settings.checkpoint_interval_ms) and bool(state.remaining)
-    if not (ranges or checkpoint or snapshot.deleted or always or closes or saves):
+    if not (ranges or _is_shared(starts, bounds) or checkpoint or snapshot.deleted or always or closes or saves):
         return None, history
     if checkpoint:
         history = replace(history, checkpointed_ms=snapshot.now_ms, unsaved=False)
@@ -440,7 +448,8 @@ def next_plan(
             if value.idle_from is not None
         },
         co_partitions=common_partitions(bounds, inputs, state.co_partitions) if settings.co_partitioned else 0,
-        unplanned=_unplanned(bounds, ranges, inputs),
+        starts=starts,
+        unplanned=tuple(sorted({ref.input for ref in _new_starts(bounds, ranges, inputs)})),
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
@@ -536,18 +545,21 @@ def _ended(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name, done in by_input.items() if done and all(done))
 
 
-def _unplanned(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Inputs) -> tuple[str, ...]:
-    """Inputs with a partition whose start neither an earlier plan nor these ranges have fixed."""
+def _new_starts(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Inputs) -> dict[PartitionRef, int]:
+    """Where partitions start that neither an earlier plan nor these ranges have."""
     planned = {planned.partition for planned in ranges}
-    return tuple(
-        sorted(
-            {
-                bound.partition.input
-                for bound in bounds
-                if bound.partition not in planned and bound.partition not in inputs[bound.partition.input].positions
-            }
-        )
-    )
+    return {
+        bound.partition: bound.start
+        for bound in bounds
+        if bound.partition not in planned and bound.partition not in inputs[bound.partition.input].positions
+    }
+
+
+def _is_shared(starts: Iterable[PartitionRef], bounds: Collection[Bounds]) -> bool:
+    """Whether one of these partitions belongs to an input of which this job has some partitions and other members have
+    the rest. At the start the group first gives a job none, which is no reason for an epoch without rows."""
+    ours, others = ({b.partition.input for b in bounds if b.held is held} for held in (True, False))
+    return any(ref.input in ours & others for ref in starts)
 
 
 def _new_stops(bounds: Iterable[Bounds], inputs: Inputs) -> dict[PartitionRef, int]:

@@ -1,4 +1,4 @@
-"""The commit protocol as pure decisions: observed facts in, a decision out. Nothing here touches a store or a clock.
+"""The commit protocol as pure decisions: what was observed in, a decision out. Nothing here touches a store or a clock.
 
     acquire -> recover -> [plan] -> run (stage, output) -> commit -> publish -> ...
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import HotKeys, KeyRows
@@ -18,7 +18,7 @@ from joinery_runtime.engine.plan import EpochPlan, partition_id
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """What the live segments hold: `rows` of inputs or joins, `bytes` as stored, marks included."""
+    """What the live segments hold: `rows` of inputs or joins, `bytes` as stored, flags included."""
 
     segments: int
     rows: int
@@ -27,15 +27,15 @@ class StateSize:
     @classmethod
     def of(cls, segments: Iterable[SegmentMeta]) -> StateSize:
         live = list(segments)
-        rows = sum(s.rows for s in live if not s.part.endswith(MARKS))
+        rows = sum(s.rows for s in live if not s.part.endswith(FLAGS))
         return cls(len(live), rows, sum(s.bytes for s in live))
 
     @classmethod
     def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
-        """The size of each part, its marks included."""
+        """The size of each part, its flags included."""
         found: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
         for segment in segments:
-            found.setdefault(segment.part.removesuffix(MARKS), []).append(segment)
+            found.setdefault(segment.part.removesuffix(FLAGS), []).append(segment)
         return {part: cls.of(listed) for part, listed in found.items()}
 
 
@@ -86,8 +86,8 @@ class Totals:
     """Counts since the job's state began. Each epoch's result carries them on to the next, so they outlive drivers.
 
     `dropped` counts per input and reason (`late` is one), `dead` per input, `lost` over all inputs, `parts` per part of
-    the state. `after_eviction` counts, per input, rows that were accepted when some of their partners may already have
-    left the state. `behind` is, per input with late rows, the most that a row was behind the watermark (ms).
+    the state. `after_eviction` counts, per input, rows that were accepted when some of their partners may already be
+    gone from the state. `behind` is, per input with late rows, the most that a row was behind the watermark (ms).
     """
 
     rows_in: Mapping[str, int] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Totals:
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Totals:
-        """Reads the totals of the newest result. A result from a release that kept no totals counts as the first
+        """Reads the totals of the newest result. A result from a release that stored no totals counts as the first
         epoch."""
         if "totals" in result:
             totals = dict(result["totals"])

@@ -12,13 +12,13 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepRun, StepWork, with_marks
+from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepRun, StepWork, with_flags
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.core.table.segment import Run, SegmentMeta, merge
 from joinery_runtime.engine.cache import SegmentCache
-from joinery_runtime.engine.marks import MarkCache, marks_of_live, marks_run
+from joinery_runtime.engine.flags import FlagCache, flags_of_live, flags_run
 from joinery_runtime.engine.messages import EpochWork
 
 _EVERYWHERE = HashRange(0, HASH_SPACE - 1)
@@ -33,7 +33,7 @@ class StepOutcome:
     (`replaced`) or `finished`. Runs are made on demand and only once, so that merged runs are not in memory together.
     `put_off`: there is more to merge.
 
-    `after_eviction` counts, per side, rows that were accepted when some of their partners may have left the state
+    `after_eviction` counts, per side, rows that were accepted when some of their partners may be gone from the state
     (T10). `behind` is, per side with late rows, the most that a row was behind its input's watermark (ms).
     """
 
@@ -68,17 +68,17 @@ class StepTask:
         shard: int,
         work: EpochWork,
         cache: SegmentCache,
-        marks: MarkCache,
+        flags: FlagCache,
         *,
         resume_compaction: bool = False,
     ) -> None:
         self._compact_eagerly = work.plan.checkpoint or resume_compaction
-        self._pipeline, self._step, self._work, self._cache, self._mark_cache = pipeline, step, work, cache, marks
+        self._pipeline, self._step, self._work, self._cache, self._flag_cache = pipeline, step, work, cache, flags
         self._sides = range(len(step.sides))
         self._owned = shard_range(shard, work.plan.shards)
         self._first = shard == 0
         self.sides = tuple(self._segments(side, side.part) for side in step.sides)
-        self._marks = tuple(self._segments(side, side.marks_part) if side.marks else [] for side in step.sides)
+        self._flags = tuple(self._segments(side, side.flags_part) if side.flags else [] for side in step.sides)
         self._horizons = tuple(work.plan.horizons[side.part] for side in step.sides)
         self._loaded: dict[str, KeptRun] = {}
 
@@ -95,22 +95,24 @@ class StepTask:
             for side, groups in groups_of.items()
             for rewrite in self._rewrites(side, [group for group in groups if group in merged_now])
         ]
-        mark_merges = {side: self._segments_to_merge(side, self._marks[side], self._owned) for side in self._sides}
+        flag_merges = {side: self._segments_to_merge(side, self._flags[side], self._owned) for side in self._sides}
         horizons = self._work.plan.horizons
         closing = any(times.closes(self._pipeline, meta, horizons) for side in self.sides for meta in side)
         idle = not closing and not arrived
-        if idle and not any((rewrites, *mark_merges.values(), self._finished_marks())):
+        if idle and not any((rewrites, *flag_merges.values(), self._finished_flags())):
             return None
         result = StepResult.nothing(len(self._step.sides))
         if not idle:
             result = yield from self._run(arrivals, closing, ordered=ordered)
-        merged = [group for groups in mark_merges.values() for group in groups]
+        merged = [group for groups in flag_merges.values() for group in groups]
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return StepOutcome(
             result,
-            chain(self._added(result), self._rewritten(result, rewrites), self._marked(result, rewrites, mark_merges)),
+            chain(
+                self._added(result), self._rewritten(result, rewrites), self._flag_runs(result, rewrites, flag_merges)
+            ),
             tuple(s.key for g in (*(r.group for r in rewrites if not r.shared), *merged) for s in g),
-            tuple(sorted(result.finished | shared | self._finished_marks())),
+            tuple(sorted(result.finished | shared | self._finished_flags())),
             after_eviction=self._after_eviction(arrivals, result),
             behind=self._behind(arrivals, result),
             put_off=len(merged_now) < len(to_merge),
@@ -168,10 +170,10 @@ class StepTask:
     def _own_rows(self, side: int, meta: SegmentMeta, whole: Run) -> KeptRun:
         spec = self._step.sides[side]
         rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
-        marked = self._mark_cache.marked(meta, whole, self._marks[side])[rows] if spec.marks else None
+        flagged = self._flag_cache.flagged(meta, whole, self._flags[side])[rows] if spec.flags else None
         batch = stored_rows(spec, whole.batch)
         run = Run.view(batch.slice(rows.start, rows.stop - rows.start), of=whole)
-        return KeptRun(meta.key, run, rows.start, marked)
+        return KeptRun(meta.key, run, rows.start, flagged)
 
     def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:
         mine = [meta for meta in self._work.segments if meta.part == part]
@@ -229,7 +231,7 @@ class StepTask:
     def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
         for rewrite in rewrites:
             kept_runs = self._kept(rewrite.side, rewrite.group)
-            runs = [_with_new_marks(kept, result.marks[rewrite.side]) for kept in kept_runs]
+            runs = [_with_new_flags(kept, result.flags[rewrite.side]) for kept in kept_runs]
             for piece in rewrite.pieces:
                 run = self._merge(rewrite.side, [kept.within(piece) for kept in runs])
                 if len(run):
@@ -238,11 +240,11 @@ class StepTask:
 
     def _merge(self, side: int, runs: Sequence[KeptRun]) -> Run:
         kept = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
-        marked = [rows.run if rows.marked is None else with_marks(rows.run, rows.marked) for rows in kept]
-        return merge(marked, by_offset=self._step.kind.sorts_by_offset(side))
+        flagged = [rows.run if rows.flagged is None else with_flags(rows.run, rows.flagged) for rows in kept]
+        return merge(flagged, by_offset=self._step.kind.sorts_by_offset(side))
 
-    def _marked(
-        self, result: StepResult, rewrites: Sequence[_Rewrite], mark_merges: Mapping[int, Groups]
+    def _flag_runs(
+        self, result: StepResult, rewrites: Sequence[_Rewrite], flag_merges: Mapping[int, Groups]
     ) -> Iterator[tuple[str, Run]]:
         for side, spec in enumerate(self._step.sides):
             rewritten = {meta.key for rewrite in rewrites if rewrite.side == side for meta in rewrite.group}
@@ -253,28 +255,28 @@ class StepTask:
                 if meta.key in result.finished and self._owned.contains(meta.hash_min, meta.hash_max)
             }
             gone = rewritten | finished
-            rest = {key: rows for key, rows in result.marks[side].items() if key not in gone}
-            run = marks_run(self._loaded.values(), rest)
+            rest = {key: rows for key, rows in result.flags[side].items() if key not in gone}
+            run = flags_run(self._loaded.values(), rest)
             if run is not None:
-                yield spec.marks_part, run
-            for group in mark_merges[side]:
+                yield spec.flags_part, run
+            for group in flag_merges[side]:
                 live = {meta.key for meta in self.sides[side]} - rewritten
-                kept = merge(marks_of_live(self._cache.get(group), live))
-                if len(kept):
-                    yield spec.marks_part, kept
+                merged = merge(flags_of_live(self._cache.get(group), live))
+                if len(merged):
+                    yield spec.flags_part, merged
 
-    def _finished_marks(self) -> set[str]:
-        """Mark segments whose marked rows have all left the state; looked for at checkpoints only."""
+    def _finished_flags(self) -> set[str]:
+        """Flag segments whose flagged rows are all gone from the state; looked for at checkpoints only."""
         if not self._work.plan.checkpoint:
             return set()
-        pairs = zip(self._marks, ({meta.key for meta in side} for side in self.sides), strict=True)
-        return set[str]().union(*(self._mark_cache.useless(marks, live) for marks, live in pairs))
+        pairs = zip(self._flags, ({meta.key for meta in side} for side in self.sides), strict=True)
+        return set[str]().union(*(self._flag_cache.useless(flags, live) for flags, live in pairs))
 
 
-def _with_new_marks(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
-    """The rows, with this epoch's new marks applied."""
-    if kept.marked is None or kept.segment not in found:
+def _with_new_flags(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
+    """The rows, with this epoch's new flags applied."""
+    if kept.flagged is None or kept.segment not in found:
         return kept
-    marked = kept.marked.copy()
-    marked[found[kept.segment] - kept.first] = True
-    return KeptRun(kept.segment, kept.run, kept.first, marked)
+    flagged = kept.flagged.copy()
+    flagged[found[kept.segment] - kept.first] = True
+    return KeptRun(kept.segment, kept.run, kept.first, flagged)

@@ -1,4 +1,4 @@
-"""Reads rows of stored segments for commands: decoded, with the marks that were added later."""
+"""Reads rows of stored segments for commands: decoded, with the flags that were added later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.table.blob import from_blob
-from joinery_runtime.core.table.columns import MARK, ROW, SEGMENT
+from joinery_runtime.core.table.columns import FLAG, ROW, SEGMENT
 from joinery_runtime.core.table.segment import Run, SegmentMeta, first_key
 from joinery_runtime.state import migrations
 from joinery_runtime.state.store import JobRecord, StateReader
@@ -45,15 +45,15 @@ def read_runs(
     return record, {meta.key: taken[meta.key] for meta in record.segments if meta.key in taken}
 
 
-def marked_rows(rows: pa.RecordBatch, segment: str, marks: Iterable[pa.RecordBatch]) -> np.ndarray:
-    """Returns bool[n]: which rows of a segment are marked, in the segment itself or by `marks`, rows of mark
+def flagged_rows(rows: pa.RecordBatch, segment: str, flags: Iterable[pa.RecordBatch]) -> np.ndarray:
+    """Returns bool[n]: which rows of a segment are flagged, in the segment itself or by `flags`, rows of flag
     segments."""
-    marked = np.zeros(rows.num_rows, dtype=bool)
-    if MARK in rows.schema.names:
-        marked |= rows.column(MARK).to_numpy(zero_copy_only=False)
-    for batch in marks:
+    flagged = np.zeros(rows.num_rows, dtype=bool)
+    if FLAG in rows.schema.names:
+        flagged |= rows.column(FLAG).to_numpy(zero_copy_only=False)
+    for batch in flags:
         names = batch.column(SEGMENT)
-        # Marks name the segment by its present key, or by one from before a migration.
+        # Flags name the segment by its present key, or by one from before a migration.
         same = [name for name in pc.unique(names).to_pylist() if first_key(name) == first_key(segment)]
-        marked[batch.filter(pc.is_in(names, pa.array(same, pa.string()))).column(ROW).to_numpy()] = True
-    return marked
+        flagged[batch.filter(pc.is_in(names, pa.array(same, pa.string()))).column(ROW).to_numpy()] = True
+    return flagged

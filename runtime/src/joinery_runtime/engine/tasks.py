@@ -67,18 +67,18 @@ class Threads:
         ready: Queue[_Given[T]] = Queue(_READY)
         stopped = Event()
         running = [self._pool.submit(_run, part, ready, stopped) for part in parts]
-        left = len(parts)
+        running_parts = len(parts)
         try:
-            while left:
+            while running_parts:
                 given = ready.get()
-                left -= given.ended
+                running_parts -= given.ended
                 if given.error is not None:
                     raise given.error
                 yield from given.items
         finally:
             stopped.set()
-            while left:
-                left -= ready.get().ended
+            while running_parts:
+                running_parts -= ready.get().ended
             wait(running)
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ def run_step(
 
 
 def _taken(blocks: deque[Block]) -> Iterator[Block]:
-    """Yields the blocks and removes each, so that a block that a step has taken is not kept here too."""
+    """Yields the blocks and removes each, so that a block that a step has taken takes no memory here too."""
     while blocks:
         yield blocks.popleft()
 

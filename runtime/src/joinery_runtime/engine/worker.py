@@ -29,8 +29,9 @@ from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
 from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
+from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
-from joinery_runtime.engine.marks import MarkCache
+from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
 from joinery_runtime.engine.plan import PLAN_FORMAT
 from joinery_runtime.engine.read_report import DeadLetters, LateRecords, PossiblyLate, ReadCounter, ReadReport
@@ -98,7 +99,7 @@ class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts, self._pipeline = parts, parts.pipeline
         self._cache = SegmentCache(parts.cache, parts.store, parts.job, parts.cache_bytes, parts.hasher)
-        self._mark_cache = MarkCache(self._cache)
+        self._flag_cache = FlagCache(self._cache)
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose hot keys were counted
         self._compaction_pending: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
@@ -152,7 +153,11 @@ class Worker:
         for rows in in_chunks(prepared()):
             yield from self._blocks(name, rows, plan.shards)
         yield from may_be_late
-        yield from ((plan.shards, counter.report()) for counter in counters.values())
+        reports = [counter.report() for counter in counters.values()]
+        if name in work.milliseconds:
+            for report in reports:
+                refuse_seconds(report.read, work.milliseconds[name])
+        yield from ((plan.shards, report) for report in reports)
 
     def _prepare(
         self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, checks: RecordChecks
@@ -204,7 +209,7 @@ class Worker:
         arrivals = arrived.rows()
         self._evict_unneeded(work)
         resume = (number, shard) in self._compaction_pending
-        task = StepTask(self._pipeline, step, shard, work, self._cache, self._mark_cache, resume_compaction=resume)
+        task = StepTask(self._pipeline, step, shard, work, self._cache, self._flag_cache, resume_compaction=resume)
         last = step is self._pipeline.last
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
 
@@ -252,7 +257,7 @@ class Worker:
                 return
             live = {s.key for s in work.segments}
             self._cache.retain(live, work.plan.epoch)
-            self._mark_cache.retain(live)
+            self._flag_cache.retain(live)
             for counter in self._counters:
                 counter.retain(live)
             self._evicted_in = (work.generation, work.plan.epoch)
@@ -328,7 +333,7 @@ class Worker:
         sides = self._pipeline.parts()
         for part, run in runs:
             key = f"{part}/{attempt}/{len(staged)}"
-            side = sides.get(part)  # None for marks
+            side = sides.get(part)  # None for flags
             blob = to_blob(run.batch, side.hashed_by if side is not None else (), co_partitions)
             self._cache.put(key, attempt.epoch, run.batch)
             staged.append(describe(run, key=key, part=part, epoch=attempt.epoch, blob=blob))
@@ -423,8 +428,8 @@ def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCo
 
 
 def _removed(step: StepSpec, result: StepResult) -> dict[str, int]:
-    """Counts marked rows by segment if marks mean that rows have left the state, as those of sessions do. Other marks
-    are on rows that stay."""
-    if not step.kind.marked_rows_leave:
+    """Counts flagged rows by segment if flags mean that rows are gone from the state, as those of sessions do. Other
+    flags are on rows that stay."""
+    if not step.kind.flagged_rows_leave:
         return {}
-    return {segment: len(rows) for marks in result.marks for segment, rows in marks.items()}
+    return {segment: len(rows) for flags in result.flags for segment, rows in flags.items()}

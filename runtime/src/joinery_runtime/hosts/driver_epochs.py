@@ -2,7 +2,7 @@
 overhead of a Spark job (docs/decisions/0024, 0045, 0047).
 
 The commit protocol is the same: such an epoch stages and claims what a task would, under an attempt's name of its own.
-Spark starts once epochs that are not small have kept the driver busy for a while; a job that ends before that needs no
+Spark starts once epochs that are not small have occupied the driver for a while; a job that ends before that needs no
 Spark. Spark takes over between two epochs, once its processes have built their workers, or at an epoch that is not
 small. Spark on other machines runs every epoch, because the driver may lack what its executors have, above all memory.
 """
@@ -133,7 +133,7 @@ class DriverEpochs:
         start_after: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._open_here, self._start, self._left, self._clock = here, start, start_after, clock
+        self._open_here, self._start, self._seconds_here, self._clock = here, start, start_after, clock
         self.spark: BackgroundCall[Host] | None = None
         """Spark's start, once it has begun."""
         self._stack = ExitStack()
@@ -143,7 +143,7 @@ class DriverEpochs:
     def run(self, work: EpochWork) -> EpochOutcome:
         small = is_small(work)
         self._small = self._small + 1 if small else 0
-        if self._left <= 0:
+        if self._seconds_here <= 0:
             self._starting()
         if self.spark is not None and self.spark.done:
             spark = self.spark.result()  # raises the error of a failed start
@@ -153,7 +153,7 @@ class DriverEpochs:
         began = self._clock()
         outcome = self._run_here(work)
         if not small:
-            self._left -= self._clock() - began
+            self._seconds_here -= self._clock() - began
         if outcome is None:
             self.close()
             outcome = self._starting().result().run(work)

@@ -1,4 +1,4 @@
-"""What a job left behind before an edit: an epoch that is planned, and output that is not visible yet."""
+"""What remains of a job from before an edit: an epoch that is planned, and output that is not visible yet."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class TakingPart:
     """The executors that take part in epochs: those that have run `warm`, which builds a process's worker.
 
     A new executor does so beside the epochs, which go on without it: one that had a share at once would have all others
-    wait until it has imported, built and connected (3 s on a node of two cores). Where no executor is left that has,
+    wait until it has imported, built and connected (3 s on a node of two cores). Where no executor remains that has,
     all take part.
     """
 

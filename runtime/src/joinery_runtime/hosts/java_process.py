@@ -1,6 +1,8 @@
 """Starts the Java process of Spark's driver as PySpark does, but knows the process from its first moment: a start that
 nobody waits for any longer is killed by its pid, and a start that a signal cuts short leaves no process behind. Also
 finds the class archive (made by `class_archive`) that shortens the start.
+
+PySpark is imported where Java starts: a job that needs no Spark imports this module for its signals.
 """
 
 from __future__ import annotations
@@ -18,8 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkContext, java_gateway
-
 from joinery_runtime.errors import EnvironmentProblem
 
 # Silences the JVM's message, on standard output, that it cannot use the archive. Its other warnings stay.
@@ -33,11 +33,11 @@ _under_way: set[subprocess.Popen[bytes]] = set()
 # warning that no option turns off. Spark's scripts end in `exec java ...`, and bash prefers a function named `exec` to
 # its builtin.
 _WITHOUT_MODULE = """() {
-  local kept=() word
+  local others=() word
   for word; do
-    if [[ $word == --add-modules=jdk.incubator.vector ]]; then unset -f exec; else kept+=("$word"); fi
+    if [[ $word == --add-modules=jdk.incubator.vector ]]; then unset -f exec; else others+=("$word"); fi
   done
-  builtin exec "${kept[@]}"
+  builtin exec "${others[@]}"
 }"""
 
 
@@ -53,6 +53,8 @@ def kill_starts() -> None:
 def ended_afterwards() -> Iterator[None]:
     """Ends a Java process that was started in the block if no context runs on it after the block: its system properties
     would become settings of the next context."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
     before = SparkContext._gateway
     try:
         yield
@@ -85,6 +87,8 @@ class JavaStart:
     def made_here(self) -> Iterator[None]:
         """Takes the process that PySpark launches in the block for this start. The launch raises EnvironmentProblem
         after `give_up`."""
+        from pyspark import java_gateway  # noqa: PLC0415
+
         with _launching:
             # PySpark hands out the process only once it has answered, so its Popen is replaced meanwhile.
             original = java_gateway.Popen
@@ -108,6 +112,8 @@ class JavaStart:
     def forget(self) -> None:
         """Makes PySpark forget the process, so that the next start makes a new one. To be called after `give_up`, once
         nobody calls into the process any more."""
+        from pyspark import SparkContext  # noqa: PLC0415
+
         gateway = SparkContext._gateway
         if gateway is not None and self._process is not None and gateway.proc is self._process:
             SparkContext._gateway = SparkContext._jvm = None
@@ -136,6 +142,8 @@ def java_options() -> str:
 def archive_path() -> Path | None:
     """The path of the archive for this Python environment's Spark and the Java that it will run on. None if there can
     be no archive: SPARK_HOME names another Spark, or Java does not state its version."""
+    from pyspark import java_gateway  # noqa: PLC0415
+
     release, home = _release(), os.environ.get("SPARK_HOME")
     if release is None or (home and Path(home) != Path(java_gateway.__file__).parent):
         return None

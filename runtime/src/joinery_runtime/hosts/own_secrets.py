@@ -71,7 +71,7 @@ def restored(job: Job, job_file: Path) -> Job:
 
 
 def withheld_in(job: Job) -> bool:
-    """Whether `withheld` left values out."""
+    """Whether `withheld` removed values."""
     return WITHHELD in _values(job).values()
 
 

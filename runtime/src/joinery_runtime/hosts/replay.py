@@ -106,13 +106,13 @@ class Replay:
 
     def closes(self, plan: EpochPlan) -> bool:
         """Whether the epoch may emit rows even though it reads nothing."""
-        planned = self._after_what_was_left_out(plan)
+        planned = self._after_skipped(plan)
         return any(times.closes(self._pipeline, meta, planned.horizons) for meta in self._state.remaining)
 
     def run(self, plan: EpochPlan) -> ReplayedEpoch:
-        """Runs the next epoch. Epochs in between may be left out if they read nothing and none of them `closes`
+        """Runs the next epoch. Epochs in between may be skipped if they read nothing and none of them `closes`
         anything."""
-        plan = self._after_what_was_left_out(plan)
+        plan = self._after_skipped(plan)
         work = EpochWork(generation=1, plan=plan, segments=self._state.needed_by(plan))
         outcome = self._host.run(work)
         self._go_on(plan, outcome)
@@ -130,7 +130,7 @@ class Replay:
         """Up to where each part of the state is closed."""
         return self._state.floors
 
-    def _after_what_was_left_out(self, plan: EpochPlan) -> EpochPlan:
+    def _after_skipped(self, plan: EpochPlan) -> EpochPlan:
         floors = self._state.floors
         found = plan.horizons or times.horizons(self._pipeline, plan.times, floors)
         return replace(plan, horizons={part: Horizon(floors.get(part), at.current) for part, at in found.items()})
@@ -235,8 +235,8 @@ def replayable(
 
 
 def _own(entries: list[EpochRecord]) -> list[EpochRecord]:
-    """The entries without one copied from the job that this job started from, of which it wrote nothing itself. The
-    copy does not say what the epoch wrote, which tells it apart."""
+    """The entries without the one that was copied from the job that this job started from: it wrote nothing of that
+    epoch itself. The copy does not say what the epoch wrote, which tells it apart."""
     return entries[1:] if entries and "output" not in entries[0].result else entries
 
 

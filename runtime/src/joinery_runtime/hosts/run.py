@@ -1,18 +1,19 @@
-"""Runs one job on Spark: opens store, sources and sinks, starts a Spark context, runs the epoch loop."""
+"""Runs one job on Spark: opens store, sources and sinks, starts a Spark context, runs the epoch loop.
+
+PySpark is imported where Spark starts. Many jobs end before that, and each restart of a driver would wait for it."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -40,17 +41,14 @@ from joinery_runtime.hosts.driver_epochs import (
     spark_starts_after,
 )
 from joinery_runtime.hosts.edits import EarlierDefinition, naming_the_edit
-from joinery_runtime.hosts.given_spark import given_context
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
-from joinery_runtime.hosts.spark import SparkHost, master_of, require_java, start_context, stop_context
+from joinery_runtime.hosts.spark_master import master_of, require_java
 from joinery_runtime.hosts.spark_security import application_secret
-from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.status import Board
-from joinery_runtime.hosts.status.executors import SparkWatch, watched
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
@@ -61,6 +59,13 @@ from joinery_runtime.sources import check_registry, planner_for
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.state.decisions import is_new
 from joinery_runtime.state.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from joinery_runtime.hosts.spark import SparkHost
+    from joinery_runtime.hosts.status.executors import SparkWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +106,10 @@ def run_job(
     with ExitStack() as stack:
         context = None
         if session is not None:
+            from joinery_runtime.hosts.given_spark import given_context  # noqa: PLC0415
+
             context = stack.enter_context(given_context(session, filled.spec.spark.conf))
-        elif SparkContext._active_spark_context is not None:
+        elif "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._active_spark_context is not None:
             raise EnvironmentProblem(
                 "A Spark context runs in this process already",
                 facts="there can be one",
@@ -224,6 +231,9 @@ class _JobRun:
         java = JavaStart()
 
         def on_spark() -> SparkHost:
+            from joinery_runtime.hosts.spark import SparkHost  # noqa: PLC0415
+            from joinery_runtime.hosts.spark_tasks import WorkerSetup  # noqa: PLC0415
+
             context = self._spark(job, java)
             build = self._builder(referring, context, stack)
             setup = WorkerSetup(build.digest, build, len(pipeline.steps), pipeline.finds_late_records)
@@ -296,6 +306,9 @@ class _JobRun:
 
     def _spark(self, job: Job, java: JavaStart) -> SparkContext:
         if self._context is None:
+            from joinery_runtime.hosts.spark import start_context, stop_context  # noqa: PLC0415
+            from joinery_runtime.hosts.status.executors import SparkWatch, watched  # noqa: PLC0415
+
             self._context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), self._master, java)
             self._stack.callback(stop_context, self._context)
             if self._caller.board is not None:

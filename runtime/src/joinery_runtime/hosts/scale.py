@@ -15,20 +15,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pydantic import ValidationError
-from pyspark import SparkContext
 
 from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling, ScalingCause
 from joinery_runtime.engine.planner import Planner
-from joinery_runtime.hosts.executors import executor_ids, request_executors
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.job.crd import SCALE_FILE, Scale
 from joinery_runtime.job.model.pods import Autoscale
 from joinery_runtime.job.model.resource import MOST_SHARDS, JobSpec
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 _POLL_SECONDS = 1.0
 
@@ -109,9 +111,12 @@ class Rescaler:
         asked = self._file.read()
         self._least = asked.shards or self._least
         executors, context = self._executors, self._context()
-        # Left to the next look when the Java process does not answer: the epoch says so if it is gone.
+        # Waits for the next look when the Java process does not answer: the epoch says so if it is gone.
         with suppress(Py4JError, ConnectionError):
             if context is not None and not is_local(context.master):
+                from joinery_runtime.hosts.executors import executor_ids, request_executors  # noqa: PLC0415
+
+                self._running = len(executor_ids(context))
                 executors = self._wanted(context, asked)
                 # One that was on its way when fewer were asked for comes all the same.
                 if executors is not None and (executors != self._executors or executors < self._running):
@@ -120,7 +125,6 @@ class Rescaler:
 
     def _wanted(self, context: SparkContext, asked: Scale) -> int | None:
         """Executors; None: as many as there are."""
-        self._running = len(executor_ids(context))
         if asked.autoscale is None:
             self._autoscaler = None
             return asked.instances or self._executors

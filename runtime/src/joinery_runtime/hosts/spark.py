@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcom
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.executors import TakingPart, placed_again, placed_on
 from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, java_options
+from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, submitted_here
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
@@ -62,8 +62,6 @@ DEFAULT_CONF = {
     "spark.locality.wait": "0s",
     "spark.shuffle.reduceLocality.enabled": "false",  # else a peer that read most would get two tasks, another none
 }
-
-_ALONE = "local[*,4]"  # where nobody names a master: a task is tried four times as on a cluster
 
 _LOG = Path(__file__).with_name("log4j2.properties")
 
@@ -155,7 +153,7 @@ def _to_peer(peer: int) -> int:
 
 def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
     """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do. `cores` are those
-    of all executors, of which there may be none yet."""
+    of all executors. There may be no executor yet."""
     executors = max(1, executors)
     each = math.ceil(cores / executors)
     processes = math.ceil(each / MAX_THREADS)
@@ -200,16 +198,6 @@ def _todo(error: Exception) -> str:
     return "Nothing of it was committed; the next start replays it"
 
 
-def master_of(conf: Mapping[str, str], master: str | None) -> str:
-    """The master that `start_context` will use; "" if spark-submit has set it."""
-    if master is not None:
-        return master
-    named = conf.get("spark.master")
-    if named is None and not _submitted():
-        named = conf_file().get("spark.master", _ALONE)
-    return named or ""
-
-
 _VARIABLES: set[str] = set()  # environment variables that starts of a context have set in this process
 
 
@@ -228,14 +216,14 @@ def without_traces() -> Iterator[None]:
 def start_context(name: str, conf: dict[str, str], master: str | None, java: JavaStart | None = None) -> SparkContext:
     """Starts a context. The job's own `spark.conf` overrides what spark-submit or `spark-defaults.conf` set, and both
     override our defaults. `java` starts the Java process if there is none."""
-    if _submitted():
+    if submitted_here():
         SparkContext._ensure_initialized()  # then a SparkConf has what spark-submit set
     settings = SparkConf().setAppName(name)
     for key, value in conf.items():
         settings.set(key, value)
     if master is not None:
         settings.setMaster(master)
-    from_file = {} if _submitted() else conf_file()
+    from_file = {} if submitted_here() else conf_file()
     place = str(settings.get("spark.master", from_file.get("spark.master", "")))
     for key, value in _defaults(place, from_file | dict(settings.getAll())).items():
         # The settings of a new JVM become its arguments, which override its file.
@@ -276,11 +264,11 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
     somebody has set. Raises EnvironmentProblem."""
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     here = f"{_JIT} {java_options()}".strip()
-    if not _submitted():
+    if not submitted_here():
         logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
         defaults["spark.driver.defaultJavaOptions"] = f"{here} {logging}"
         if not master:
-            defaults["spark.master"] = master = _ALONE
+            defaults["spark.master"] = master = ALONE
     defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) else _JIT
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
@@ -293,42 +281,11 @@ def _log_level(master: str) -> str:
     return "warn" if master.startswith("k8s://") else "error"
 
 
-def conf_file() -> dict[str, str]:
-    """Reads `spark-defaults.conf` in SPARK_CONF_DIR, else in `conf` of SPARK_HOME. PySpark cannot tell these settings:
-    before the JVM runs it does not read the file, and after that Spark has added settings of its own."""
-    home = os.environ.get("SPARK_HOME")
-    folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
-    if folder is None:
-        return {}
-    try:
-        text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    # The format is Java's properties, of which Spark's settings use plain lines: `key value`, `key=value`, `key:
-    # value`.
-    lines = [line.strip() for line in text.splitlines()]
-    pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#!"]
-    return {key: "".join(value) for key, *value in pairs}
-
-
 def stop_context(context: SparkContext) -> None:
     """Stops the context. If its Java process is gone, the context has stopped already."""
     with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
         context.stop()
-
-
-def require_java() -> str | None:
-    """The path of the Java that Spark would start; None if spark-submit has started one. Raises EnvironmentProblem if
-    there is no Java."""
-    if _submitted():
-        return None
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=Path(home) / "bin" if home else None)
-    if java is None:
-        where = "JAVA_HOME holds no bin/java" if "JAVA_HOME" in os.environ else "no java on PATH, JAVA_HOME is not set"
-        raise EnvironmentProblem("Spark needs Java", facts=where, todo="Install Java 17 or newer")
-    return java
 
 
 def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentProblem:
@@ -342,8 +299,3 @@ def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentPr
         facts=reason,
         todo=f"Check the master's URL, spark.conf in the job, and that {java} is version 17 or newer",
     )
-
-
-def _submitted() -> bool:
-    """Whether spark-submit started this process. Then the JVM already runs, with a master and a log of its own."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ

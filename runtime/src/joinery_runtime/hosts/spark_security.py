@@ -12,11 +12,12 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any
-
-from pyspark import SparkContext
+from typing import TYPE_CHECKING, Any
 
 from joinery_runtime.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 SECRET = "spark.authenticate.secret"
 ENV_SECRET = "_SPARK_AUTH_SECRET"

@@ -119,12 +119,12 @@ class _Trace:
             for log in self._logs.values():
                 log.final = True
         for name in step.get("idle", ()):
-            self._idleness.mark_idle(name, self._logs[name.partition("/")[0]])
+            self._idleness.set_idle(name, self._logs[name.partition("/")[0]])
         for name, watermark in step.get("watermark", {}).items():
             self._driver.state = self._driver.state.raised(name, watermark)
         for name, rows in rows_by_input(step).items():
             self._logs[name].append(rows)
-            self._idleness.mark_active(name, rows)
+            self._idleness.set_active(name, rows)
 
     def _reset_watermarks(self, wanted: Mapping[str, int]) -> None:
         """Does what `joinery state reset --watermark` does to a stopped job."""

@@ -19,7 +19,7 @@ from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Sink, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Sink, Takeover
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.state.store import StateStore
@@ -69,7 +69,7 @@ class StepInputs:
         return self._decoders[name]
 
 
-class LocalCapture(HasNoJobMarker):
+class LocalCapture(NamesNoStore):
     """A sink that hands its rows back. It is driver's and tasks' half in one, because all tasks run in this process."""
 
     def __init__(self) -> None:

@@ -183,8 +183,8 @@ class StepLog(UnsharedSource):
         at, begun = stored.offsets.get(files, 0), self.final or bool(self.partitions)
         if at < len(self._files) or not begun:
             return [Bounds(files, at, len(self._files)), *(replace(bound, waits=True) for bound in topic)]
-        mark = Bounds(PartitionRef(self.name, READ, 0), 0, 0, topic_id=_FILES, waits=True)
-        return [Bounds(files, at, at, final=True, held=False, deleted=True), mark, *topic]
+        read = Bounds(PartitionRef(self.name, READ, 0), 0, 0, topic_id=_FILES, waits=True)
+        return [Bounds(files, at, at, final=True, held=False, deleted=True), read, *topic]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
@@ -217,12 +217,12 @@ class ScriptedIdleness:
         self._logs = logs
         self._idle: dict[str, set[int] | None] = {}  # by input; None: all partitions
 
-    def mark_idle(self, name: str, log: StepLog) -> None:
+    def set_idle(self, name: str, log: StepLog) -> None:
         _, slash, partition = name.partition("/")
         idle = self._idle.get(log.name, set()) if slash else None
         self._idle[log.name] = None if idle is None else idle | {int(partition)}
 
-    def mark_active(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def set_active(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         idle = self._idle.get(name)
         if not rows or name not in self._idle:
             return

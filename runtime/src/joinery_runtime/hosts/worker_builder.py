@@ -94,7 +94,7 @@ def cache_bytes() -> int:
 
 
 class JobInputs:
-    """A worker's readers and decoders, by input and lane, opened at first use and kept."""
+    """A worker's readers and decoders, by input and lane, opened at first use."""
 
     def __init__(self, job: Job) -> None:
         self._sides = {side.name: side for side in job.inputs}

@@ -15,7 +15,7 @@ from joinery_runtime.job.kinds.interval import Interval
 from joinery_runtime.job.kinds.session.resource import SessionWindow, SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, Sessions
 from joinery_runtime.job.kinds.window import Hopping, Session, Window
-from joinery_runtime.job.load import job_from, load_job, located, parse_job
+from joinery_runtime.job.load import job_from, lines_of, load_job, located, parse_job
 from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.duration import format_duration, format_time, parse_duration, time_value
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
@@ -100,6 +100,7 @@ __all__ = [
     "format_duration",
     "format_time",
     "job_from",
+    "lines_of",
     "load_job",
     "located",
     "parse_duration",

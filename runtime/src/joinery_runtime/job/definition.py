@@ -27,7 +27,7 @@ _ANY_JOB = TypeVar("_ANY_JOB", bound=Job)
 
 def definition(job: Job) -> dict[str, Any]:
     """The definition as JSON without secrets; equal for jobs that make the same rows from the same plan. Defaults are
-    left out, so that a release with more of them finds the definitions of an earlier release equal. SQL counts as the
+    omitted, so that a release with more of them finds the definitions of an earlier release equal. SQL counts as the
     fields that it stands for."""
     spec = job.spec.model_copy(update=job.without_sql)
     fields = spec.model_dump(mode="json", by_alias=True, include=set(_defining(job)), exclude_defaults=True)

@@ -54,7 +54,7 @@ class Explanation:
         return f"a chain of {len(self.steps)} joins" if len(self.steps) > 1 else self.steps[0].title
 
     def render(self) -> str:
-        """Plain text, one fact per line; warnings come last and in capitals, so that they do not scroll out of
+        """Plain text, one statement per line; warnings come last and in capitals, so that they do not scroll out of
         sight."""
         return "\n".join([*self._plan_lines(), *self._state_lines(), *(f"WARNING: {text}" for text in self.warnings)])
 
@@ -76,7 +76,7 @@ class Explanation:
             if chain:
                 left, right = (side.rows_of for side in step.sides)
                 yield f"  step {number}: {step.title} of {left} with {right}"
-            yield from (f"  {'  ' if chain else ''}{name}: {text}" for name, text in step.facts)
+            yield from (f"  {'  ' if chain else ''}{name}: {text}" for name, text in step.lines)
         yield f"  output: {self.output}"
         yield f"  records that cannot be used: {self.dead_letters}"
         yield f"  state: {self.store}"
@@ -153,15 +153,15 @@ def _position(at: object) -> str:
 
 
 def _watermark(side: Input) -> str:
-    mark = side.watermark
-    if mark.explicit:
+    rule = side.watermark
+    if rule.explicit:
         return "watermark: raised only by the steps of `joinery trace`"
-    idle = f"idle after {format_duration(mark.idle_timeout)}" if mark.idle_timeout else "never idle"
-    most = mark.max_future
+    idle = f"idle after {format_duration(rule.idle_timeout)}" if rule.idle_timeout else "never idle"
+    most = rule.max_future
     ahead = "any event time is taken" if most is None else f"{format_duration(most)} ahead at most (maxFuture)"
     return (
-        f"watermark: highest event time - {format_duration(mark.delay)}, lowest over its partitions; {idle}; "
-        f"when all inputs are idle: {mark.on_idle}; {ahead}"
+        f"watermark: highest event time - {format_duration(rule.delay)}, lowest over its partitions; {idle}; "
+        f"when all inputs are idle: {rule.on_idle}; {ahead}"
     )
 
 

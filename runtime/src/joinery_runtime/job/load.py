@@ -57,9 +57,14 @@ def job_from(data: Mapping[str, Any]) -> Job:
 def located(error: JobError, path: str | Path) -> JobError:
     """The same problems with the name of the file, and the lines of their paths in it. For an error that was found
     after `load_job`."""
-    document = _the_resource(read_documents(Path(path).read_text(encoding="utf-8"), str(path)), str(path))
-    lines = {path_text(at): line for at, line in document.lines.items()}
+    lines = lines_of(path)
     return JobError(str(path), [replace(problem, line=lines.get(problem.path)) for problem in error.problems])
+
+
+def lines_of(path: str | Path) -> dict[str, int]:
+    """The line of every place in a job file, by its path in the resource. Raises JobError."""
+    document = _the_resource(read_documents(Path(path).read_text(encoding="utf-8"), str(path)), str(path))
+    return {path_text(at): line for at, line in document.lines.items()}
 
 
 def parse_job(text: str, source: str, *, base: Path | None = None, environment: Mapping[str, str] | None = None) -> Job:

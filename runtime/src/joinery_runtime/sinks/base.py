@@ -18,7 +18,7 @@ import pyarrow as pa
 from joinery_runtime.errors import Unavailable
 from joinery_runtime.store_identity import StoreIdentity
 
-Receipt = Mapping[str, Any]  # JSON-able; kept in the epoch log
+Receipt = Mapping[str, Any]  # JSON-able; stored in the epoch log
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class AttemptId:
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt as its writer sees it. `lineage` identifies the job's life in its state store: it tells what this job
-    left in the target from what a job of the same name in another store left there.
+    wrote to the target from what a job of the same name in another store wrote there.
 
     A writer whose rows are visible before the commit first claims its part of the epoch. `claim(name, owner,
     instead_of)` returns None if this attempt is the first to claim it, else the present owner (see `StateStore.claim`).
@@ -127,7 +127,7 @@ class Sink(Protocol):
         ...
 
     def recover(self, takeover: Takeover) -> bool:
-        """Sweeps what attempts of older generations left behind and no commit named. Once this returns, none of them
+        """Sweeps what attempts of older generations wrote and no commit named. Once this returns, none of them
         can make anything visible. Called before anything is planned or replayed.
 
         Returns whether rows of the pending epoch are visible: its plan then has to be replayed unchanged."""
@@ -163,8 +163,8 @@ class HoldsNoRows:
         return None
 
 
-class HasNoJobMarker(HoldsNoRows):
-    """The trivial part of `Sink`, where nothing in the target says which job writes to it."""
+class NamesNoStore(HoldsNoRows):
+    """The trivial part of `Sink`, where nothing in the target says which store the job that writes to it has."""
 
     def other_store(self) -> StoreIdentity | None:
         return None

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleSink(HasNoJobMarker):
+class ConsoleSink(NamesNoStore):
     """Both halves of the sink. A receipt, which the epoch log keeps, holds up to `shown` rows of its attempt as JSON.
     They are printed after the epoch's commit, and may be printed again after a crash."""
 

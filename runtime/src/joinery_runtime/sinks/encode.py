@@ -2,7 +2,7 @@
 
 Values are written as the sources read them (rule V3), so that a job can read another's output: int64 and uint64 as
 exact integers, decimals as text, binary as base64, dates as `YYYY-MM-DD`. A job chooses the rest with its `JsonStyle`.
-NaN and infinity, which JSON lacks, become null. A null is written as null, never left out.
+NaN and infinity, which JSON lacks, become null. A null is written as null, never omitted.
 """
 
 from __future__ import annotations

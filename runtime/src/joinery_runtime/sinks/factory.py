@@ -21,7 +21,6 @@ from joinery_runtime.job.model.outputs import (
     PostgresOutput,
 )
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.base import Sink, life_of
 from joinery_runtime.sinks.console import ConsoleSink
 from joinery_runtime.sinks.encode import JsonStyle
@@ -33,7 +32,6 @@ from joinery_runtime.sinks.lake import LakeSink, LakeTable
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging, staging_apart
 from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks, published_epoch
 from joinery_runtime.sinks.postgres_table import TargetTable
-from joinery_runtime.sinks.protobuf import ProtobufOutput
 from joinery_runtime.sinks.rolling import Rolling, held_names, held_parts
 from joinery_runtime.sinks.schema_output import SchemaOutput
 
@@ -81,10 +79,15 @@ def output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
 
 
 def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
-    kinds: dict[str, type[SchemaOutput]] = {"avro": AvroOutput, "protobuf": ProtobufOutput}
-    kind, registry = kinds.get(job.spec.output.format), job.spec.output.schema_registry
-    if kind is None:
-        return None
+    kind: type[SchemaOutput]
+    match job.spec.output.format:
+        case "avro":
+            from joinery_runtime.sinks.avro import AvroOutput as kind  # noqa: PLC0415, N813
+        case "protobuf":
+            from joinery_runtime.sinks.protobuf import ProtobufOutput as kind  # noqa: PLC0415, N813
+        case _:
+            return None
+    registry = job.spec.output.schema_registry
     assert registry is not None, "the job's validation sees to it"
     return kind(kafka.topic, compile_job(job).output_schema(), registry.url, registry.properties)
 
@@ -124,18 +127,18 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
 
 
 def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | None:
-    """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what is left:
+    """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what remains:
     rows in files that nobody has seen yet, of this life of the job (`lineage` None: it had no state), and what could
     not be dropped, because a database that is away for ever must not prevent the deletion of a job. In another database
     than the state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows under the
     same names. Raises SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
-    left = []
+    remaining = []
     output, dead = job.spec.output, job.spec.dead_letter
     for file in (output.file, dead.file if dead is not None else None):
         if file is not None and lineage is not None and (held := held_parts(Path(file.path), life_of(lineage))):
             rows, names = sum(part.rows for part in held), held_names(Path(file.path), [life_of(lineage)])
-            left.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
+            remaining.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
         of = (output.postgres.dsn, store.schema, job.name)
         try:
@@ -143,14 +146,14 @@ def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | 
                 drop_staging(*of, apart=True)
                 drop_marks(*of)
             elif tables := staging_apart(*of):
-                left.append(
+                remaining.append(
                     f"Staging tables of job {job.name} are left in the database of output.postgres: no state of the "
                     "job was here, and it may go on elsewhere (joinery state move). If it does not, run there: "
                     f"DROP TABLE {', '.join(tables)}"
                 )
         except SinkError as error:
-            left.append(f"Staging tables of job {job.name} are left in the database of output.postgres: {error}")
-    return "; ".join(left) or None
+            remaining.append(f"Staging tables of job {job.name} are left in the database of output.postgres: {error}")
+    return "; ".join(remaining) or None
 
 
 def dead_letter_sink(job: Job, lineage: str = "") -> Sink | None:

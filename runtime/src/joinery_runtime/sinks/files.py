@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.outputs import FileFormat
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover, life_of
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover, life_of
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, json_lines, rows_to_json
 from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
 
@@ -92,9 +92,9 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
     return count
 
 
-class FileSink(HasNoJobMarker):
+class FileSink(NamesNoStore):
     """The driver half. `wall` is a clock in seconds since 1970, like the file system's. `life` says whose held files it
-    merges, until `recover` sets it. Held files of others are left alone: another life of the job writes the rows of
+    merges, until `recover` sets it. Held files of others stay: another life of the job writes the rows of
     this one again, and another job may be at work."""
 
     def __init__(
@@ -201,13 +201,13 @@ class FileSink(HasNoJobMarker):
         in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
         gone = [receipt for receipt in in_order if not self._publish(epoch, receipt)]
         if gone:
-            marks = shlex.join(str(self._given_up(receipt)) for receipt in gone)
+            given_up = shlex.join(str(self._given_up(receipt)) for receipt in gone)
             raise SinkError(
                 f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {counted(len(receipts), 'file')}",
                 facts=f"neither {self._part(epoch, gone[0])} nor what was staged for it is there: somebody deleted it, "
                 "or driver and tasks do not share the folder",
                 todo="Put it back. Or go on without its rows, which are not written again: "
-                f"touch {marks}. Or start anew, and write all rows again: "
+                f"touch {given_up}. Or start anew, and write all rows again: "
                 "empty the folder, then joinery state delete JOB.yaml --yes",
             )
         if not receipts:
@@ -217,7 +217,7 @@ class FileSink(HasNoJobMarker):
             self._drop(lambda of: of <= epoch)  # the file with their rows has its name
         if (self._directory / HELD).exists():
             _sync_folder(self._directory / HELD)  # the next recovery no longer looks at this epoch
-        # Removes what repeated attempts left behind. Not of this epoch: another sink may still have to publish it.
+        # Removes what repeated attempts wrote. Not of this epoch: another sink may still have to publish it.
         self._sweep(lambda _, of: of < epoch)
 
     def _part(self, epoch: int, receipt: Receipt) -> Path:
@@ -263,8 +263,8 @@ class FileSink(HasNoJobMarker):
         return held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
 
     def _drop_merged(self) -> None:
-        """Drops held files that were merged, but left by a driver that died, if the job has since started anew (without
-        a `publish`)."""
+        """Drops held files that were merged, but not dropped by a driver that died, if the job has since started anew
+        (without a `publish`)."""
         rolled = _rolled(self._directory)
         self._drop(lambda of: any(first <= of <= last for first, last, _ in rolled))
 

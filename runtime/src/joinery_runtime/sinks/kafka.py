@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from joinery_runtime.errors import SinkError, Unavailable
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.kafka_errors import LastError, is_away
-from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
 from joinery_runtime.sinks.kafka_target import BrokerCheck, KafkaTarget
 from joinery_runtime.sinks.record_producers import Patience, open_producer
 
@@ -27,7 +27,7 @@ class _Client:
 
 
 class _Clients(threading.local):
-    """A thread's clients by their settings. They are kept, because a new one first has to find and ask the brokers.
+    """A thread's clients by their settings. They stay open, because a new one first has to find and ask the brokers.
     Threads do not share them: one that waits for its rows would get the delivery reports of another's."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class KafkaWriter:
         return self.target.failure(first, client.errors, what, first.str(), "Correct the cause; the epoch is run again")
 
 
-class KafkaSink(HasNoJobMarker):
+class KafkaSink(NamesNoStore):
     """The driver half, which has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget) -> None:

@@ -33,7 +33,7 @@ class Texts:
 
     @classmethod
     def of_lines(cls, lines: bytes) -> Texts:
-        """Splits lines, each of which ends with a newline. JSON escapes newlines inside a text."""
+        """Splits lines. Each ends with a newline. JSON escapes newlines inside a text."""
         data = np.frombuffer(lines, np.uint8)
         ends = np.flatnonzero(data == _NEWLINE)
         starts = np.concatenate(([0], ends + 1))[:-1]

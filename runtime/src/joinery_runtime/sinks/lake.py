@@ -24,7 +24,7 @@ import stamina
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover, life_of
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover, life_of
 from joinery_runtime.sinks.files import MAKE_ROOM, is_full, write_parquet
 
 Opened = TypeVar("Opened")
@@ -176,7 +176,7 @@ class LakeWriter:
         return {**named, "table": self.table, "path": path, "rows": count, "size": size}
 
 
-class LakeSink(HasNoJobMarker):
+class LakeSink(NamesNoStore):
     """The driver half. `schema` is the output's."""
 
     def __init__(self, table: LakeTable, job: str, schema: pa.Schema) -> None:

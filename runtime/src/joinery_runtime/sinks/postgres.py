@@ -30,7 +30,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.postgres_client import CONNECTION_DEFAULTS, advice, is_away, is_stale
-from joinery_runtime.sinks.base import Attempt, AttemptRows, HasNoJobMarker, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
@@ -97,7 +97,7 @@ class PostgresWriter:
         return {"attempt": str(attempt.id), "rows": count}
 
 
-class PostgresSink(HasNoJobMarker):
+class PostgresSink(NamesNoStore):
     """The driver half, for a table in the state's database. `in_transaction` uses the store's connection, everything
     else its own."""
 
@@ -248,7 +248,7 @@ AND obj_description(c.oid, 'pg_class') = %(comment)s ORDER BY c.relname
 
 
 class _Connections(threading.local):
-    """A thread's connections. They are kept, because a new one costs Postgres a process."""
+    """A thread's connections. They stay open, because a new one costs Postgres a process."""
 
     def __init__(self) -> None:
         self._open: dict[str, Connection] = {}

@@ -130,7 +130,7 @@ class BatchProducer:
         )
         if taken < len(messages):
             errors = messages["err"]
-            # If the queue is full, the library takes no later record of the batch either, so the order is kept.
+            # If the queue is full, the library takes no later record of the batch either, so the order stays.
             refused = errors[(errors != 0) & (errors != KafkaError._QUEUE_FULL)]
             if len(refused):
                 raise KafkaException(error_of(int(refused[0])))
@@ -280,7 +280,7 @@ class Patience:
         self._until = clock() + seconds
 
     def poll(self, producer: RecordProducer, seconds: float) -> bool:
-        """Lets the client work. Returns whether to go on: rows were accepted, or there is time left."""
+        """Lets the client work. Returns whether to go on: rows were accepted, or there is more time."""
         before = len(producer)
         producer.poll(seconds)
         if len(producer) < before:
@@ -288,7 +288,7 @@ class Patience:
         return self._clock() < self._until
 
     def flush(self, producer: RecordProducer) -> int:
-        """Waits until all rows are written or the patience ends. Returns the number of rows left. The client's own
+        """Waits until all rows are written or the patience ends. Returns the number of unwritten rows. The client's own
         `flush` knows no patience."""
         while len(producer) and self.poll(producer, _TURN_SECONDS):
             """Rows are being taken."""

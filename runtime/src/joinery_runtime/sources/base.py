@@ -202,7 +202,7 @@ class SourcePlanner(Protocol):
         ...
 
     def still_held(self) -> bool:
-        """Called before the epoch's commit: whether the driver has kept all held partitions."""
+        """Called before the epoch's commit: whether the driver still has all held partitions."""
         ...
 
     def release(self, committed: Mapping[PartitionRef, int]) -> None:

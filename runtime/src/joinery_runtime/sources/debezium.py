@@ -120,8 +120,8 @@ class ChangeEvents(ByValue):
             again = other.decode(values.take(pa.array(places))).at(places)
             if without.all():  # the topic's form, most likely: begin with it
                 self._decoders.insert(0, self._decoders.pop(number))
-            kept = Decoded(found.rows.filter(pa.array(~without)), found.index[~without], found.bad)
-            found = _together(kept, again)
+            whole = Decoded(found.rows.filter(pa.array(~without)), found.index[~without], found.bad)
+            found = _together(whole, again)
         return found
 
     def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
@@ -154,8 +154,8 @@ class ChangeEvents(ByValue):
             table = _replaced(table, name, pc.if_else(gone, nothing, value))
             if _BEFORE + name in before:
                 table = _replaced(table, _BEFORE + name, pc.if_else(gone, value, nothing))
-        kept = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
-        return with_bad(_together(kept, Decoded(table, found.index, found.bad).at(events.index[places])), unread)
+        others = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
+        return with_bad(_together(others, Decoded(table, found.index, found.bad).at(events.index[places])), unread)
 
     def _changes(self, events: Decoded) -> Decoded:
         op = events.rows[_OP]
@@ -166,15 +166,15 @@ class ChangeEvents(ByValue):
             done = op[place].as_py()
             reason = "it has no op" if done is None else f"its op {done!r} changes no row"
             bad += all_bad(events.index[place : place + 1], f"{_NO_CHANGE}: {reason}")
-        kept = row | deletion if self._deletes else row
-        found = events.rows.filter(pa.array(kept))
-        deleted = pa.array(deletion[kept])
+        changes = row | deletion if self._deletes else row
+        found = events.rows.filter(pa.array(changes))
+        deleted = pa.array(deletion[changes])
         columns = {name: self._column(found, name, deleted) for name in self._rows.names}
         if self._deletes:
             columns[DELETE] = deleted
         rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
         dropped = {} if self._deletes or not deletion.any() else {"deletion": int(deletion.sum())}
-        return with_bad(Decoded(rows, events.index[kept], events.bad, dropped=dropped), bad)
+        return with_bad(Decoded(rows, events.index[changes], events.bad, dropped=dropped), bad)
 
     def _column(self, found: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
         if not self._deletes or name not in self._before:
@@ -284,8 +284,8 @@ def _counted(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[pa.Ar
     return pc.coalesce(own, others), [*faults, *more]
 
 
-def _where(kept: pl.Series, values: pl.Series) -> pl.Series:
-    return pl.DataFrame({"kept": kept, "t": values}).select(pl.when("kept").then("t"))["t"]
+def _where(chosen: pl.Series, values: pl.Series) -> pl.Series:
+    return pl.DataFrame({"chosen": chosen, "t": values}).select(pl.when("chosen").then("t"))["t"]
 
 
 def _replaced(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

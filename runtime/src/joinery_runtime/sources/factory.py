@@ -1,9 +1,11 @@
-"""Makes the planner, reader and decoder that an input needs."""
+"""Makes the planner, reader and decoder that an input needs. What only records with a schema registry need is imported
+for these."""
 
 from __future__ import annotations
 
 import pathlib
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,7 +18,6 @@ from joinery_runtime.sources.files import FilePlanner, FileReader, ListedFiles
 from joinery_runtime.sources.formats import format_of
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.framed_keys import FramedKeys
 from joinery_runtime.sources.history import HistoryDecoder, HistoryPlanner, HistoryReader
 from joinery_runtime.sources.json_columns import JsonColumns
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
@@ -25,11 +26,13 @@ from joinery_runtime.sources.metadata import MetadataDecoder
 from joinery_runtime.sources.opened_files import MOST_FILES
 from joinery_runtime.sources.parquet import ParquetPlanner, ParquetReader
 from joinery_runtime.sources.records import ByValue, Decoder, FormatDecoder
-from joinery_runtime.sources.schema_registry import Framed, Schemas
 from joinery_runtime.sources.table_decoder import DELETE, DELETE_FIELD, Changelog, TableDecoder
 from joinery_runtime.sources.text_columns import TextDecoder, as_text
 from joinery_runtime.sources.watched_files import WINDOW, WatchedFiles
 from joinery_runtime.store_identity import StoreIdentity
+
+if TYPE_CHECKING:
+    from joinery_runtime.sources.framed_keys import FramedKeys
 
 # Decoders whose records may have a registry's frame, which is removed. Not their subclasses: these (Debezium as Avro)
 # may need the number in the frame.
@@ -44,6 +47,7 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
         case Input(kafka=KafkaInput() as kafka, history=History() as history):
             topics = KafkaPlanner(model.name, kafka, job_name, store, since=history.until)
             files = _file_planner(_history(model, history))
+            files.field = "history.path"
             return HistoryPlanner(model.name, history.until, files, topics)
         case Input(kafka=KafkaInput() as kafka):
             return KafkaPlanner(model.name, kafka, job_name, store)
@@ -60,6 +64,8 @@ def check_registry(model: Input) -> None:
     """Asks the registry that the input's records need, if there is one. Records name their schemas, so a wrong address
     would otherwise be found in the first epoch, where it is waited for. Raises SourceError."""
     if model.schema_registry is not None and model.format in _BY_REGISTRY:
+        from joinery_runtime.sources.schema_registry import Schemas  # noqa: PLC0415
+
         Schemas.of(model).check()
 
 
@@ -138,7 +144,7 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     if model.table is None:
         return _with_formats(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
-    versions = schema.append(DELETE_FIELD) if decoder.marks_deletions else schema
+    versions = schema.append(DELETE_FIELD) if decoder.tells_deletions else schema
     values = _with_formats(model, decoder, versions)
     repeat = decoder.tombstones_repeat
     return TableDecoder(changelog, values, tombstones_repeat=repeat, framed=_framed_keys(model))
@@ -179,13 +185,19 @@ def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema
 
 
 def _framed_keys(model: Input) -> FramedKeys | None:
-    return None if model.schema_registry is None else FramedKeys(model)
+    if model.schema_registry is None:
+        return None
+    from joinery_runtime.sources.framed_keys import FramedKeys  # noqa: PLC0415
+
+    return FramedKeys(model)
 
 
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """A decoder of rows of `schema` from the records' values."""
     made = decoder.of(schema, model)
     if model.schema_registry is not None and decoder in _FRAMED and isinstance(made, ByValue):
+        from joinery_runtime.sources.schema_registry import Framed  # noqa: PLC0415
+
         return Framed(made)
     return made
 

@@ -46,9 +46,10 @@ class _File:
 
 class ListedFiles(UnsharedSource):
     """Plans one partition for each file of a path. The files are listed once, when all of them exist. `unit` is what
-    positions count."""
+    positions count, `field` where the input in the job has the path."""
 
     unit: ClassVar[str] = "byte"
+    field: str = "file.path"
 
     def __init__(self, name: str, path: str) -> None:
         self._name, self._path = name, path
@@ -56,7 +57,7 @@ class ListedFiles(UnsharedSource):
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         if not self._partitions:
-            with of_input(self._name):
+            with of_input(self._name, self.field):
                 self._partitions = [PartitionRef(self._name, file, 0) for file in files_of(self._path)]
         watched = sorted(ref.topic for ref in stored.offsets if ref.topic in stored.topic_ids)
         if watched:
@@ -73,7 +74,7 @@ class ListedFiles(UnsharedSource):
                 "does not have now",
                 todo="Put them back, or start the job with new state",
             )
-        with of_input(self._name):
+        with of_input(self._name, self.field):
             return [self.bounds_of(ref, stored.offsets.get(ref)) for ref in self._partitions]
 
     @abstractmethod
@@ -114,8 +115,8 @@ class FilePlanner(ListedFiles):
         stamp = stamp_of(path)
         if stamp not in self._known:
             with opened(path) as data:
-                without_mark = len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
-                first = _header_end(data, self._cut.quote) if self._cut.header else without_mark
+                after_bom = len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
+                first = _header_end(data, self._cut.quote) if self._cut.header else after_bom
                 self._known[stamp] = _File(first, len(data))
             if self._cut.header:
                 self._check_header(path)

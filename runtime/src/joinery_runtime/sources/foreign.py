@@ -14,8 +14,8 @@ _OTHERS = {
     b"Obj\x01": "an Avro container, which topics do not have; write records one by one",
     b"PAR1": "Parquet",
 }
-_MARKS = (b"\xff\xfe", b"\xfe\xff")  # how UTF-16 begins
-_TOLD = 8  # how many first bytes identify UTF-16 without such a mark
+_BYTE_ORDERS = (b"\xff\xfe", b"\xfe\xff")  # how UTF-16 begins
+_TOLD = 8  # how many first bytes identify UTF-16 without its byte order
 FRAME = 5  # bytes of Confluent's framing: a zero, and the schema's number
 
 
@@ -30,7 +30,7 @@ def looks_like(record: bytes) -> str | None:
     for begins, what in _OTHERS.items():
         if record.startswith(begins):
             return what
-    if record.startswith(_MARKS) or _alternates(record):
+    if record.startswith(_BYTE_ORDERS) or _alternates(record):
         return "UTF-16; let the producer write UTF-8"
     if record[:1] == b"\0" and len(record) > FRAME:
         number = int.from_bytes(record[1:FRAME])
@@ -50,7 +50,7 @@ def _alternates(record: bytes) -> bool:
 
 
 def _may_be_protobuf(framed: bytes) -> bool:
-    """Whether the first message's mark (a zero) is followed by Protobuf fields up to the end. This is seldom true of
+    """Whether the first message's index (a zero) is followed by Protobuf fields up to the end. This is seldom true of
     Avro that begins with a zero."""
     at, size = 1, len(framed)
     try:

@@ -63,9 +63,6 @@ class HistoryPlanner:
         files = {ref: at for ref, at in stored.offsets.items() if of_files(ref)}
         of_topics = replace(stored, offsets={ref: at for ref, at in stored.offsets.items() if not of_files(ref)})
         if READ in stored.topic_ids:
-            if not of_topics.offsets:
-                # The seam fixed no start, because another member held the partitions. This is as after a restart.
-                self._topics.forget_starts()
             return self._topics.bounds(of_topics)
         # Asked now, so that a topic that cannot be read is found before all files have been read.
         topics = self._topics.bounds(of_topics)
@@ -74,9 +71,9 @@ class HistoryPlanner:
             # While the topics wait, retention may delete records that nobody needs.
             self._topics.forget_starts()
             return [*unread, *(replace(bound, waits=True) for bound in topics)]
-        mark = Bounds(PartitionRef(self._name, READ, 0), 0, 0, topic_id=str(self._until), waits=True)
+        read = Bounds(PartitionRef(self._name, READ, 0), 0, 0, topic_id=str(self._until), waits=True)
         forgotten = [Bounds(ref, at, at, final=True, held=False, deleted=True) for ref, at in files.items()]
-        return [*forgotten, mark, *topics]
+        return [*forgotten, read, *topics]
 
     def _unread(self, files: Mapping[PartitionRef, int], stored: StoredOffsets) -> list[Bounds]:
         """The bounds of files that have not been read to their ends. The others have nothing more to give, and hold
@@ -171,7 +168,7 @@ class HistoryDecoder:
     def without_skipped(self, raw: RawBatch, decoded: Decoded) -> Decoded:
         part = of_files(raw.partition)
         times = pc.fill_null(decoded.rows[self._event_time].cast(pa.int64()), EVENT_TIME_MIN - 1).to_numpy()
-        # Invalid times are left for the dead letters.
+        # Rows of invalid times become dead letters.
         known = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
         skipped = known & ((times >= self._until) if part else (times < self._until))
         count = int(np.count_nonzero(skipped))

@@ -78,7 +78,7 @@ def tree(paths: Sequence[Path]) -> WantedValue:
 
 
 def texts(record: str, root: WantedValue) -> dict[int, str] | None:
-    """Returns, by column, the JSON text of its value; missing columns are left out. None if the record is not an
+    """Returns, by column, the JSON text of its value; missing columns are omitted. None if the record is not an
     object. Raises ValueError, IndexError or RecursionError if it is not JSON."""
     found: dict[int, str] = {}
     at = _space(record, 0)

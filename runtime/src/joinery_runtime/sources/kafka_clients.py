@@ -117,8 +117,8 @@ class BatchClient:
         batches: list[RawBatch] = []
         events: list[ConsumerEvent] = []
         offsets, stamps = np.empty((2, count), np.int64)
-        facts = (offsets, stamps, self._starts, self._value_bytes, self._key_bytes)
-        runs = self._kernel.describe(self._messages, count, _MOST_BYTES, self._timestamp, *facts)
+        columns = (offsets, stamps, self._starts, self._value_bytes, self._key_bytes)
+        runs = self._kernel.describe(self._messages, count, _MOST_BYTES, self._timestamp, *columns)
         for run, (start, stop) in enumerate(pairwise(self._starts[: runs + 1].tolist())):
             message = MessageStruct.from_address(int(self._messages[start]))
             topic = self._handle.topic_of(message.topic)

@@ -110,7 +110,7 @@ class GroupMember:
             return True
 
     def still_held(self) -> bool:
-        """Whether the member has kept all held partitions."""
+        """Whether the member still has all held partitions."""
         with self._changed:
             self._check()
             return not self._lost

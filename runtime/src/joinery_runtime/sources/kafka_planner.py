@@ -59,7 +59,7 @@ class KafkaPlanner:
         held = self._member.assigned()
         if self._since is not None:
             fresh = found.keys() - valid.offsets.keys()
-            begun = {ref for ref in (fresh & held if ours else fresh) if starts[ref] <= found[ref].earliest}
+            begun = {ref for ref in fresh if starts[ref] <= found[ref].earliest}
             self._check_since(self._since, {ref: found[ref] for ref in begun if found[ref].earliest})
         return [
             *(
@@ -157,7 +157,7 @@ class KafkaPlanner:
 
     def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets) -> tuple[int, int]:
         """Returns where to go on, and how many offsets are gone. Retention deletes unread records: reading goes on with
-        the first one left. A truncated log has lost records that were read: everything left was read too."""
+        the first one that remains. A truncated log has lost records that were read: everything else was read too."""
         if position < offsets.earliest:
             following, lost = offsets.earliest, offsets.earliest - position
             gone, place = f"{counted(lost, 'record', 'are')} gone", "the earliest offset"

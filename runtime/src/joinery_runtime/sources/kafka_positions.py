@@ -34,8 +34,8 @@ def log_offsets(admin: KafkaMetadata, partitions: Collection[PartitionRef]) -> d
 
 
 class Positions:
-    """Resolves the start and the stop of each partition once. A partition that appears after others have been resolved
-    or stored holds records that nobody has seen, so it starts at the earliest."""
+    """Resolves the start and the stop of each partition once. A partition that appears after the first look, or after
+    others have been stored, holds records that nobody has seen, so it starts at the earliest."""
 
     def __init__(self, kafka: KafkaInput, admin: KafkaMetadata) -> None:
         self._kafka, self._admin = kafka, admin
@@ -62,7 +62,7 @@ class Positions:
         if fresh:
             known = later or self._seen
             self._starts |= {ref: found[ref].earliest for ref in fresh} if known else self._first(fresh, found)
-        self._seen |= bool(found)
+        self._seen = True
         return {ref: stored[ref] if ref in stored else self._starts[ref] for ref in found}
 
     def stops(self, stored: Mapping[PartitionRef, int], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:

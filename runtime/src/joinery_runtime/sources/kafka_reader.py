@@ -78,7 +78,7 @@ class KafkaReader:
     # --- which partitions are fetched ---------------------------------------------------------------------------------
 
     def _prepare(self, waiting: Planned) -> None:
-        """Makes the consumer fetch these ranges from their start, or from the end of what is kept of them."""
+        """Makes the consumer fetch these ranges from their start, or from the end of what is buffered of them."""
         known = {ref: self._partitions[ref] for ref in waiting if ref in self._partitions}
         moved = [ref for ref, partition in known.items() if partition.position != waiting[ref].start]
         if moved:
@@ -132,8 +132,8 @@ class KafkaReader:
         self._assign([ref])
 
     def _limit_ahead(self, waiting: Planned, planned: Collection[PartitionRef]) -> None:
-        """If too much is kept, drops the partitions that this call did not ask for, and stops fetching those that have
-        been read until they are asked for again."""
+        """If too much is buffered, drops the partitions that this call did not ask for, and stops fetching those that
+        have been read until they are asked for again."""
         if sum(partition.ahead_bytes for partition in self._partitions.values()) > _AHEAD_BYTES:
             self._forget([ref for ref in self._partitions if ref not in planned])
             self._unassign([ref for ref in self._partitions if ref not in waiting])

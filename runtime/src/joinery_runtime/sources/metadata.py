@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -14,8 +15,10 @@ from joinery_runtime.job.model.inputs import Column, header_of
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import convert
 from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.framed_keys import FramedKeys
 from joinery_runtime.sources.records import ByValue, Decoded, Decoder, Fault, IntArray, drop_rows, not_utf8, with_bad
+
+if TYPE_CHECKING:
+    from joinery_runtime.sources.framed_keys import FramedKeys
 
 
 class MetadataDecoder:

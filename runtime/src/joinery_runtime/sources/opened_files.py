@@ -40,7 +40,8 @@ _OTHERS = {
     b"\xfe\xff": "UTF-16: write it as UTF-8",
     b"Obj\x01": "an Avro container, which is not supported yet",
 }
-_KEPT = 8  # unpacked files that a process keeps
+_CHECK_PATH = "Check the path in the job"
+_MOST_UNPACKED = 8  # unpacked files that a process keeps
 _unpacked: OrderedDict[tuple[str, int, int], Bytes] = OrderedDict()
 _lock = threading.Lock()
 
@@ -58,7 +59,7 @@ def files_of(path: str) -> list[str]:
     if not found:
         entries = list(Path(path).iterdir()) if Path(path).is_dir() else []
         inner, hidden = ([entry.name for entry in entries if entry.is_dir() == kind] for kind in (True, False))
-        facts, todo = "", "Check the path in the job"
+        facts, todo = "", _CHECK_PATH
         if inner:
             facts = f"it has only directories, such as {min(inner)}"
             todo = f'Name the files below them: path: "{path}/**/*.<suffix>"'
@@ -75,13 +76,16 @@ def files_of(path: str) -> list[str]:
 
 
 @contextmanager
-def of_input(name: str) -> Iterator[None]:
-    """Adds the input's name to SourceErrors of the block, which name the file."""
+def of_input(name: str, field: str = "file.path") -> Iterator[None]:
+    """Adds the input's name to SourceErrors of the block, which name the file. The job has the path in `field`."""
     try:
         yield
     except SourceError as error:
+        wrong_path = error.todo == _CHECK_PATH
         what = f"Input {name}: {error.what[:1].lower()}{error.what[1:]}"
-        raise type(error)(what, facts=error.facts, todo=error.todo) from error
+        failure = type(error)(what, facts=error.facts, todo=f"Check {field} in the job" if wrong_path else error.todo)
+        failure.field = (name, field) if wrong_path else None
+        raise failure from error
 
 
 def stamp_of(path: str) -> tuple[str, int, int]:
@@ -124,7 +128,7 @@ def readable(path: str) -> Iterator[None]:
         raise SourceError(
             f"The input file {path} cannot be read",
             facts=error.strerror or str(error),
-            todo="Check the path in the job",
+            todo=_CHECK_PATH,
         ) from error
 
 
@@ -156,6 +160,6 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
                     todo="Write the file anew: it is broken or not complete",
                 ) from error
             _unpacked[key] = _mapped(target)
-        while len(_unpacked) > _KEPT:
+        while len(_unpacked) > _MOST_UNPACKED:
             _unpacked.popitem(last=False)
         return _unpacked[key]

@@ -22,7 +22,7 @@ from joinery_runtime.sources.base import Cut, RawBatch
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-# Marks the bad rows of a batch, and gives the reason of each marked row in turn.
+# Says which rows of a batch are bad, and gives the reason of each bad row in turn.
 Fault = tuple[BoolArray, Sequence[str]]
 
 NULL_VALUE = "null value"
@@ -44,7 +44,7 @@ class Decoded:
 
     `index` and `bad` both ascend. Together they name every record of the batch exactly once, except records that stand
     for no row. `dropped` counts these by reason (T10), and `passed` is the lowest and the highest event time (ms) that
-    the input has reached with them (None: they have none). `deleted` (None: the input is not a table) marks deletions:
+    the input has reached with them (None: they have none). `deleted` (None: the input is not a table) tells deletions:
     only their key and event time count, and their other columns are null.
     """
 
@@ -89,7 +89,7 @@ class FormatDecoder(ABC):
     columnar: ClassVar[bool] = False
     """Whether files of the format hold columns (`RawBatch.columns`) instead of records."""
 
-    marks_deletions: ClassVar[bool] = False
+    tells_deletions: ClassVar[bool] = False
     """Whether a row can have a `$delete` column, which makes it a deletion in a table (A1)."""
     tombstones_repeat: ClassVar[bool] = False
     """Whether a record without a value only repeats a deletion in an earlier record."""
@@ -103,7 +103,7 @@ class FormatDecoder(ABC):
     @abstractmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
         """Makes a decoder of the input's records into rows of `schema`: the input's columns, and DELETE_FIELD for a
-        table if the format marks deletions. Raises SourceError if an input file does not fit the schema."""
+        table if the format tells deletions. Raises SourceError if an input file does not fit the schema."""
 
     @abstractmethod
     def decode_batch(self, raw: RawBatch) -> Decoded: ...
@@ -163,7 +163,7 @@ _JSON = json.JSONEncoder(default=_as_text, ensure_ascii=False)
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:
-    """Drops the rows that a fault marks. A row that several faults mark gets the first one's reason."""
+    """Drops the rows of each fault. A row of several faults gets the first one's reason."""
     if not faults:
         return Decoded(rows, index, [])
     bad: dict[int, str] = {}
@@ -208,14 +208,14 @@ def in_pieces(
 
 
 def all_bad(index: IntArray, reason: str) -> list[BadRecord]:
-    """Marks every record of `index` as bad, for the same reason."""
+    """Every record of `index` as a bad one, for the same reason."""
     return [BadRecord(position, reason) for position in index.tolist()]
 
 
 def set_aside(
     values: pa.BinaryArray, index: IntArray, unusable: pa.BooleanArray, reason: str
 ) -> tuple[pa.BinaryArray, IntArray, list[BadRecord]]:
-    """Removes the records that `unusable` marks. Returns the others, their positions, and the removed ones as bad."""
+    """Removes the records that are `unusable`. Returns the others, their positions, and the removed ones as bad."""
     if not pc.any(unusable).as_py():
         return values, index, []
     mask = unusable.to_numpy(zero_copy_only=False)
@@ -254,7 +254,7 @@ def joined(values: pa.BinaryArray) -> bytes:
 
 
 def without_bom(values: pa.BinaryArray) -> pa.BinaryArray:
-    """Removes byte order marks. Otherwise parsers would skip the one of a batch's first record, but no other."""
+    """Removes BOMs. Otherwise parsers would skip the one of a batch's first record, but no other."""
     return pc.replace_substring_regex(values, r"\A\xEF\xBB\xBF", "") if may_contain(values, BOM) else values
 
 

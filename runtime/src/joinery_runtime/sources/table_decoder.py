@@ -8,7 +8,7 @@ columns like every row. Files and traces delete this way, and so can Kafka if a 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import convert, shown
 from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.framed_keys import FramedKeys
 from joinery_runtime.sources.records import (
     BadRecord,
     BoolArray,
@@ -32,6 +31,9 @@ from joinery_runtime.sources.records import (
     set_aside,
     with_bad,
 )
+
+if TYPE_CHECKING:
+    from joinery_runtime.sources.framed_keys import FramedKeys
 
 DELETE = "$delete"  # a user column cannot begin with $
 DELETE_FIELD = pa.field(DELETE, pa.bool_())
@@ -55,7 +57,7 @@ class Changelog:
 
 class TableDecoder:
     """Decodes a changelog into rows of its schema. `values` decodes records that have a value; its rows also have
-    DELETE_FIELD if the format marks deletions. With `tombstones_repeat` it gets all records. `framed` reads keys with a
+    DELETE_FIELD if the format tells deletions. With `tombstones_repeat` it gets all records. `framed` reads keys with a
     registry's frame."""
 
     def __init__(
@@ -156,10 +158,10 @@ def _interleaved(first: Decoded, second: Decoded) -> Decoded:
     index = np.concatenate([first.index, second.index])
     order = np.argsort(index)
     rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))
-    deleted = np.concatenate([_flags(first), _flags(second)])[order]
+    deleted = np.concatenate([_deletions(first), _deletions(second)])[order]
     return with_bad(Decoded(rows, index[order], first.bad, deleted), second.bad)
 
 
-def _flags(decoded: Decoded) -> BoolArray:
+def _deletions(decoded: Decoded) -> BoolArray:
     assert decoded.deleted is not None, "both parts are of a table"
     return decoded.deleted

@@ -3,7 +3,7 @@
 The stored progress stays small however many files there were. It holds the files that are being read, and the last one
 that was read to its end. All files whose paths come before the first of these have been read, so a new file needs a
 path after them. A file that comes too early in this order, or that changed after it was read, stops the job instead of
-being left out.
+being skipped.
 
 A late file is told from one that was read long ago by a time: the last change of its inode (which a move sets), or the
 move of a directory that contains it. This is compared with the latest such time among the files that were read; all are
@@ -240,13 +240,14 @@ class WatchedFiles(UnsharedSource):
 
 
 def _without_those_before(known: Iterable[Bounds], *, following: bool) -> list[Bounds]:
-    """Marks the leading files that were read to their ends as forgotten. Keeps the last of all files, unless others are
+    """Forgets the leading files that were read to their ends. Keeps the last of all files, unless others are
     `following`, because it says after which path new files come."""
-    kept = list(known)
+    files = list(known)
     done = 0
-    while done < len(kept) - (not following) and kept[done].start >= kept[done].end_exclusive:
+    while done < len(files) - (not following) and files[done].start >= files[done].end_exclusive:
         done += 1
     forgotten = [
-        Bounds(bound.partition, bound.start, bound.start, final=True, held=False, deleted=True) for bound in kept[:done]
+        Bounds(bound.partition, bound.start, bound.start, final=True, held=False, deleted=True)
+        for bound in files[:done]
     ]
-    return [*forgotten, *kept[done:]]
+    return [*forgotten, *files[done:]]

@@ -1,4 +1,4 @@
-"""Decides what a store may do, from the stored facts alone: no database, no clock. Every store calls these functions.
+"""Decides what a store may do, from what it has stored alone: no database, no clock. Every store calls these functions.
 
 A segment's life: staged -> live -> retired -> gone. A *retired* segment is one that a commit, a restore or a migration
 took out of the live set. Only `sweep` removes rows: deleting a big blob takes Postgres 1 ms per MB (measured), which no
@@ -349,7 +349,7 @@ def oldest_logged_epoch(epoch: int) -> int:
 def encode_json(value: Json) -> str:
     """Returns JSON text. Raises StateError for what JSON cannot hold (NaN, infinity, bytes).
 
-    Plans, results and definitions are kept as JSON *text*, not JSONB: a pending plan is replayed exactly as written,
+    Plans, results and definitions are stored as JSON *text*, not JSONB: a pending plan is replayed exactly as written,
     and JSONB would turn 1e16 into an integer and refuse a string that holds U+0000.
     """
     try:

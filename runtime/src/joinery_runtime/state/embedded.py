@@ -45,10 +45,10 @@ def started_ahead(directory: Path) -> Iterator[None]:
 
     def pause(seconds: float) -> None:
         if over.wait(seconds):
-            raise _Left
+            raise _Abandoned
 
     def hold() -> None:
-        with suppress(EnvironmentProblem, _Left), embedded_postgres(directory, pause):
+        with suppress(EnvironmentProblem, _Abandoned), embedded_postgres(directory, pause):
             over.wait()
 
     thread = threading.Thread(target=hold, name="joinery-postgres-start", daemon=True)
@@ -60,7 +60,7 @@ def started_ahead(directory: Path) -> Iterator[None]:
         thread.join()
 
 
-class _Left(Exception):
+class _Abandoned(Exception):
     """Raised in the starting thread once nobody waits for the server any more."""
 
 

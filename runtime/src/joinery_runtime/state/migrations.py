@@ -1,6 +1,6 @@
 """Forward-only migrations of segment blobs (rule M1).
 
-Each step is a pure function that turns a blob of one `state_version` into a blob of the next. Steps are kept for ever.
+Each step is a pure function that turns a blob of one `state_version` into a blob of the next. Steps stay for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def unchanged(blob: bytes) -> bytes:
 
 
 MIGRATIONS: Mapping[int, Migration] = {1: unchanged}
-"""`{n: step}` takes a blob from version n to n + 1. A step keeps rows and their order: marks name rows by number."""
+"""`{n: step}` takes a blob from version n to n + 1. A step keeps rows and their order: flags name rows by number."""
 
 
 def readable_from(target: int, chain: Mapping[int, Migration]) -> int:
@@ -65,7 +65,7 @@ def migrate_segment(
 ) -> tuple[SegmentMeta, bytes]:
     """Returns the segment at `target` under a new key, `<old key>~<target>.<generation>`.
 
-    The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key. Marks still name
+    The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key. Flags still name
     the segment by its old key (`core.table.segment.first_key`).
     """
     rewritten = migrate(blob, meta.state_version, target, chain)

@@ -1,4 +1,4 @@
-"""Savepoints that a driver makes periodically by itself (`stateStore.savepoints`); the newest ones are kept."""
+"""Savepoints that a driver makes periodically by itself (`stateStore.savepoints`); the newest ones are retained."""
 
 from __future__ import annotations
 

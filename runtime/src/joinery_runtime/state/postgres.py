@@ -260,7 +260,7 @@ class PostgresStore:
             else:
                 self._sql.run(connection, statements.RESTORE_SEGMENTS, job, name=name)
                 self._sql.run(connection, statements.FENCE, job)
-            self._sql.run(connection, statements.MARK_ROLLED_BACK, job, name=name)
+            self._sql.run(connection, statements.SET_ROLLED_BACK, job, name=name)
             return self._record(connection, job)
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
@@ -387,7 +387,7 @@ class PostgresStore:
             self._sql.run(connection, statements.DELETE_OFFSETS, stored.job)
             self._sql.run(connection, statements.DELETE_EPOCHS, stored.job)
             self._sql.run(connection, statements.RESET, stored.job, epoch=decisions.epoch_after_reset(stored))
-            self._sql.run(connection, statements.MARK_DELETED, stored.job)
+            self._sql.run(connection, statements.SET_DELETED, stored.job)
 
     def _restore(self, connection: Connection, stored: StoredJob, name: str) -> None:
         with connection.pipeline():

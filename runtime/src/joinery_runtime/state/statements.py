@@ -187,7 +187,7 @@ SELECT s.lineage::text, j.generation, s.epoch, s.signature::text, s.definition::
 FROM {schema}.savepoints s JOIN {schema}.jobs j USING (pipeline_name)
 WHERE s.pipeline_name = %(job)s AND s.name = %(name)s AND NOT j.deleted
 """
-MARK_ROLLED_BACK = "UPDATE {schema}.savepoints SET rolled_back = TRUE WHERE pipeline_name = %(job)s AND name = %(name)s"
+SET_ROLLED_BACK = "UPDATE {schema}.savepoints SET rolled_back = TRUE WHERE pipeline_name = %(job)s AND name = %(name)s"
 
 DELETE_SAVEPOINT = "DELETE FROM {schema}.savepoints WHERE pipeline_name = %(job)s AND name = %(name)s"
 
@@ -274,7 +274,7 @@ DELETE_SAVEPOINTS = "DELETE FROM {schema}.savepoints WHERE pipeline_name = %(job
 DELETE_STATE = "DELETE FROM {schema}.state WHERE pipeline_name = %(job)s"
 DELETE_OFFSETS = "DELETE FROM {schema}.offsets WHERE pipeline_name = %(job)s"
 DELETE_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s"
-MARK_DELETED = """
+SET_DELETED = """
 UPDATE {schema}.jobs SET deleted = TRUE, moved_to = NULL, committed = 0, signature = NULL, definition = NULL,
     lineage = gen_random_uuid()
 WHERE pipeline_name = %(job)s

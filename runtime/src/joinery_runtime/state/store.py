@@ -8,7 +8,7 @@ What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
 
 * `acquire` hands out generations 1, 2, 3, ...; from then on every write with an older generation raises Fenced.
 * `stage` is invisible: staged segments are never part of `JobRecord.segments` until a commit names their keys. `stage`
-  does not check the generation: a zombie's leftovers are garbage, not damage. What was staged under an older generation
+  does not check the generation: what a zombie wrote is garbage, not damage. What was staged under an older generation
   can no longer be committed.
 * A pending plan is replayed unchanged, under the job definition stored with it, because it may have been acted on. A
   plan is replaced by another one (`replacing`) only if nothing of it is visible, and nothing can become visible.

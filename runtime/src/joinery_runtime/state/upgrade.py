@@ -28,8 +28,8 @@ from joinery_runtime.state.store import (
     StoredSavepoint,
 )
 
-KEPT_PINS = 3
-"""How many automatic savepoints are kept, newest first."""
+MOST_PINS = 3
+"""How many automatic savepoints are retained, newest first."""
 
 _ROLLOUT = re.compile(r"rollout-.+")
 _MIGRATION = re.compile(r"before-state-version-\d+-epoch-\d+")
@@ -117,7 +117,7 @@ def ensure_pin(
 ) -> Pin:
     """Makes sure that there is a savepoint `name` of the current state, and returns it.
 
-    An existing savepoint of the same epoch is used as it is. One of another epoch is kept if what it was made for is
+    An existing savepoint of the same epoch is used as it is. One of another epoch stays if what it was made for is
     `done` and the job has gone on since. Otherwise a migration's savepoint is made anew, a rollout's raises
     RolloutOver, and one made by hand raises StateError.
     """
@@ -193,10 +193,10 @@ def _later(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> list[Stored
 
 
 def prune_pins(store: Savepoints, job: str, keep: str) -> list[str]:
-    """Deletes automatic savepoints except `keep` and the newest (KEPT_PINS in all). Returns the deleted names."""
+    """Deletes automatic savepoints except `keep` and the newest (MOST_PINS in all). Returns the deleted names."""
     automatic = [pin for pin in store.savepoints(job) if is_automatic(pin.name)]
     newest_first = sorted(automatic, key=lambda pin: (pin.name == keep, pin.created_at), reverse=True)
-    names = [pin.name for pin in newest_first[KEPT_PINS:]]
+    names = [pin.name for pin in newest_first[MOST_PINS:]]
     for name in names:
         store.delete_savepoint(job, name)
     return names

@@ -94,8 +94,8 @@ def _states(hashes: np.ndarray, group: np.ndarray, groups: int, sketches: Mappin
         return _binary(words, offsets)
     small = np.ones(groups, dtype=bool)
     small[list(large)] = False
-    kept = np.where(small, sizes, 0)
-    plain = _binary(words[np.repeat(small, sizes)], np.append(0, np.cumsum(kept)))
+    plain_sizes = np.where(small, sizes, 0)
+    plain = _binary(words[np.repeat(small, sizes)], np.append(0, np.cumsum(plain_sizes)))
     at = np.arange(groups)
     at[~small] = groups + np.arange(len(large))
     made = [_sketch(words[offsets[g] : offsets[g + 1]], sketches.get(g, ())) for g in sorted(large)]

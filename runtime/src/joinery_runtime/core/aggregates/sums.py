@@ -108,12 +108,12 @@ def _add_pairs(values: _Doubles, starts: np.ndarray, sizes: np.ndarray) -> _Doub
     """The first and the second of each group added, the third and the fourth, ...; an odd last one as it is."""
     (high, low), halved = values, (sizes + 1) >> 1
     ends = np.cumsum(halved)
-    left = np.repeat(starts - 2 * (ends - halved), halved) + np.arange(0, 2 * int(halved.sum()), 2)
-    paired = np.ones(len(left), dtype=bool)
+    first = np.repeat(starts - 2 * (ends - halved), halved) + np.arange(0, 2 * int(halved.sum()), 2)
+    paired = np.ones(len(first), dtype=bool)
     paired[ends - 1] = sizes % 2 == 0
-    right = left + paired
-    other = (np.where(paired, high[right], 0.0), np.where(paired, low[right], 0.0))
-    return _add_two((high[left], low[left]), other)
+    second = first + paired
+    other = (np.where(paired, high[second], 0.0), np.where(paired, low[second], 0.0))
+    return _add_two((high[first], low[first]), other)
 
 
 def _add_two(a: _Doubles, b: _Doubles) -> _Doubles:

@@ -150,7 +150,7 @@ class _JoinCompiler:
             inputs=inputs,
             time=time,
             intake=self._intake(of, side, inputs, time, preserved=preserved),
-            marks=of.kind.marks_rows(preserved=preserved),
+            flags=of.kind.flags_rows(preserved=preserved),
         )
 
     def _intake(self, of: _SplitStep, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:

@@ -61,7 +61,7 @@ class _SessionCompiler:
     def side(self) -> SideSpec:
         intake = self._intake()
         state = state_schema(intake, self._aggregates)
-        return SideSpec(SESSIONS, (self._input.name,), self._input.name, intake, marks=True, state=state)
+        return SideSpec(SESSIONS, (self._input.name,), self._input.name, intake, flags=True, state=state)
 
     def output(self) -> list[OutputColumn]:
         types = {name: self._schema.field(name).type for name in self._sessions.group_by}

@@ -164,7 +164,7 @@ class AsOfJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "a3" if side == LEFT else "a2"
 
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
         if row.side == LEFT:
             return self.grace == 0 or (horizon is not None and row.ts <= horizon)
         return horizon is not None and row.newer is not None and row.newer <= horizon
@@ -198,14 +198,14 @@ def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, outlook:
     ]
     until = newer[0].ts if newer else None
     what = "deletion" if row.deleted else "version"
-    facts = {"deleted": row.deleted, "valid_until": until}
+    fields = {"deleted": row.deleted, "valid_until": until}
     if until is None:
-        return RowStatus(f"{what}, the newest one: stays", facts)
+        return RowStatus(f"{what}, the newest one: stays", fields)
     superseded = f"{what}, superseded at {format_time(until)}"
     horizon = outlook.horizon(step.sides[row.side].part)
     if horizon is not None and until <= horizon:
-        return RowStatus(f"{superseded}: needed no more, goes when its segment is merged", facts)
-    return RowStatus(f"{superseded}: stays for the history retention", facts)
+        return RowStatus(f"{superseded}: needed no more, goes when its segment is merged", fields)
+    return RowStatus(f"{superseded}: stays for the history retention", fields)
 
 
 # --- what goes out, what stays ----------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def valid_versions(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon
     """Finds the version valid at each stream row's time. None if no row has one."""
     ts = rows.numbers(TS)
     found = _latest(step, rows, ts if horizon is None else np.maximum(ts, horizon), runs)
-    # The version valid at the horizon is all that is left of earlier times, and it may be newer than the row.
+    # The version valid at the horizon is all that remains of earlier times, and it may be newer than the row.
     return found.chosen(runs, found.place[0] <= ts)
 
 

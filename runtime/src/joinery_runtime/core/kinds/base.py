@@ -38,8 +38,8 @@ class Join(Kind):
     def of(cls, step: JoinStep, only: bool, /) -> Self:
         """The kind as the step asks for it; `only`: the job has no other step."""
 
-    def marks_rows(self, *, preserved: bool) -> bool:
-        """Whether stored rows of a side, preserved or not, carry marks."""
+    def flags_rows(self, *, preserved: bool) -> bool:
+        """Whether stored rows of a side, preserved or not, carry flags."""
         return False
 
     @abstractmethod
@@ -73,10 +73,10 @@ def _rows(step: StepSpec, stored: StoredRows, to_json: ToJson) -> Iterator[Store
     spec, batch = step.sides[stored.side], stored.rows
     documents = to_json(pa.table(batch.select(list(spec.intake.stored))))
     places = zip(*(batch.column(name).to_pylist() for name in (TS, PARTITION, OFFSET)), strict=True)
-    marked = stored.marked.tolist() if spec.marks else [None] * batch.num_rows
+    flagged = stored.flagged.tolist() if spec.flags else [None] * batch.num_rows
     deleted = _deleted(batch).tolist()
-    for (ts, partition, offset), document, mark, gone in zip(places, documents, marked, deleted, strict=True):
-        yield StoredRow(stored.side, ts, partition, offset, json.loads(document), mark, gone)
+    for (ts, partition, offset), document, flag, gone in zip(places, documents, flagged, deleted, strict=True):
+        yield StoredRow(stored.side, ts, partition, offset, json.loads(document), flag, gone)
 
 
 def _deleted(batch: pa.RecordBatch) -> np.ndarray:

@@ -24,7 +24,7 @@ def gaps(times: np.ndarray, gap: int) -> np.ndarray:
 
 
 def number_groups(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """int64[n]: the number of each row's group. `begins` marks where groups begin among the rows taken in `order`."""
+    """int64[n]: the number of each row's group. `begins` says where groups begin among the rows taken in `order`."""
     cell = np.empty(len(order), dtype=np.int64)
     cell[order] = np.cumsum(begins) - 1
     return cell

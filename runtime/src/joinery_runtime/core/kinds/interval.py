@@ -44,7 +44,7 @@ class IntervalJoin(Join):
     `lenient`: the job is a single inner interval step, whose lateness follows J6's first formula.
 
     A join on time only (J9) is also an interval join: its sides have no keys, and one of them goes to every shard. A
-    row of a preserved side is marked once it has matched."""
+    row of a preserved side is flagged once it has matched."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Interval,)
     matches_by: ClassVar[str] = "j1"
@@ -69,7 +69,7 @@ class IntervalJoin(Join):
             late_to_dead_letters=step.late_data == "dlq",
         )
 
-    def marks_rows(self, *, preserved: bool) -> bool:
+    def flags_rows(self, *, preserved: bool) -> bool:
         return preserved
 
     def partner_bounds(self, side: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class IntervalJoin(Join):
         yield from epoch.arrive(RIGHT)
         return StepResult(
             added=(epoch.added(LEFT), epoch.added(RIGHT)),
-            marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
+            flags=(epoch.flags(LEFT), epoch.flags(RIGHT)),
             dropped=(epoch.dropped(LEFT), epoch.dropped(RIGHT)),
             lookups=(epoch.lookups(LEFT), epoch.lookups(RIGHT)),
             matches=epoch.matches,
@@ -164,7 +164,7 @@ class IntervalJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "j3"
 
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
         return horizon is not None and row.ts < horizon
 
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
@@ -193,14 +193,14 @@ class IntervalJoin(Join):
             may_match = "no"
         else:
             may_match = "on time" if watermark is None or last_partner >= watermark else "late"
-        facts = {
+        fields = {
             "until_input": other.time,
             "until": last_partner + late,
             "may_match": may_match,
-            **({"matched": row.marked} if row.marked is not None else {}),
+            **({"matched": row.flagged} if row.flagged is not None else {}),
         }
         goes = f"goes when {self._passed(step, row.side, row.ts, outlook)}"
-        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, outlook)}", facts)
+        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, outlook)}", fields)
 
 
 _MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
@@ -209,9 +209,9 @@ _MATCHES = {"on time": "may still match", "late": "may match late rows only", "n
 def _matched(step: StepSpec, row: StoredRow, outlook: Outlook) -> str:
     """Says whether a preserved row has matched. One that never does goes out padded when an epoch closes it (O1)."""
     spec = step.sides[row.side]
-    if row.marked is None or not spec.preserved:
+    if row.flagged is None or not spec.preserved:
         return ""
-    if row.marked:
+    if row.flagged:
         return "; has matched"
     horizon = outlook.horizons[spec.part]
     if horizon.previous is not None and row.ts < horizon.previous:
@@ -233,7 +233,7 @@ def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
 @dataclass(slots=True)
 class _JoinableRows:
     """Rows that can match. `matched` (bool[n]) had matched before this epoch; `found` (bool[n]) match in it. `found` is
-    None where the side needs no marks. `kept` is the run of the state that holds the rows (None: arrivals)."""
+    None where the side needs no flags. `kept` is the run of the state that holds the rows (None: arrivals)."""
 
     run: Run
     matched: np.ndarray | None
@@ -243,13 +243,13 @@ class _JoinableRows:
     @classmethod
     def of_segment(cls, kept: KeptRun) -> _JoinableRows:
         return cls(
-            kept.run, kept.marked, np.zeros(len(kept.run), dtype=bool) if kept.marked is not None else None, kept
+            kept.run, kept.flagged, np.zeros(len(kept.run), dtype=bool) if kept.flagged is not None else None, kept
         )
 
     @classmethod
-    def arriving(cls, rows: pa.RecordBatch, *, marks: bool) -> _JoinableRows:
+    def arriving(cls, rows: pa.RecordBatch, *, flags: bool) -> _JoinableRows:
         run = Run.sort(rows)
-        return cls(run, None, np.zeros(len(run), dtype=bool) if marks else None)
+        return cls(run, None, np.zeros(len(run), dtype=bool) if flags else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class _IntervalEpoch:
         leaves = rows.run.ts < horizon.current
         if horizon.previous is not None:
             leaves &= rows.run.ts >= horizon.previous
-        assert rows.matched is not None, "rows of preserved sides have marks"
+        assert rows.matched is not None, "rows of preserved sides have flags"
         alone = np.flatnonzero(leaves & ~rows.matched)
         yield from self._padded(side, Selection(rows.run.batch, alone), None)
 
@@ -350,7 +350,7 @@ class _IntervalEpoch:
             yield from self._candidates(side, new.run, asked, other.run, keep_from)
 
     def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
-        """The rows of a kept run that have not left and whose times may be near enough to a few new rows."""
+        """The rows of a kept run that are not evicted and whose times may be near enough to a few new rows."""
         first, last = self._kind.partner_bounds(1 - side)
         since = self._work.horizons[side].current
         near = (run.ts >= new.ts.min() + first) & (run.ts <= new.ts.max() + last)
@@ -385,7 +385,7 @@ class _IntervalEpoch:
         added = Run.view(batch if waits.all() else batch.filter(pa.array(waits)))
         return added if len(added) else None
 
-    def marks(self, side: int) -> dict[str, np.ndarray]:
+    def flags(self, side: int) -> dict[str, np.ndarray]:
         matched = [(rows.kept, _newly_matched(rows)) for rows in self._stored[side]]
         return {kept.segment: kept.first + numbers for kept, numbers in matched if kept is not None and len(numbers)}
 
@@ -413,7 +413,7 @@ def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:
     if rows is None:
         return _Arrivals(None, None, late)
     can, cannot = split_joinable(side, rows)
-    joinable = _JoinableRows.arriving(can, marks=side.marks) if can.num_rows else None
+    joinable = _JoinableRows.arriving(can, flags=side.flags) if can.num_rows else None
     return _Arrivals(joinable, cannot if cannot.num_rows else None, late)
 
 

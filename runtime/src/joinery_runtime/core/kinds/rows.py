@@ -18,7 +18,7 @@ from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_M
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
-from joinery_runtime.core.table.columns import JOINABLE, MARK_FIELD, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.columns import FLAG_FIELD, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
@@ -203,7 +203,7 @@ def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
 
 
 def in_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
-    """Adds ORDER_COLUMNS to matches and rows padded at once, of which the row of `side` arrived last."""
+    """Adds ORDER_COLUMNS to matches and rows padded at once. In each, the row of `side` arrived last."""
     return _with_order(rows, ARRIVAL, np.zeros(len(pairs), dtype=np.int64), np.full(len(pairs), side), side, pairs)
 
 
@@ -243,14 +243,14 @@ def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch
     return rows.filter(joinable), rows.filter(pc.invert(joinable))
 
 
-def as_segment(side: SideSpec, rows: pa.RecordBatch, marked: np.ndarray | None = None) -> pa.RecordBatch:
-    """Prepared rows that can match, with the columns of the side's segments. `marked` is bool[n] (None: no row is)."""
-    marks = pa.array(marked if marked is not None else np.zeros(rows.num_rows, dtype=bool))
+def as_segment(side: SideSpec, rows: pa.RecordBatch, flagged: np.ndarray | None = None) -> pa.RecordBatch:
+    """Prepared rows that can match, with the columns of the side's segments. `flagged` is bool[n] (None: no row is)."""
+    flags = pa.array(flagged if flagged is not None else np.zeros(rows.num_rows, dtype=bool))
     schema = side.segment_schema()
-    columns = [marks if field == MARK_FIELD else rows.column(field.name) for field in schema]
+    columns = [flags if field == FLAG_FIELD else rows.column(field.name) for field in schema]
     return pa.record_batch(columns, schema=schema)
 
 
 def run_to_add(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
-    """Prepared rows that can match, as a sorted run of the side's segments without marked rows. None: no rows."""
+    """Prepared rows that can match, as a sorted run of the side's segments without flagged rows. None: no rows."""
     return Run.sort(as_segment(side, rows)) if rows.num_rows else None

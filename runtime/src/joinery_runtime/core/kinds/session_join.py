@@ -1,6 +1,6 @@
 """The join over session windows of one shard in one epoch (rules W1-W4). Both sides' rows form the sessions together.
 
-First the sessions that the horizon closes go out from the state, and their rows are marked. Then arrivals are judged
+First the sessions that the horizon closes go out from the state, and their rows are flagged. Then arrivals are judged
 together with the sessions still open, and kept (T3). Only keys that may have something to close or to drop are looked
 at. No I/O, no clock, no randomness: the same work gives the same rows.
 """
@@ -45,12 +45,12 @@ class SessionWindowJoin(Join):
     """Joins rows in sessions that both sides form together, per key: consecutive rows are <= gap apart (W1, S1).
 
     The horizon is `C = min wm - allowedLateness`, one number for both sides. A session is closed when `last + gap < C`.
-    A row is marked once it has gone out."""
+    A row is flagged once it has gone out."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
     matches_by: ClassVar[str] = "w1"
     padded_by: ClassVar[tuple[str, str]] = ("w3", "w3")
-    marked_rows_leave: ClassVar[bool] = True
+    flagged_rows_leave: ClassVar[bool] = True
     judges_late_records: ClassVar[bool] = True
     late_rule: ClassVar[str] = "sessions that end before {} are closed"
 
@@ -62,7 +62,7 @@ class SessionWindowJoin(Join):
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
         return cls(cast(Session, step.matching).gap, step.allowed_lateness, step.late_data == "dlq")
 
-    def marks_rows(self, *, preserved: bool) -> bool:
+    def flags_rows(self, *, preserved: bool) -> bool:
         return True
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
@@ -71,7 +71,7 @@ class SessionWindowJoin(Join):
         left, right = yield from epoch.arrive()
         return StepResult(
             added=(left[0], right[0]),
-            marks=(epoch.marks(LEFT), epoch.marks(RIGHT)),
+            flags=(epoch.flags(LEFT), epoch.flags(RIGHT)),
             finished=epoch.finished(),
             dropped=(left[1], right[1]),
             lookups=(epoch.out.lookups[LEFT], epoch.out.lookups[RIGHT]),
@@ -131,7 +131,7 @@ class SessionWindowJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "w2"
 
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
         open_from = self.open_from(horizon)
         return open_from is not None and last_of_session(row.ts, row.times, self.gap) < open_from
 
@@ -151,13 +151,13 @@ class SessionWindowJoin(Join):
 
     def _status(self, step: StepSpec, row: StoredRow, span: tuple[int, int], outlook: Outlook) -> RowStatus:
         open_from = self.open_from(outlook.horizon(step.sides[row.side].part))
-        facts = {"session": list(span), "closed": bool(row.marked) or (open_from is not None and span[1] < open_from)}
+        fields = {"session": list(span), "closed": bool(row.flagged) or (open_from is not None and span[1] < open_from)}
         words = f"in the session {format_time(span[0])} to {format_time(span[1])}"
-        if facts["closed"]:
-            return RowStatus(f"{words}, which is closed", facts)
+        if fields["closed"]:
+            return RowStatus(f"{words}, which is closed", fields)
         slower = slower_watermark(step, self.allowed_lateness)
         above = format_time(span[1] + self.gap)
-        return RowStatus(f"{words}; goes when {slower} is above {above}, unless it grows", facts)
+        return RowStatus(f"{words}; goes when {slower} is above {above}, unless it grows", fields)
 
 
 # --- the join of one shard in one epoch -------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class _SessionRun:
 
     def __init__(self, kept: KeptRun) -> None:
         self.kept = kept
-        self.gone = kept.marks.copy()
+        self.gone = kept.flags.copy()
 
     def open_rows(self, hashes: np.ndarray) -> Selection:
         """The rows with these hashes (sorted, distinct) that have not gone out."""
@@ -190,9 +190,9 @@ class _SessionJoinEpoch:
         self.out = WindowOutput(step, ordered=work.ordered)
         self.late: tuple[np.ndarray, ...] = ()
 
-    def marks(self, side: int) -> dict[str, np.ndarray]:
+    def flags(self, side: int) -> dict[str, np.ndarray]:
         """The rows that went out in this epoch: by segment, their row numbers in it."""
-        newly = [(state.kept, np.flatnonzero(state.gone & ~state.kept.marks)) for state in self._state[side]]
+        newly = [(state.kept, np.flatnonzero(state.gone & ~state.kept.flags)) for state in self._state[side]]
         return {kept.segment: kept.first + rows for kept, rows in newly if len(rows)}
 
     def finished(self) -> frozenset[str]:
@@ -306,7 +306,7 @@ def _distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _by_selection(values: np.ndarray, rows: Sequence[Selection]) -> list[np.ndarray]:
-    """Splits values, given in the order of the selections, by selection. Values beyond the last one are left out."""
+    """Splits values, given in the order of the selections, by selection. Values beyond the last one are ignored."""
     ends = np.cumsum([len(chosen) for chosen in rows], dtype=np.int64)
     return np.split(values, ends)[: len(rows)]
 

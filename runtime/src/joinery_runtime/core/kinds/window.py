@@ -141,7 +141,7 @@ class WindowJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "w2"
 
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
         return horizon is not None and row.ts < self.keep_from(row.side, horizon)
 
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:

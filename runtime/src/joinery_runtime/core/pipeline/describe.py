@@ -32,11 +32,11 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """The rows of one key in a segment of a side. `marked` (bool[n]): the row was marked in the segment or later."""
+    """The rows of one key in a segment of a side. `flagged` (bool[n]): the row was flagged in the segment or later."""
 
     side: int
     rows: pa.RecordBatch
-    marked: np.ndarray
+    flagged: np.ndarray
 
 
 class Shown(Protocol):
@@ -57,15 +57,15 @@ class Summary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A stored row of a side. `marked`: it has matched or, in a session window join, has gone out (None: rows of this
-    part have no marks). `deleted`: it is a table's version that deletes the key."""
+    """A stored row of a side. `flagged`: it has matched or, in a session window join, has gone out (None: rows of this
+    part have no flags). `deleted`: it is a table's version that deletes the key."""
 
     side: int
     ts: int
     partition: int
     offset: int
     columns: Mapping[str, Any]
-    marked: bool | None = None
+    flagged: bool | None = None
     deleted: bool = False
 
 
@@ -93,10 +93,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RowStatus:
-    """When a stored row leaves and whether it goes out then, in words and as facts for a document."""
+    """When a stored row leaves and whether it goes out then, in words and as fields of a document."""
 
     words: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ShownRow:
     def document(self) -> dict[str, Any]:
         row = self.row
         place = {"ts": row.ts, "partition": row.partition, "offset": row.offset}
-        return {"input": self.input, **place, "columns": dict(row.columns), **self.status.facts}
+        return {"input": self.input, **place, "columns": dict(row.columns), **self.status.fields}
 
     def line(self) -> str:
         columns = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.row.columns.items())

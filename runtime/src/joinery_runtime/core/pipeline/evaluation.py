@@ -50,12 +50,12 @@ class EvaluatedRows:
 
     def where(self, chosen: pa.BooleanArray) -> EvaluatedRows:
         assert self.positions is not None, "rows are only picked with care"
-        kept = self.positions[chosen.to_numpy(zero_copy_only=False)]
+        picked = self.positions[chosen.to_numpy(zero_copy_only=False)]
 
         def resolve(name: str, column: str) -> Value:
             return self.resolve(name, column).filter(chosen)
 
-        return EvaluatedRows(resolve, len(kept), kept, self.failed)
+        return EvaluatedRows(resolve, len(picked), picked, self.failed)
 
     def fail(self, row: int, reason: str) -> None:
         assert self.positions is not None, "reasons are only collected with care"
@@ -165,13 +165,13 @@ def first_line(error: Exception) -> str:
 
 
 def _and(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    left = boolean(_value(node.this, rows))
-    return pc.and_kleene(left, boolean(_where(pc.fill_null(left, True), node.expression, rows)))
+    first = boolean(_value(node.this, rows))
+    return pc.and_kleene(first, boolean(_where(pc.fill_null(first, True), node.expression, rows)))
 
 
 def _or(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    left = boolean(_value(node.this, rows))
-    return pc.or_kleene(left, boolean(_where(pc.invert(pc.fill_null(left, False)), node.expression, rows)))
+    first = boolean(_value(node.this, rows))
+    return pc.or_kleene(first, boolean(_where(pc.invert(pc.fill_null(first, False)), node.expression, rows)))
 
 
 def _case(node: exp.Expr, rows: EvaluatedRows) -> Value:

@@ -131,36 +131,36 @@ def _double(value: Value) -> Value:
 
 
 def comparison(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    return lambda left, right: function(*alike(left, right))
+    return lambda a, b: function(*alike(a, b))
 
 
-def add(left: Value, right: Value) -> Value:
-    return _sum(pc.add_checked, left, right)
+def add(a: Value, b: Value) -> Value:
+    return _sum(pc.add_checked, a, b)
 
 
-def subtract(left: Value, right: Value) -> Value:
-    if _is_time(left.type) and _is_time(right.type):
-        return pc.subtract_checked(left.cast(TIMESTAMP), right.cast(TIMESTAMP))
-    if pa.types.is_duration(left.type) and _is_time(right.type):
+def subtract(a: Value, b: Value) -> Value:
+    if _is_time(a.type) and _is_time(b.type):
+        return pc.subtract_checked(a.cast(TIMESTAMP), b.cast(TIMESTAMP))
+    if pa.types.is_duration(a.type) and _is_time(b.type):
         raise pa.ArrowTypeError("a time cannot be taken off an interval")
-    return _sum(pc.subtract_checked, left, right)
+    return _sum(pc.subtract_checked, a, b)
 
 
-def _sum(function: Callable[[Value, Value], Value], left: Value, right: Value) -> Value:
-    times = [value for value in (left, right) if _is_time(value.type)]
+def _sum(function: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:
+    times = [value for value in (a, b) if _is_time(value.type)]
     if len(times) == 1:
-        moved = function(*(v.cast(TIMESTAMP if _is_time(v.type) else _span(v.type)) for v in (left, right)))
+        moved = function(*(v.cast(TIMESTAMP if _is_time(v.type) else _span(v.type)) for v in (a, b)))
         return _in_years(moved)
     if len(times) == 2:
         raise pa.ArrowTypeError("two times cannot be added")
-    left, right = alike(left, right)
-    if pa.types.is_decimal(left.type):
+    a, b = alike(a, b)
+    if pa.types.is_decimal(a.type):
         # A sum needs one more digit than its terms. The widest type has no room for it, but 75 digits are enough for
         # anything that fits a column.
-        precision, scale = left.type.precision, left.type.scale
+        precision, scale = a.type.precision, a.type.scale
         kind = _decimal(precision + 1)(min(precision, _WIDEST - 1), scale)
-        return as_column(function(left.cast(kind), right.cast(kind)))
-    return function(left, right)
+        return as_column(function(a.cast(kind), b.cast(kind)))
+    return function(a, b)
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -181,56 +181,54 @@ def _in_years(times: Value) -> Value:
     return times
 
 
-def multiply(left: Value, right: Value) -> Value:
-    if not (is_number(left.type) and is_number(right.type)):
-        return _scaled(left, right)
-    kinds = (left.type, right.type)
+def multiply(a: Value, b: Value) -> Value:
+    if not (is_number(a.type) and is_number(b.type)):
+        return _scaled(a, b)
+    kinds = (a.type, b.type)
     if any(map(pa.types.is_floating, kinds)) or not any(map(pa.types.is_decimal, kinds)):
-        return pc.multiply_checked(*alike(left, right))
+        return pc.multiply_checked(*alike(a, b))
     (digits, scale), (other_digits, other_scale) = map(_shape, kinds)
     precision = digits + other_digits + 1
     # Only the product of two 38-digit decimals is one digit too wide; anything that fits a column has far fewer.
     other_digits -= max(0, precision - _WIDEST)
     kind = _decimal(precision)
-    product = pc.multiply_checked(
-        converted(left, kind(digits, scale)), converted(right, kind(other_digits, other_scale))
-    )
+    product = pc.multiply_checked(converted(a, kind(digits, scale)), converted(b, kind(other_digits, other_scale)))
     return as_column(product)
 
 
-def _scaled(left: Value, right: Value) -> Value:
+def _scaled(a: Value, b: Value) -> Value:
     """Multiplies an interval by an integer. Other types are refused unless one is NULL."""
-    kinds = {left.type, right.type}
+    kinds = {a.type, b.type}
     if DURATION in kinds and all(kind == DURATION or pa.types.is_integer(kind) for kind in kinds) and len(kinds) == 2:
-        return pc.multiply_checked(*(v.cast(DURATION if v.type == DURATION else pa.int64()) for v in (left, right)))
+        return pc.multiply_checked(*(v.cast(DURATION if v.type == DURATION else pa.int64()) for v in (a, b)))
     known = [kind for kind in kinds if not pa.types.is_null(kind)]
     if any(not is_number(kind) for kind in known):
-        raise pa.ArrowTypeError(f"{named(left.type)} and {named(right.type)} cannot be multiplied")
-    return multiply(*alike(left, right)) if known else left
+        raise pa.ArrowTypeError(f"{named(a.type)} and {named(b.type)} cannot be multiplied")
+    return multiply(*alike(a, b)) if known else a
 
 
-def divide(left: Value, right: Value) -> Value:
-    return pc.divide(_double(left), _null_if_zero(_double(right)))
+def divide(a: Value, b: Value) -> Value:
+    return pc.divide(_double(a), _null_if_zero(_double(b)))
 
 
-def remainder(left: Value, right: Value) -> Value:
+def remainder(a: Value, b: Value) -> Value:
     """The remainder, with the dividend's sign. For doubles it is C's fmod, which is exact."""
-    if any(pa.types.is_floating(value.type) for value in (left, right)):
-        return _fmod(_double(left), _null_if_zero(_double(right)))
-    if any(pa.types.is_decimal(value.type) for value in (left, right)):
+    if any(pa.types.is_floating(value.type) for value in (a, b)):
+        return _fmod(_double(a), _null_if_zero(_double(b)))
+    if any(pa.types.is_decimal(value.type) for value in (a, b)):
         raise pa.ArrowTypeError("the remainder takes integers and doubles, not decimals; CAST them")
-    left, right = alike(*(v.cast(pa.int64()) if pa.types.is_null(v.type) else v for v in (left, right)))
+    a, b = alike(*(v.cast(pa.int64()) if pa.types.is_null(v.type) else v for v in (a, b)))
     # The divisor's sign does not matter, and the lowest integer / -1 would overflow.
-    divisor = _null_if_zero(pc.abs(right))
-    return pc.subtract(left, pc.multiply(pc.divide(left, divisor), divisor))
+    divisor = _null_if_zero(pc.abs(b))
+    return pc.subtract(a, pc.multiply(pc.divide(a, divisor), divisor))
 
 
-def _fmod(left: Value, right: Value) -> Value:
-    scalars = isinstance(left, pa.Scalar) and isinstance(right, pa.Scalar)
-    dividend, divisor = (pa.array([v.as_py()], pa.float64()) if isinstance(v, pa.Scalar) else v for v in (left, right))
+def _fmod(a: Value, b: Value) -> Value:
+    scalars = isinstance(a, pa.Scalar) and isinstance(b, pa.Scalar)
+    dividend, divisor = (pa.array([v.as_py()], pa.float64()) if isinstance(v, pa.Scalar) else v for v in (a, b))
     with np.errstate(invalid="ignore"):
         made = np.fmod(dividend.to_numpy(zero_copy_only=False), divisor.to_numpy(zero_copy_only=False))
-    known = pc.and_(pc.is_valid(left), pc.is_valid(right))
+    known = pc.and_(pc.is_valid(a), pc.is_valid(b))
     found = pc.if_else(known, pa.array(made), pa.scalar(None, pa.float64()))
     return found[0] if scalars else found
 
@@ -248,8 +246,8 @@ def absolute(value: Value) -> Value:
     return value if pa.types.is_null(value.type) else pc.abs_checked(value)
 
 
-def concat(left: Value, right: Value) -> Value:
-    return pc.binary_join_element_wise(text(left), text(right), "")
+def concat(a: Value, b: Value) -> Value:
+    return pc.binary_join_element_wise(text(a), text(b), "")
 
 
 # --- CAST -------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.table.columns import (
     DELETED_FIELD,
     ENGINE_FIELDS,
+    FLAG_FIELD,
     JOINABLE_FIELD,
-    MARK_FIELD,
     SESSION_FIELDS,
     TS,
 )
@@ -25,7 +25,7 @@ LEFT: Final = 0
 RIGHT: Final = 1
 SIDES: Final = (LEFT, RIGHT)
 
-MARKS: Final = ".marks"  # suffix of the part that holds another part's marks
+FLAGS: Final = ".marks"  # suffix of the part that holds another part's flags
 SESSIONS: Final = "sessions"  # the part of the state of a job of sessions
 COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have gone out (S5)
 
@@ -84,13 +84,13 @@ class Intake:
 class SideSpec:
     """One side of a step. `part` names its rows in the state. `inputs` are the inputs whose columns they carry: one, or
     those of all previous steps. `time` is the input whose event time is `$ts`, from which the step's bound counts.
-    `marks`: rows of this part have marks. `state`: the columns of its segments, where these are not prepared rows."""
+    `flags`: rows of this part have flags. `state`: the columns of its segments, where these are not prepared rows."""
 
     part: str
     inputs: tuple[str, ...]
     time: str
     intake: Intake
-    marks: bool = False
+    flags: bool = False
     state: pa.Schema | None = None
 
     @property
@@ -102,8 +102,8 @@ class SideSpec:
         return self.intake.placement is Placement.EVERYWHERE
 
     @property
-    def marks_part(self) -> str:
-        return self.part + MARKS
+    def flags_part(self) -> str:
+        return self.part + FLAGS
 
     @property
     def complete(self) -> str:
@@ -115,7 +115,7 @@ class SideSpec:
         """The columns of segments besides the engine's own: user columns, or groups and accumulators of sessions."""
         if self.state is None:
             return self.intake.stored
-        own = {field.name for field in (*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS)}
+        own = {field.name for field in (*ENGINE_FIELDS, FLAG_FIELD, *SESSION_FIELDS)}
         return tuple(name for name in self.state.names if name not in own)
 
     @property
@@ -131,9 +131,9 @@ class SideSpec:
         if self.state is not None:
             return self.state
         prepared = self.intake.prepared_schema()
-        kept = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
+        stored = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
         engine = len(ENGINE_FIELDS)
-        return pa.schema([*kept[:engine], *([MARK_FIELD] if self.marks else []), *kept[engine:]])
+        return pa.schema([*stored[:engine], *([FLAG_FIELD] if self.flags else []), *stored[engine:]])
 
 
 def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:

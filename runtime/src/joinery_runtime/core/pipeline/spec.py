@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.describe import Outlook, Shown, Span, StoredRows, Summary, TakenRow, ToJson
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
-from joinery_runtime.core.pipeline.sides import LEFT, MARKS, RIGHT, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
@@ -31,8 +31,8 @@ class Kind(ABC):
 
     __slots__ = ()
 
-    marked_rows_leave: ClassVar[bool] = False
-    """Whether a marked row has left the state. If False, a mark says that the row has matched; the row stays."""
+    flagged_rows_leave: ClassVar[bool] = False
+    """Whether a flagged row is gone from the state. If False, a flag says that the row has matched; the row stays."""
     summary_columns: ClassVar[tuple[str, ...]] = ()
     """The columns of all stored rows that `summary` reads; empty: there is no summary."""
     judges_late_records: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class Kind(ABC):
         return (None,) * len(step.sides)
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The event time before which an arriving row of the side may have partners that already left the state (T10).
+        """The event time before which an arriving row of the side may have partners that were evicted already (T10).
         None: no row may. `horizons` has one horizon per side."""
         return None
 
@@ -126,7 +126,7 @@ class Kind(ABC):
 
     def survivors(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
         """The rows that a compaction of one side's runs keeps under the horizon in force: one run for each, in the same
-        order, with its `marked`."""
+        order, with its `flagged`."""
         since = None if horizon.current is None else self.keep_from(side, horizon.current)
         return [kept.where(self._there(kept, since)) for kept in runs]
 
@@ -143,8 +143,8 @@ class Kind(ABC):
 
     def _there(self, kept: KeptRun, since: int | None) -> np.ndarray:
         there = np.ones(len(kept.run), dtype=bool) if since is None else kept.run.ts >= since
-        if self.marked_rows_leave:
-            there = there & ~kept.marks
+        if self.flagged_rows_leave:
+            there = there & ~kept.flags
         return there
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
@@ -184,8 +184,8 @@ class Kind(ABC):
         """The id of the rule in docs/semantics.md that says when a row of the side leaves the state."""
 
     @abstractmethod
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
-        """Whether the row has left the state in an epoch in which its part has this horizon."""
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+        """Whether the row is gone from the state in an epoch in which its part has this horizon."""
 
     @abstractmethod
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
@@ -195,7 +195,7 @@ class Kind(ABC):
         return counted(len(shown), "row")
 
     def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> Summary | None:
-        """Summarises the state. `rows` holds `summary_columns` of all rows that have not left."""
+        """Summarises the state. `rows` holds `summary_columns` of all rows that are in the state."""
         return None
 
 
@@ -259,8 +259,8 @@ class Pipeline:
         return self.steps[found.step].sides[found.side].intake
 
     def side(self, part: str) -> tuple[StepSpec, int]:
-        """The step and side that a part of the state, or a part of marks, belongs to."""
-        wanted = part.removesuffix(MARKS)
+        """The step and side that a part of the state, or a part of flags, belongs to."""
+        wanted = part.removesuffix(FLAGS)
         return next((step, i) for step in self.steps for i, side in enumerate(step.sides) if side.part == wanted)
 
     def parts(self) -> Mapping[str, SideSpec]:

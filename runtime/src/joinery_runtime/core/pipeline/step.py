@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.table.columns import MARK
+from joinery_runtime.core.table.columns import FLAG
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run
 
@@ -44,33 +44,33 @@ Horizons = Mapping[str, Horizon]  # by part of the state, and COMPLETE
 class KeptRun:
     """The rows of a live segment that belong to this shard.
 
-    `first` is the number of the run's first row in the segment. `marked` (bool[n]) holds the rows' marks as committed
-    (None: rows of this part have no marks).
+    `first` is the number of the run's first row in the segment. `flagged` (bool[n]) holds the rows' flags as committed
+    (None: rows of this part have no flags).
     """
 
     segment: str
     run: Run
     first: int = 0
-    marked: np.ndarray | None = None
+    flagged: np.ndarray | None = None
 
     @property
-    def marks(self) -> np.ndarray:
-        """`marked`, for kinds whose rows all have marks."""
-        assert self.marked is not None, "rows of this part have marks"
-        return self.marked
+    def flags(self) -> np.ndarray:
+        """`flagged`, for kinds whose rows all have flags."""
+        assert self.flagged is not None, "rows of this part have flags"
+        return self.flagged
 
     def within(self, owned: HashRange) -> KeptRun:
         """The rows whose hash lies in the range."""
         rows = self.run.rows_in(owned)
-        marked = self.marked[rows] if self.marked is not None else None
-        return KeptRun(self.segment, self.run.within(owned), self.first + rows.start, marked)
+        flagged = self.flagged[rows] if self.flagged is not None else None
+        return KeptRun(self.segment, self.run.within(owned), self.first + rows.start, flagged)
 
     def where(self, chosen: np.ndarray) -> KeptRun:
         """The rows for which bool[n] is true. Row numbers of the segment no longer apply to them."""
         if chosen.all():
             return self
         rows = Run.view(self.run.batch.filter(pa.array(chosen)))
-        return KeptRun(self.segment, rows, 0, self.marked[chosen] if self.marked is not None else None)
+        return KeptRun(self.segment, rows, 0, self.flagged[chosen] if self.flagged is not None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +94,20 @@ class StepWork:
 class StepResult:
     """What a step returns once it has produced all of its rows.
 
-    - `added`: the arrivals that join the state, sorted, with `$mark` where the part has marks.
-    - `marks`: per side and segment, the row numbers in the segment (int64) that are marked from now on.
-    - `finished`: segments without any row of this shard left, where event times do not show it.
+    - `added`: the arrivals that join the state, sorted, with `$mark` where the part has flags.
+    - `flags`: per side and segment, the row numbers in the segment (int64) that are flagged from now on.
+    - `finished`: segments that have no more rows of this shard, where event times do not show it.
     - `dropped`: the number of dropped arrivals by reason (`late`, ...).
     - `lookups`: the number of arrivals looked up in the other side. `matches`: the number of pairs found.
     - `failed`: the number of pairs for which a condition or a column could not be computed.
-    - `after_eviction`: per side, the number of accepted rows whose partners may already have left (T10), where
+    - `after_eviction`: per side, the number of accepted rows whose partners may be evicted already (T10), where
       `Kind.complete_from` does not say.
     - `late`: per side, partition and offset (int64[k, 2]) of late arrivals, where the kind judges them for the dead
       letters.
     """
 
     added: tuple[Run | None, ...] = (None, None)
-    marks: tuple[Mapping[str, np.ndarray], ...] = field(default=({}, {}))
+    flags: tuple[Mapping[str, np.ndarray], ...] = field(default=({}, {}))
     finished: frozenset[str] = frozenset()
     dropped: tuple[Mapping[str, int], ...] = field(default=({}, {}))
     lookups: tuple[int, ...] = (0, 0)
@@ -118,7 +118,7 @@ class StepResult:
 
     @classmethod
     def nothing(cls, sides: int) -> StepResult:
-        return cls(added=(None,) * sides, marks=({},) * sides, dropped=({},) * sides, lookups=(0,) * sides)
+        return cls(added=(None,) * sides, flags=({},) * sides, dropped=({},) * sides, lookups=(0,) * sides)
 
 
 StepRun = Generator[pa.RecordBatch, None, StepResult]
@@ -126,8 +126,8 @@ StepRun = Generator[pa.RecordBatch, None, StepResult]
 if asked for. Each is of bounded size, because a hot key produces far more rows than fit into memory."""
 
 
-def with_marks(run: Run, marked: np.ndarray) -> Run:
-    """The run, of a part that has marks, with `$mark` set to `marked`."""
+def with_flags(run: Run, flagged: np.ndarray) -> Run:
+    """The run, of a part that has flags, with `$mark` set to `flagged`."""
     batch = run.batch
-    at = batch.schema.get_field_index(MARK)
-    return Run.view(batch.set_column(at, batch.schema.field(at), pa.array(marked, pa.bool_())))
+    at = batch.schema.get_field_index(FLAG)
+    return Run.view(batch.set_column(at, batch.schema.field(at), pa.array(flagged, pa.bool_())))

@@ -106,6 +106,6 @@ def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
     step, side = pipeline.side(meta.part)
     spec = step.sides[side]
     horizon = found.get(spec.complete, found.get(spec.part, Horizon()))
-    if horizon.current is None or horizon.current == horizon.previous or meta.part == spec.marks_part:
+    if horizon.current is None or horizon.current == horizon.previous or meta.part == spec.flags_part:
         return False
     return step.kind.closes(step, side, meta, horizon)

@@ -26,13 +26,14 @@ ENGINE_FIELDS: tuple[pa.Field, ...] = (
 
 # Only in prepared batches of a preserved side: whether the row can match at all (J4, N4).
 JOINABLE = "$joinable"
-# Only in segments of a part that has marks: whether the row has matched (interval) or gone out (session windows).
-MARK = "$mark"
+# Only in segments of a part that has flags: whether the row has matched (interval) or gone out (session windows). The
+# column's stored name is older than the word.
+FLAG = "$mark"
 # In batches and segments of an as-of step's table: whether this version is a deletion.
 DELETED = "$deleted"
 
 JOINABLE_FIELD = pa.field(JOINABLE, pa.bool_(), nullable=False)
-MARK_FIELD = pa.field(MARK, pa.bool_(), nullable=False)
+FLAG_FIELD = pa.field(FLAG, pa.bool_(), nullable=False)
 DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
 
 # Only in segments of sessions (see `core.kinds.session.change`).
@@ -43,10 +44,10 @@ SESSION_FIELDS: tuple[pa.Field, ...] = (
     pa.field(FORCED, pa.bool_(), nullable=False),
 )
 
-# A segment of marks holds each marked row's HASH and TS, so that it is cut and expires like the rows, and its place.
+# A segment of flags holds each flagged row's HASH and TS, so that it is cut and expires like the rows, and its place.
 SEGMENT = "$segment"  # string: the segment's key
 ROW = "$row"  # int64: the row's number in the segment
-MARKS_SCHEMA = pa.schema([*ENGINE_FIELDS[:2], pa.field(SEGMENT, pa.string(), False), pa.field(ROW, pa.int64(), False)])
+FLAGS_SCHEMA = pa.schema([*ENGINE_FIELDS[:2], pa.field(SEGMENT, pa.string(), False), pa.field(ROW, pa.int64(), False)])
 
 
 # --- the types of users' columns --------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def in_one_epoch(groups: Sequence[list[SegmentMeta]]) -> list[list[SegmentMeta]]
 
 def that_fit(group: Sequence[SegmentMeta], decoded: Sequence[int]) -> list[list[SegmentMeta]]:
     """Splits a group from `choose` by the now known sizes of the segments' rows in bytes. Not for rows kept without
-    end: a segment that is left alone would never lose its superseded rows."""
+    end: a segment that is never merged would never lose its superseded rows."""
     return _cut(group, decoded, MAX_DECODED_BYTES)
 
 

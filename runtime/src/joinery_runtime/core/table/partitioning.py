@@ -81,8 +81,8 @@ def _murmur2_of_short(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) 
         k = (k ^ (k >> np.uint32(24))) * m
         hashes[there] = (hashes[there] * m) ^ k
     rest = np.flatnonzero(lengths & 3)
-    left = (lengths[rest] & 3).astype(np.uint32)
-    tail = word_at[starts[rest] + 4 * words[rest]] & ((np.uint32(1) << (left << np.uint32(3))) - np.uint32(1))
+    last_bytes = (lengths[rest] & 3).astype(np.uint32)
+    tail = word_at[starts[rest] + 4 * words[rest]] & ((np.uint32(1) << (last_bytes << np.uint32(3))) - np.uint32(1))
     hashes[rest] = (hashes[rest] ^ tail) * m
     hashes = (hashes ^ (hashes >> np.uint32(13))) * m
     return hashes ^ (hashes >> np.uint32(15))

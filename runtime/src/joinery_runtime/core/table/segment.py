@@ -89,7 +89,7 @@ class Run:
 
 def first_key(key: str) -> str:
     """The key that a segment had when it was written. A migration changes the key, but not the row numbers, so existing
-    marks still apply."""
+    flags still apply."""
     return key.partition(MIGRATED)[0]
 
 
@@ -99,7 +99,7 @@ def merge(runs: Sequence[Run], *, by_offset: bool = False) -> Run:
 
 def concat(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenates batches, with the first one's columns in its order. Later batches must have all of these columns;
-    others are left out."""
+    others are skipped."""
     listed = list(batches)
     names = listed[0].schema.names
     aligned = [batch if batch.schema.names == names else batch.select(names) for batch in listed]

@@ -62,7 +62,7 @@ def _untied(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...])
 
 # --- search -----------------------------------------------------------------------------------------------------------
 
-# A filter has 8 (2 to the third) to 16 bits per row, of which each row sets two. It lets 3 % of other hashes through.
+# A filter has 8 (2 to the third) to 16 bits per row. Each row sets two. The filter lets 3 % of other hashes through.
 _FILTER_BITS = 3
 # Searching fewer rows or fewer probes than this takes less time than a filter.
 _FILTERED = 4_096

@@ -28,7 +28,7 @@ def registry_of(board: Board, revision: str = "") -> CollectorRegistry:
 
 
 class _Families(Collector):
-    """The board's metrics. A value that is not known yet is left out: a 0 would look like a fact."""
+    """The board's metrics. A value that is not known yet is omitted: a 0 would look like a measurement."""
 
     def __init__(self, board: Board, revision: str) -> None:
         self._board, self._revision = board, revision

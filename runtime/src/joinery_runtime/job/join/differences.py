@@ -133,8 +133,11 @@ def _columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str
 
 
 def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
+    # Every stored row has the time from which its step's bounds count, as its own.
+    times = {f"{side['name']}.{side['eventTime']}" for side in new["inputs"] if side["name"] == now.get("of")}
     for side, prefix in _sides(now, new, number).items():
-        added = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
+        fresh = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
+        added = [column for column in fresh if column not in times]
         if added:
             more = [f"{len(added) - _NAMED} more"] if len(added) > _NAMED else []
             verb = agreeing(len(added), "are")

@@ -39,16 +39,18 @@ class _StepExplainer:
             for i, part in enumerate(part_names(self._number))
         ]
         title = f"{self._step.type} {self._kind.title} join"
-        return StepPlan(title, tuple(self._facts()), tuple(sides), self._kind.shorter)
+        return StepPlan(title, tuple(self._lines()), tuple(sides), self._kind.shorter)
 
-    def _facts(self) -> Iterator[tuple[str, str]]:
+    def _lines(self) -> Iterator[tuple[str, str]]:
         step = self._step
         yield "keys", self._keys()
         yield self._kind.bound(self._words)
         if step.where is not None:
             yield "where", step.where
         if any(step.preserved):
-            sides = listed(label for label, kept in zip(self._words.labels, step.preserved, strict=True) if kept)
+            sides = listed(
+                label for label, preserved in zip(self._words.labels, step.preserved, strict=True) if preserved
+            )
             yield "unmatched", f"{sides} rows go out padded with nulls, {self._kind.padding}"
         yield "late rows", self._kind.late(self._words)
         if step.limits is not None:
@@ -90,14 +92,14 @@ def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
     for number, step in enumerate(job.joins):
         left, right = part_names(number)
         chained = number > 0
-        refs = [ref for name in job.left_inputs(number) for ref in _kept(job, name, chained=chained)]
+        refs = [ref for name in job.left_inputs(number) for ref in _stored(job, name, chained=chained)]
         columns[left] = [str(ref) if chained else ref.column for ref in refs]
-        columns[right] = [ref.column for ref in _kept(job, step.right, chained=False)]
+        columns[right] = [ref.column for ref in _stored(job, step.right, chained=False)]
     return columns
 
 
-def _kept(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
-    """The kept columns of an input. Its event time is a column of the engine, unless it came through a step."""
+def _stored(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
+    """The stored columns of an input. Its event time is a column of the engine, unless it came through a step."""
     used, side = _used(job), job.input(name)
     every = [Reference(name, column) for column in side.types if chained or column != side.event_time]
     return [ref for ref in every if used is None or ref in used]

@@ -25,7 +25,7 @@ def _as_of(draft: JobDraft) -> Iterator[Finding]:
             yield from _table(step)
             kind = step.data.get("type", "inner")
             if kind in ("right", "full"):
-                facts = f"a {kind} join would keep unmatched versions of the table, of which there is no last moment"
+                facts = f"a {kind} join would keep unmatched versions of the table, which have no last moment"
                 yield (*step.at, "type"), f"{facts} (rule A4); write inner or left"
 
 

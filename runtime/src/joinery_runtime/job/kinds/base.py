@@ -126,7 +126,7 @@ class StepKind(ABC):
 
     @abstractmethod
     def bound(self, of: StepWords) -> tuple[str, str]:
-        """What matches: the name of the fact, and its text."""
+        """What matches, as a line of the plan: its name, and its text."""
 
     @abstractmethod
     def kept_until(self, of: StepWords) -> tuple[str, str]:

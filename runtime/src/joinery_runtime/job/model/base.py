@@ -41,13 +41,12 @@ class Model(BaseModel):
         validate_by_alias=True,
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         hide_input_in_errors=True,  # pydantic's own messages would print secrets
     )
 
 
 def not_yet(what: str, *values: object, todo: str = "") -> Any:
-    """The marker for single values that are not supported yet; `{}` in `what` is replaced by the value."""
+    """The annotation of single values that are not supported yet; `{}` in `what` is replaced by the value."""
 
     def refuse(value: object) -> object:
         if any(value is unbuilt or (isinstance(value, str) and value == unbuilt) for unbuilt in values):

@@ -61,7 +61,7 @@ Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 TopicPattern = Annotated[Text, AfterValidator(_regular_expression)]
 NonNegative = Annotated[Int, Field(ge=0)]
 
-# "<...>" marks a union's branch in pydantic's error locations; it is not part of the path in the file.
+# "<...>" names a union's branch in pydantic's error locations; it is not part of the path in the file.
 BRANCH_AT, BRANCH_TIME, BRANCH_OFFSETS = "<word>", "<timestamp>", "<offsets>"
 
 

@@ -54,11 +54,11 @@ class SidePlan:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: `title` says what it is, `facts` are (name, text) in order, `shorter` is what makes its state
+    """One step: `title` says what it is, `lines` are (name, text) in order, `shorter` is what makes its state
     smaller."""
 
     title: str
-    facts: tuple[tuple[str, str], ...]
+    lines: tuple[tuple[str, str], ...]
     sides: tuple[SidePlan, ...]
     shorter: str
 

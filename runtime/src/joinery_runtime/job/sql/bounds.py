@@ -51,10 +51,8 @@ def bounds_of(comparison: exp.Expr, tables: tuple[SqlInput, SqlInput]) -> Iterat
         yield from _limits(type(comparison), comparison.this, comparison.expression, tables)
 
 
-def _limits(
-    kind: type[exp.Expr], left: exp.Expr, right: exp.Expr, tables: tuple[SqlInput, SqlInput]
-) -> Iterator[Bound]:
-    total = _sum(left, tables).plus(_sum(right, tables), -1)
+def _limits(kind: type[exp.Expr], a: exp.Expr, b: exp.Expr, tables: tuple[SqlInput, SqlInput]) -> Iterator[Bound]:
+    total = _sum(a, tables).plus(_sum(b, tables), -1)
     if (total.first, total.second) not in {(-1, 1), (1, -1)}:
         raise NoBoundError("it does not compare the two event times with each other")
     if total.ms.denominator != 1 or abs(total.ms) > MAX_MS:

@@ -85,7 +85,7 @@ def _limits(part: exp.Expr, link: Link) -> list[Limit]:
 
 
 def _as_numbers(part: exp.Expr, timestamps: set[_Column]) -> None:
-    """Converts a comparison of times, one of which is an integer, for `where` (as with an input from which the step
+    """Converts a comparison of an integer time with another one, for `where` (as with an input from which the step
     does not count): the other time, if it is among `timestamps`, and intervals become milliseconds too."""
     for interval in list(part.find_all(exp.Interval)):
         ms = interval_ms(interval)

@@ -20,7 +20,7 @@ _TODO = "write a.x, a.x AS y, <expression> AS y, a.* or *"
 def selection(
     items: Sequence[exp.Expr], names: Names, prefixes: Mapping[str, str], report: Report, *, windowed: bool
 ) -> list[Item]:
-    """Every output column in order; wrong ones are reported and left out. `prefixes`, by input, are for columns of
+    """Every output column in order; wrong ones are reported and omitted. `prefixes`, by input, are for columns of
     stars that several inputs have."""
     found = _prefixed(list(_read(items, names, report, windowed)), prefixes)
     _refuse_repeats(found, report)

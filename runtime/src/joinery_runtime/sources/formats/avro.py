@@ -3,7 +3,7 @@
 Each record is read by its writer schema, so the schema may change while the job runs. A column is the field with its
 name or path in records that have it, and null in others. Values are then treated like JSON of the same content
 (decision 35): a logical timestamp is a time, a decimal its digits, bytes are base64, an enum its symbol; objects and
-arrays in string columns are JSON. A number that the schema marks as a time or a date of Kafka Connect is one.
+arrays in string columns are JSON. A number that the schema declares as a time or a date of Kafka Connect is one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AvroDecoder(OneByOne):
         return values
 
     def _counted(self, written: AvroSchema) -> Mapping[str, Callable[[int], Any]]:
-        """For each column whose numbers the schema marks as times or dates: how to read one."""
+        """For each column whose numbers the schema declares as times or dates: how to read one."""
         found = self._known.get(id(written))
         if found is None:
             found = {}

@@ -1,7 +1,7 @@
 """CSV records without a header line, decoded in whole batches.
 
 Commas and double quotes, unless the input's dialect says otherwise; a quote inside quotes is doubled (RFC 4180). A
-record may end with a line break and may contain others inside quotes. A byte order mark at its start is not part of it.
+record may end with a line break and may contain others inside quotes. A BOM at its start is not part of it.
 An empty field is null. A quoted empty field is the empty string (or no bytes, for binary), and null for every other
 type. `convert` reads numbers and times. The result does not depend on how records are cut into batches.
 """

@@ -15,7 +15,7 @@ from joinery_runtime.sources.records import ByValue, Decoded, FormatDecoder
 class DebeziumJsonDecoder(ByValue, FormatDecoder):
     """Decodes change events into rows of `schema`."""
 
-    marks_deletions: ClassVar[bool] = True
+    tells_deletions: ClassVar[bool] = True
     tombstones_repeat: ClassVar[bool] = True
 
     @classmethod

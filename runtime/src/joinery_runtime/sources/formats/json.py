@@ -30,7 +30,7 @@ class JsonDecoder(ByValue, FormatDecoder):
     """Decodes JSON objects into rows of `schema`. `paths` maps columns to paths. Other columns are fields of the
     record."""
 
-    marks_deletions: ClassVar[bool] = True
+    tells_deletions: ClassVar[bool] = True
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:

@@ -20,7 +20,7 @@ class ParquetDecoder(FormatDecoder):
     name."""
 
     columnar: ClassVar[bool] = True
-    marks_deletions: ClassVar[bool] = True
+    tells_deletions: ClassVar[bool] = True
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:

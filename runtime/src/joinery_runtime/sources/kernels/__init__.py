@@ -41,13 +41,13 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False
 
 
 def part(function: F) -> F:
-    """Marks a function that only kernels call, and that is compiled into them."""
+    """Declares a function that only kernels call, and that is compiled into them."""
     compiled: F = numba.njit(**_OPTIONS)(function)
     return compiled
 
 
 def inlined(function: F) -> F:
-    """Marks a part that is inlined at each call: if it is called once, or if a call costs more than its body."""
+    """Declares a part that is inlined at each call: if it is called once, or if a call costs more than its body."""
     compiled: F = numba.njit(**_OPTIONS, forceinline=True)(function)
     return compiled
 

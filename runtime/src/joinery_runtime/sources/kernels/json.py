@@ -526,7 +526,7 @@ def decode(
     """Reads n records into the first of n rows. Returns the number of records that were looked at (all, unless too many
     are given up), and the number of rows. Row i comes from record `taken[i]`; `given_up` has the others in order.
 
-    - `data` is the address of the records' bytes, of which there are `size`. `offsets` (n+1) says where each record
+    - `data` is the address of the records' bytes, and `size` their number. `offsets` (n+1) says where each record
       begins, `missing` (n, or empty) which have no value.
     - Node 0 is the record. Other nodes are the objects and arrays around wanted values; `arrays` says which are arrays.
       What is wanted is a column or, from the number of columns on, a node.

@@ -1,7 +1,7 @@
 """Scans the parts of a JSON text: strings, numbers, and values that are skipped.
 
 Each function begins at an address `at` and returns the address after what it has read. It returns GIVEN_UP for anything
-that is not strict JSON, or rare enough to be left to the caller. A text ends with a brace at address `last`, where the
+that is not strict JSON, or so rare that the caller handles it. A text ends with a brace at address `last`, where the
 scan of anything but a string stops by itself. `limit` is the end of memory: words are read up to it, beyond `last`.
 """
 
@@ -43,7 +43,7 @@ def skip_space(at: int) -> int:
 
 @part
 def skip_word(at: int, word: int, size: int) -> int:
-    """Skips a word of up to 8 letters, of which the first one is lowest in `word`."""
+    """Skips a word of up to 8 letters. The first letter is the lowest byte of `word`."""
     for letter in range(size):
         if load8(at + letter) != (word >> (8 * letter)) & 0xFF:
             return GIVEN_UP

@@ -17,10 +17,10 @@ from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
     EMITTED,
     ENGINE_FIELDS,
+    FLAG,
+    FLAG_FIELD,
     FORCED,
     HASH,
-    MARK,
-    MARK_FIELD,
     OFFSET,
     PARTITION,
     SESSION_FIELDS,
@@ -100,7 +100,7 @@ def _form(of: SessionParameters, arrived: AcceptedArrivals, out: np.ndarray) -> 
     begins = np.zeros(len(elements.start), dtype=bool)
     begins[formed.begin] = True
     went_out = np.append(out, np.zeros(arrived.rows.num_rows, dtype=bool))[elements.number]
-    filled, gone = (np.logical_or.reduceat(flags, formed.begin) for flags in (elements.row, went_out))
+    filled, gone = (np.logical_or.reduceat(each, formed.begin) for each in (elements.row, went_out))
     return _ChangedSessions(formed, np.cumsum(begins) - 1, filled, gone)
 
 
@@ -120,7 +120,7 @@ class _StateRows:
         schema = self._side.segment_schema()
         engine = {
             **{name: both(self._arrived.kept, self._arrived.rows, name)[first] for name in (HASH, PARTITION, OFFSET)},
-            **{TS: formed.last[chosen], START: formed.start[chosen], MARK: np.zeros(len(first), dtype=bool)},
+            **{TS: formed.last[chosen], START: formed.start[chosen], FLAG: np.zeros(len(first), dtype=bool)},
             **{EMITTED: goes_out[chosen], FORCED: formed.forced[chosen]},
         }
         keys = self._arrived.keys(self._side, first)
@@ -183,7 +183,7 @@ _Named = tuple[AggregateCall, Accumulator]
 
 def state_schema(intake: Intake, aggregates: Sequence[AggregateCall]) -> pa.Schema:
     groups = [intake.schema.field(name) for name in intake.keys]
-    return pa.schema([*ENGINE_FIELDS, MARK_FIELD, *SESSION_FIELDS, *groups, *Folding(aggregates).fields])
+    return pa.schema([*ENGINE_FIELDS, FLAG_FIELD, *SESSION_FIELDS, *groups, *Folding(aggregates).fields])
 
 
 class Folding:

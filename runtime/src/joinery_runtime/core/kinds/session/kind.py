@@ -44,11 +44,11 @@ from joinery_runtime.job.model.wording import counted
 @dataclass(frozen=True, slots=True)
 class SessionAggregation(SessionParameters, Kind):
     """Aggregates the sessions of one input. A row of the state is a session, or the bounds of one that reached the cap.
-    It is marked once another row has replaced it.
+    It is flagged once another row has replaced it.
 
     A session goes out when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
 
-    marked_rows_leave: ClassVar[bool] = True
+    flagged_rows_leave: ClassVar[bool] = True
     summary_columns: ClassVar[tuple[str, ...]] = SessionCounts.COLUMNS
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
@@ -99,7 +99,7 @@ class SessionAggregation(SessionParameters, Kind):
             return found
         batch = found.run.batch
         at = batch.schema.get_field_index(EMITTED)
-        out = pa.array(_flags(batch, EMITTED) | (found.run.ts < complete), pa.bool_())
+        out = pa.array(_bools(batch, EMITTED) | (found.run.ts < complete), pa.bool_())
         return replace(found, run=Run.view(batch.set_column(at, batch.schema.field(at), out)))
 
     # --- for people ---------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class SessionAggregation(SessionParameters, Kind):
     def leaves_by(self, side: int) -> str:
         return "s4" if self.drop_late else "s5"
 
-    def has_left(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
         return horizon is not None and last_of_session(row.ts, row.times, self.gap) < horizon
 
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
@@ -158,7 +158,7 @@ class _SessionEpoch:
     def result(self) -> StepResult:
         return StepResult(
             added=(self._added,),
-            marks=(self._kept.marks(),),
+            flags=(self._kept.flags(),),
             finished=self._kept.finished(),
             dropped=(self._dropped,),
             lookups=(self._looked_up,),
@@ -179,7 +179,7 @@ class _SessionEpoch:
         complete = last < cast(int, self._complete.current)
         if before is not None:
             complete &= last >= before
-        return np.asarray(complete & ~_flags(rows, EMITTED) & ~_flags(rows, FORCED))
+        return np.asarray(complete & ~_bools(rows, EMITTED) & ~_bools(rows, FORCED))
 
     def arrive(self) -> Iterator[pa.RecordBatch]:
         if self._rows is None:
@@ -198,7 +198,7 @@ class _SessionEpoch:
         self._added = rows_to_add(self._kind, changed.rows)
 
 
-def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
+def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
     return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
 
 
@@ -218,13 +218,13 @@ class FoundSessions:
 
 
 class StoredSessions:
-    """The kept sessions of a shard. Those whose last row is before `since` left in an earlier epoch (None: none
+    """The kept sessions of a shard. Those whose last row is before `since` were evicted in an earlier epoch (None: none
     did)."""
 
     def __init__(self, kept: Sequence[KeptRun], since: int | None, schema: pa.Schema) -> None:
         self._kept, self._schema = kept, schema
-        self._there = [~run.marks for run in kept]
-        self._gone = [np.zeros(len(run.marks), dtype=bool) for run in kept]
+        self._there = [~run.flags for run in kept]
+        self._gone = [np.zeros(len(run.flags), dtype=bool) for run in kept]
         self.forget(since)
 
     def forget(self, before: int | None) -> None:
@@ -248,7 +248,7 @@ class StoredSessions:
             self._gone[number][rows] = True
             self._there[number][rows] = False
 
-    def marks(self) -> dict[str, np.ndarray]:
+    def flags(self) -> dict[str, np.ndarray]:
         """By segment, the numbers of the rows removed in this epoch."""
         runs = zip(self._kept, self._gone, strict=True)
         return {run.segment: run.first + np.flatnonzero(gone) for run, gone in runs if gone.any()}

@@ -78,15 +78,15 @@ class ShownSession:
     def document(self) -> dict[str, Any]:
         window = {"window_start": self.start, "window_end": self.last, "session_id": self.session_id}
         until = {"until_input": self.timers.input, "until": self.timers.forgotten_above(self.last)}
-        facts = {"input": self.timers.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
+        fields = {"input": self.timers.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
         if self.capped:
-            return facts
+            return fields
         out = None if self.emitted else self.timers.goes_out_above(self.last)
-        return {**facts, "goes_out": out, "aggregates": dict(self.aggregates)}
+        return {**fields, "goes_out": out, "aggregates": dict(self.aggregates)}
 
     @property
     def span(self) -> Span:
-        """The session as a span. A capped one is a mark (S2), which has ended."""
+        """The session as a span. The span of a capped one has ended (S2)."""
         times = f"{format_time(self.start)} to {format_time(self.last)}"
         ended = (f"its session, {times}, reached maxDuration and went out", "s2") if self.capped else ()
         return Span(self.start, self.last, *ended)
@@ -122,7 +122,7 @@ def shown_sessions(
     """The sessions that no later row has replaced, by start."""
     if not stored:
         return []
-    rows = concat(some.rows.filter(pa.array(~some.marked)) for some in stored)
+    rows = concat(some.rows.filter(pa.array(~some.flagged)) for some in stored)
     timers, last = SessionTimers(of, step, outlook), rows.column(TS).to_numpy()
     rows = rows.filter(pa.array(timers.is_kept(last)))
     rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
@@ -130,7 +130,7 @@ def shown_sessions(
 
 
 def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[ShownSession]:
-    last, forced, emitted = rows.column(TS).to_numpy(), _flags(rows, FORCED), _flags(rows, EMITTED)
+    last, forced, emitted = rows.column(TS).to_numpy(), _bools(rows, FORCED), _bools(rows, EMITTED)
     groups = [rows.column(name) for name in timers.step.sides[0].intake.keys]
     columns = {
         "start": rows.column(START).to_pylist(),
@@ -160,7 +160,7 @@ def _results(
     return found
 
 
-def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
+def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
     return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
 
 
@@ -169,16 +169,16 @@ def _flags(rows: pa.RecordBatch, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """Numbers of sessions: `open` ones, of which `due` go out with the next epoch; `gone_out` ones, which still take
-    late rows; `marks` of sessions that reached the cap. `until` is the watermark (ms) of `until_input` above which the
-    first session that is not due goes out, unless it grows (None: there is no such session)."""
+    """Numbers of sessions: `open` ones; `due` ones, which are open and go out with the next epoch; `gone_out` ones,
+    which still take late rows; `capped` ones, which reached the cap. `until` is the watermark (ms) of `until_input`
+    above which the first session that is not due goes out, unless it grows (None: there is no such session)."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (TS, EMITTED, FORCED)
 
     open: int
     due: int
     gone_out: int
-    marks: int
+    capped: int
     until_input: str
     until: int | None
 
@@ -196,20 +196,21 @@ class SessionCounts:
             open=int(open_.sum()),
             due=int(due.sum()),
             gone_out=int((kept & ~forced & out).sum()),
-            marks=int((kept & forced).sum()),
+            capped=int((kept & forced).sum()),
             until_input=timers.input,
             until=timers.goes_out_above(int(first)) if (open_ & ~due).any() else None,
         )
 
     def document(self) -> Mapping[str, Any]:
-        return {"sessions": asdict(self)}
+        counts = asdict(self)
+        return {"sessions": {"marks" if name == "capped" else name: count for name, count in counts.items()}}
 
     def lines(self) -> Iterator[str]:
-        kept = [
+        parts = [
             f"{self.open:,} open ({self.due:,} go out with the next epoch)",
             f"{self.gone_out:,} have gone out and take late rows",
-            f"{self.marks:,} marks of sessions that reached maxDuration",
+            f"{self.capped:,} marks of sessions that reached maxDuration",
         ]
-        yield f"sessions: {', '.join(kept)}"
+        yield f"sessions: {', '.join(parts)}"
         if self.until is not None:
             yield f"  the first goes out when the watermark of {self.until_input} is above {format_time(self.until)}"

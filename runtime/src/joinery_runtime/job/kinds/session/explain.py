@@ -28,10 +28,10 @@ def session_plan(job: SessionWindow) -> StepPlan:
         holds="sessions",
     )
     todo = "shorten the gap, or count distinct values with method: hll"
-    return StepPlan(f"sessions of {name}", tuple(_facts(job)), (side,), todo)
+    return StepPlan(f"sessions of {name}", tuple(_lines(job)), (side,), todo)
 
 
-def _facts(job: SessionWindow) -> Iterator[tuple[str, str]]:
+def _lines(job: SessionWindow) -> Iterator[tuple[str, str]]:
     of, spec = job.sessions, job.spec
     yield "groups", ", ".join(of.group_by)
     for made in of.compute:

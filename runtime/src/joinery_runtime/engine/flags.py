@@ -1,4 +1,4 @@
-"""Marks of stored rows: one bit per row of a segment, kept in a column of the segment and in later mark segments."""
+"""Flags of stored rows: one bit per row of a segment, stored in a column of the segment and in later flag segments."""
 
 from __future__ import annotations
 
@@ -10,74 +10,74 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.step import KeptRun
-from joinery_runtime.core.table.columns import HASH, MARK, MARKS_SCHEMA, ROW, SEGMENT, TS
+from joinery_runtime.core.table.columns import FLAG, FLAGS_SCHEMA, HASH, ROW, SEGMENT, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, first_key
 from joinery_runtime.engine.cache import SegmentCache
 
 
 @dataclass(slots=True)
-class _Marked:
-    """`rows` is bool[rows of the segment]; `applied` names the mark segments that it includes."""
+class _Flagged:
+    """`rows` is bool[rows of the segment]; `applied` names the flag segments that it includes."""
 
     rows: np.ndarray
     applied: set[str] = field(default_factory=set)
 
 
-class MarkCache:
-    """The committed marks of segments that this process has read, never those that an attempt has only staged."""
+class FlagCache:
+    """The committed flags of segments that this process has read, never those that an attempt has only staged."""
 
     def __init__(self, cache: SegmentCache) -> None:
         self._cache = cache
-        self._marked: dict[str, _Marked] = {}
+        self._flagged: dict[str, _Flagged] = {}
         self._by_segment: dict[str, Mapping[str, np.ndarray]] = {}
 
-    def marked(self, segment: SegmentMeta, run: Run, marks: Iterable[SegmentMeta]) -> np.ndarray:
-        """Returns bool[n] for the whole run of a segment; `marks` are the live mark segments of its part."""
-        column = run.batch.column(MARK).to_numpy(zero_copy_only=False)
-        known = self._marked.setdefault(segment.key, _Marked(np.array(column)))
-        new = [meta for meta in marks if meta.key not in known.applied]
+    def flagged(self, segment: SegmentMeta, run: Run, flags: Iterable[SegmentMeta]) -> np.ndarray:
+        """Returns bool[n] for the whole run of a segment; `flags` are the live flag segments of its part."""
+        column = run.batch.column(FLAG).to_numpy(zero_copy_only=False)
+        known = self._flagged.setdefault(segment.key, _Flagged(np.array(column)))
+        new = [meta for meta in flags if meta.key not in known.applied]
         for rows in self._rows_of(new):
             known.rows[rows.get(first_key(segment.key), np.empty(0, dtype=np.int64))] = True
         known.applied.update(meta.key for meta in new)
         return known.rows
 
-    def useless(self, marks: Sequence[SegmentMeta], live: Collection[str]) -> set[str]:
-        """Keys of the mark segments that mark no row of the `live` segments."""
+    def useless(self, flags: Sequence[SegmentMeta], live: Collection[str]) -> set[str]:
+        """Keys of the flag segments that flag no row of the `live` segments."""
         names = {first_key(key) for key in live}
-        found = zip(marks, self._rows_of(marks), strict=True)
+        found = zip(flags, self._rows_of(flags), strict=True)
         return {meta.key for meta, rows in found if rows.keys().isdisjoint(names)}
 
     def retain(self, live: Collection[str]) -> None:
-        for known in (self._marked, self._by_segment):
+        for known in (self._flagged, self._by_segment):
             for key in [key for key in known if key not in live]:
                 del known[key]
 
-    def _rows_of(self, marks: Sequence[SegmentMeta]) -> list[Mapping[str, np.ndarray]]:
+    def _rows_of(self, flags: Sequence[SegmentMeta]) -> list[Mapping[str, np.ndarray]]:
         # Holds the rows itself, as `SegmentCache.get` does: another thread may drop them from the cache meanwhile.
-        found = {meta.key: rows for meta in marks if (rows := self._by_segment.get(meta.key)) is not None}
-        new = [meta for meta in marks if meta.key not in found]
+        found = {meta.key: rows for meta in flags if (rows := self._by_segment.get(meta.key)) is not None}
+        new = [meta for meta in flags if meta.key not in found]
         for meta, run in zip(new, self._cache.get(new), strict=True):
             found[meta.key] = self._by_segment[meta.key] = _grouped(run.batch)
-        return [found[meta.key] for meta in marks]
+        return [found[meta.key] for meta in flags]
 
 
-def _grouped(marks: pa.RecordBatch) -> dict[str, np.ndarray]:
+def _grouped(flags: pa.RecordBatch) -> dict[str, np.ndarray]:
     """Groups row numbers by the first key of their segment."""
-    names = marks.column(SEGMENT).dictionary_encode()
+    names = flags.column(SEGMENT).dictionary_encode()
     keys, group_of = np.unique([first_key(name) for name in names.dictionary.to_pylist()], return_inverse=True)
     groups = group_of[names.indices.to_numpy()]
-    rows = marks.column(ROW).to_numpy()[np.argsort(groups, kind="stable")]
+    rows = flags.column(ROW).to_numpy()[np.argsort(groups, kind="stable")]
     pieces = np.split(rows, np.cumsum(np.bincount(groups, minlength=len(keys)))[:-1])
     return dict(zip(keys.tolist(), pieces, strict=True))
 
 
-def marks_run(kept: Iterable[KeptRun], found: Mapping[str, np.ndarray]) -> Run | None:
-    """Makes a mark segment. `found` has row numbers by segment, and `kept` holds the rows of these segments."""
-    batches = [_marks_of(run, found[run.segment]) for run in kept if run.segment in found]
+def flags_run(kept: Iterable[KeptRun], found: Mapping[str, np.ndarray]) -> Run | None:
+    """Makes a flag segment. `found` has row numbers by segment, and `kept` holds the rows of these segments."""
+    batches = [_flags_of(run, found[run.segment]) for run in kept if run.segment in found]
     return Run.sort(concat(batches)) if batches else None
 
 
-def _marks_of(kept: KeptRun, numbers: np.ndarray) -> pa.RecordBatch:
+def _flags_of(kept: KeptRun, numbers: np.ndarray) -> pa.RecordBatch:
     rows = pa.array(numbers - kept.first)
     columns = [
         kept.run.batch.column(HASH).take(rows),
@@ -85,11 +85,11 @@ def _marks_of(kept: KeptRun, numbers: np.ndarray) -> pa.RecordBatch:
         pa.repeat(pa.scalar(kept.segment), len(numbers)),
         pa.array(numbers),
     ]
-    return pa.record_batch(columns, schema=MARKS_SCHEMA)
+    return pa.record_batch(columns, schema=FLAGS_SCHEMA)
 
 
-def marks_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:
-    """The marks in these runs whose segment is still live."""
+def flags_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:
+    """The flags in these runs whose segment is still live."""
     keys = {first_key(key) for key in live}
     found = []
     for run in runs:

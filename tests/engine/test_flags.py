@@ -1,4 +1,4 @@
-"""Marks over time: what is committed of them, when they are folded in, when they go; and segments of several shards."""
+"""Flags over time: what is committed of them, when they are folded in, when they go; and segments of several shards."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine import sim_kafka
 from engine.audit import Auditor
 from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import FullWorld, World
-from joinery_runtime.core.pipeline.sides import MARKS
+from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.table import compaction
-from joinery_runtime.core.table.columns import MARKS_SCHEMA, SEGMENT
+from joinery_runtime.core.table.columns import FLAGS_SCHEMA, SEGMENT
 from joinery_runtime.core.table.segment import MIGRATED, STATE_VERSION, Run, SegmentMeta, describe
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.marks import MarkCache
+from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import Worker
 from joinery_runtime.sinks.base import AttemptId
@@ -38,11 +38,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made.close()
 
 
-def marks(world: World) -> list[str]:
+def flags(world: World) -> list[str]:
     return [segment.key for segment in record(world).segments if segment.part.endswith(".marks")]
 
 
-def test_marks_are_folded_in_when_their_rows_are_merged_and_dropped_afterwards(
+def test_flags_are_folded_in_when_their_rows_are_merged_and_dropped_afterwards(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
@@ -53,37 +53,37 @@ def test_marks_are_folded_in_when_their_rows_are_merged_and_dropped_afterwards(
     epochs(driver, auditor)
     add(world, "payments", 3, 1_000)
     epochs(driver, auditor)
-    assert len(marks(world)) == 1
+    assert len(flags(world)) == 1
     for expected in (1, 0):  # the checkpoint that merges still needs them; the next one finds them useless
         add(world, "payments", 4, 1_000, key="c")
         world.now_ms += 70
         (plan,) = epochs(driver, auditor)
         assert plan.checkpoint
-        assert len(marks(world)) == expected
+        assert len(flags(world)) == expected
     world.end_inputs()
     epochs(started(world, machine=1), auditor)
     assert rows(world) == Counter({(1, 3): 1, (2, None): 1, (None, 4): 2})
     auditor.check_complete()
 
 
-def test_marks_that_a_late_attempt_lets_go_of_while_others_are_read_stay_good() -> None:
+def test_flags_that_a_late_attempt_lets_go_of_while_others_are_read_stay_good() -> None:
     """An attempt of an epoch that is over knows nothing of the newest segments."""
-    columns = [pa.array([1], field.type) if field.name != SEGMENT else pa.array(["left/1"]) for field in MARKS_SCHEMA]
-    run = Run.view(pa.record_batch(columns, schema=MARKS_SCHEMA))
+    columns = [pa.array([1], field.type) if field.name != SEGMENT else pa.array(["left/1"]) for field in FLAGS_SCHEMA]
+    run = Run.view(pa.record_batch(columns, schema=FLAGS_SCHEMA))
 
     class Emptied:
         def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
             cache.retain(())
             return [run] * len(segments)
 
-    cache = MarkCache(cast(SegmentCache, Emptied()))
+    cache = FlagCache(cast(SegmentCache, Emptied()))
     first, second = (describe(run, key=key, part="left.marks", epoch=1, blob=b"") for key in ("a", "b"))
     assert cache.useless([first], {"left/1"}) == set()
     assert cache.useless([first, second], {"right/1"}) == {"a", "b"}
 
 
 def lose_an_attempt(world: World) -> None:
-    """An epoch that marks a row is run twice by one process, and only the second attempt is committed."""
+    """An epoch that flags a row is run twice by one process, and only the second attempt is committed."""
     driver, auditor = started(world), Auditor(world)
     add(world, "orders", 1, 1_000)
     epochs(driver, auditor)
@@ -97,7 +97,7 @@ def lose_an_attempt(world: World) -> None:
 
 
 def checkpoint_before_merging(world: World) -> None:
-    """A checkpoint at which the marked row stays where it is."""
+    """A checkpoint at which the flagged row stays where it is."""
     driver, auditor = started(world), Auditor(world)
     add(world, "orders", 1, 1_000)
     epochs(driver, auditor)
@@ -119,14 +119,14 @@ def end(world: World, auditor: Auditor) -> None:
 
 
 @pytest.mark.parametrize("history", [lose_an_attempt, checkpoint_before_merging])
-def test_marks_are_there_as_long_as_their_rows_are(world: World, history: Callable[[World], None]) -> None:
+def test_flags_are_there_as_long_as_their_rows_are(world: World, history: Callable[[World], None]) -> None:
     history(world)
 
 
-def test_marks_are_about_their_rows_whatever_these_are_called_after_migrations(
+def test_flags_are_about_their_rows_whatever_these_are_called_after_migrations(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Marks from before a migration, from between two, and some of both that are merged."""
+    """Flags from before a migration, from between two, and some of both that are merged."""
     driver = started(world, shards=1)
     for identifier, key in enumerate("abc", start=1):
         world.append("orders", 0, key, 1_000, identifier=identifier)
@@ -167,28 +167,28 @@ def migrate_to(world: World, version: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class BelievesWhatItStaged(Worker):
-    """Marks of attempts count in the process that made them, committed or not."""
+    """Flags of attempts count in the process that made them, committed or not."""
 
     def _stage(
         self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int
     ) -> tuple[SegmentMeta, ...]:
         staged = super()._stage(attempt, runs, co_partitions)
         for meta in staged:
-            if meta.part.endswith(MARKS):
-                (rows_of,) = self._mark_cache._rows_of([meta])
+            if meta.part.endswith(FLAGS):
+                (rows_of,) = self._flag_cache._rows_of([meta])
                 for segment, numbers in rows_of.items():
-                    self._mark_cache._marked[segment].rows[numbers] = True
+                    self._flag_cache._flagged[segment].rows[numbers] = True
         return staged
 
 
-def test_marks_of_lost_attempts_that_count_are_found(world: World) -> None:
+def test_flags_of_lost_attempts_that_count_are_found(world: World) -> None:
     world.worker_type = BelievesWhatItStaged
     with pytest.raises(AssertionError, match="counted other rows"):
         lose_an_attempt(world)
 
 
-def test_marks_that_are_dropped_too_early_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MarkCache, "useless", lambda _, marks, live: {meta.key for meta in marks})
+def test_flags_that_are_dropped_too_early_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlagCache, "useless", lambda _, flags, live: {meta.key for meta in flags})
     with pytest.raises(AssertionError, match="counted other rows"):
         checkpoint_before_merging(world)
 

@@ -1,0 +1,60 @@
+"""Which Spark a job runs on, as far as that is known before Spark starts. Imports no PySpark: that would take a tenth
+of a start."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from joinery_runtime.errors import EnvironmentProblem
+
+ALONE = "local[*,4]"
+"""The master where nobody names one: a task is tried four times, as on a cluster."""
+
+
+def master_of(conf: Mapping[str, str], master: str | None) -> str:
+    """The master that `start_context` will use; "" if spark-submit has set it."""
+    if master is not None:
+        return master
+    named = conf.get("spark.master")
+    if named is None and not submitted_here():
+        named = conf_file().get("spark.master", ALONE)
+    return named or ""
+
+
+def conf_file() -> dict[str, str]:
+    """Reads `spark-defaults.conf` in SPARK_CONF_DIR, else in `conf` of SPARK_HOME. PySpark cannot tell these settings:
+    before the JVM runs it does not read the file, and after that Spark has added settings of its own."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
+    if folder is None:
+        return {}
+    try:
+        text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    # The format is Java's properties. Spark's settings use plain lines of it: `key value`, `key=value`, `key: value`.
+    lines = [line.strip() for line in text.splitlines()]
+    pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#!"]
+    return {key: "".join(value) for key, *value in pairs}
+
+
+def require_java() -> str | None:
+    """The path of the Java that Spark would start; None if spark-submit has started one. Raises EnvironmentProblem if
+    there is no Java."""
+    if submitted_here():
+        return None
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=Path(home) / "bin" if home else None)
+    if java is None:
+        where = "JAVA_HOME holds no bin/java" if "JAVA_HOME" in os.environ else "no java on PATH, JAVA_HOME is not set"
+        raise EnvironmentProblem("Spark needs Java", facts=where, todo="Install Java 17 or newer")
+    return java
+
+
+def submitted_here() -> bool:
+    """Whether spark-submit started this process. Then the JVM already runs, with a master and a log of its own."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
