@@ -325,7 +325,9 @@ def test_a_job_that_is_deleted_before_its_finalizer_is_told_of_and_can_be_waited
 
     world.manifest["spec"]["cleanup"] = "deleteState"
     world.apply()
-    (line,) = (each.strip() for each in OPERATIONS.read_text().splitlines() if "kubectl wait" in each and "finalizers" in each)
+    (line,) = (
+        each.strip() for each in OPERATIONS.read_text().splitlines() if "kubectl wait" in each and "finalizers" in each
+    )
     program, *arguments = shlex.split(line.replace("JOB", JOB))
     assert program == "kubectl"
     world.kubectl(*arguments, "-n", world.namespace)

@@ -131,14 +131,49 @@ def test_the_state_of_the_older_one_is_not_deleted_with_the_younger_one(
 def test_a_job_that_runs_keeps_running_when_its_edit_asks_for_the_others_state(
     pair: tuple[ResourceKind, ResourceKind],
 ) -> None:
-    own = {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}, "schema": "own"}}
-    cluster = second(pair, stateStore=own)
+    cluster = second(pair, stateStore=OWN)
     cluster.started(1)
     before = cluster.status.revision
-    cluster.edit(stateStore={"postgres": own["postgres"] | {"schema": "joinery"}})
+    cluster.edit(stateStore={"postgres": OWN["postgres"] | {"schema": "joinery"}})
     cluster.step()
     assert (cluster.status.revision, cluster.status.phase) == (before, "Running")
     assert cluster.condition("Valid") == ("False", "StateTaken")
+
+
+OWN = {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}, "schema": "own"}}
+
+
+def in_force(found: Manifest, place: str) -> Manifest:
+    return {**found, "status": {"statePlace": f"schema {place} of dsnSecretRef state-db/dsn"}}
+
+
+def test_the_older_one_does_not_take_what_the_younger_one_has(pair: tuple[ResourceKind, ResourceKind]) -> None:
+    """Without the state it would leave behind, or delete, the state of a job that runs."""
+    mine, other = pair
+    cluster = SimulatedCluster(made(mine, OLDER, stateStore=OWN))
+    cluster.started(1)
+    before = cluster.status.revision
+    cluster.name_conflicts = [in_force(made(other, YOUNGER), "joinery")]
+    cluster.edit(stateStore=resource(mine)["spec"]["stateStore"], upgrade={"mode": "stateless"})
+    cluster.step()
+    assert (cluster.status.revision, cluster.status.rollout) == (before, None)
+    assert cluster.condition("Valid") == ("False", "StateTaken")
+    message = next(each.message for each in cluster.status.conditions if each.type == "Valid")
+    assert f"{other.name} shop/orders has its state in the same Postgres and schema" in message
+    cluster.name_conflicts = [in_force(made(other, YOUNGER), "elsewhere")]
+    cluster.step()
+    assert cluster.condition("Valid") == ("True", "Valid")
+
+
+def test_the_younger_one_keeps_what_it_has_when_an_edit_of_the_older_one_names_it(
+    pair: tuple[ResourceKind, ResourceKind],
+) -> None:
+    mine, other = pair
+    cluster = SimulatedCluster(made(mine, YOUNGER))
+    cluster.started(1)
+    cluster.name_conflicts = [in_force(made(other, OLDER), "own")]
+    cluster.step()
+    assert cluster.condition("Valid") == ("True", "Valid")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

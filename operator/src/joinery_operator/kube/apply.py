@@ -96,7 +96,7 @@ class Applier:
                 self._remember(job, key, str(error))
                 raise
         except ApiError as error:
-            if error.code in _REFUSED:
+            if is_refusal(error):
                 why = JoineryError(f"{key} cannot be created", facts=error.facts, todo=error.todo)
                 self._remember(job, key, str(why))
             raise
@@ -180,6 +180,12 @@ class Applier:
         complete = completed(manifest, resource)
         self._cache.put(complete, resource.kind)
         return complete
+
+
+def is_refusal(error: ApiError | NameTaken) -> bool:
+    """Whether the same call may be refused for long, so that a person has to know. Otherwise the API server is busy or
+    away, or somebody else was faster."""
+    return isinstance(error, NameTaken) or error.code in _REFUSED
 
 
 def completed(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:

@@ -22,8 +22,8 @@ _log = structlog.get_logger(COMPONENT)
 
 
 class Auditor:
-    """Audits the namespaces, or all of them if none is given. Calls `due` with the jobs and savepoints to reconcile, and
-    `ended` with the last known copies of jobs that are gone."""
+    """Audits the namespaces, or all of them if none is given. Calls `due` with the jobs and savepoints to reconcile,
+    and `ended` with the last known copies of jobs that are gone."""
 
     def __init__(
         self,

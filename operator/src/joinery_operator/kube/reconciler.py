@@ -10,9 +10,20 @@ from functools import lru_cache
 import structlog
 from ruamel.yaml.error import YAMLError
 
-from joinery_operator.decision import Children, Decision, Event, Manifest, Observed, ObservedEnd, ObservedSavepoint
+from joinery_operator.decision import (
+    Action,
+    Children,
+    Create,
+    Decision,
+    Event,
+    Manifest,
+    Observed,
+    ObservedEnd,
+    ObservedSavepoint,
+    Patch,
+)
 from joinery_operator.kube.api import Api, ApiError, NotFound
-from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged
+from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, is_refusal
 from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orphaned_drivers, page_conflicts, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
@@ -27,6 +38,7 @@ Reconcile = Callable[[Observed | ObservedSavepoint | ObservedEnd], Decision]
 
 _log = structlog.get_logger(COMPONENT)
 
+_WAYS_IN = {"Service", "NetworkPolicy", "Ingress", "HTTPRoute"}
 _CACHE_SECONDS = 15.0
 _CACHED = 500
 
@@ -209,20 +221,36 @@ class JobReconciler:
         decision, job = self._reconcile(observed), observed.resource
         if decision.status is not None:
             job = await self._applier.write_status(job, decision.status)
+        refused: list[JoineryError] = []
         try:
             for action in decision.actions:
-                job = await self._applier.act(job, action)
-                _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
+                try:
+                    job = await self._applier.act(job, action)
+                except (ApiError, NameTaken) as error:
+                    if _is_rested_on(action) or not is_refusal(error):
+                        raise
+                    refused.append(error)
+                else:
+                    _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
         except JoineryError:
             # They are about the status, which is written: the next reconcile does not tell them again.
             await self._tell(job, decision)
             raise
         await self._tell(job, decision)
+        if refused:
+            raise refused[0]
         return decision.again_after
 
     async def _tell(self, job: Manifest, decision: Decision) -> None:
         for event in decision.events:
             await self._recorder.record(job, event)
+
+
+def _is_rested_on(action: Action) -> bool:
+    """Whether later actions of a decision need this one: no driver may start before the finalizer is set, say. Repairs
+    and ways in, which a policy or a foreign object may refuse for ever, hold up nothing else."""
+    kind = action.manifest["kind"] if isinstance(action, Create) else getattr(action, "kind", "")
+    return not isinstance(action, Patch) and kind not in _WAYS_IN
 
 
 def _what(action: object) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from joinery_operator.decision import Action, Decision, Observed, ObservedEnd, ObservedSavepoint
+from joinery_operator.decision import Action, Create, Decision, Observed, ObservedEnd, ObservedSavepoint
 from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
 from joinery_operator.reconcile import deletion
@@ -89,10 +89,12 @@ def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]
     new = with_figures(ctx, status, alive=alive)
     written = due_status(ctx, ctx.status, new)
     reported = tuple(events(ctx.status, new)) if written is not None else ()
-    return Decision(written, actions, reported, _again_after(ctx, new, written))
+    return Decision(written, actions, reported, _again_after(ctx, new, written, actions))
 
 
-def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) -> float | None:
+def _again_after(
+    ctx: ReconcileContext, status: Status, written: Status | None, actions: tuple[Action, ...]
+) -> float | None:
     """When to reconcile again even if nothing happens: seconds until time alone changes something; None: never.
     `written` is the status that is written now, if any."""
     delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
@@ -100,6 +102,9 @@ def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) 
     if ctx.status.revision is not None and _stage_begun(status) != _stage_begun(ctx.status):
         # The first step of the new stage may wait for the next reconcile, and no watch tells the operator about its
         # own writes.
+        waits.append(_SOONEST_SECONDS)
+    if ctx.observed.create_refused and any(isinstance(action, Create) for action in actions):
+        # What was refused may be created now, and the status still says that it is refused.
         waits.append(_SOONEST_SECONDS)
     if written is None and status != ctx.status and (report := next_report(ctx, ctx.status)) is not None:
         waits.append(report)

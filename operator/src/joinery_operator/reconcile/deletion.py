@@ -62,9 +62,9 @@ def left_behind(resource: Manifest) -> Iterator[Event]:
         "Warning",
         "StateLeftBehind",
         f"the state of {resource['kind']} {metadata['namespace']}/{metadata['name']} stays in {place}: the job was "
-        f"deleted before it had the finalizer {FINALIZER}, without which cleanup: deleteState deletes nothing. A job of "
-        "this name goes on with that state. To delete it, run `joinery state delete JOB.yaml --yes` where Postgres can "
-        f"be reached, with metadata.namespace: {metadata['namespace']} in the file",
+        f"deleted before it had the finalizer {FINALIZER}, without which cleanup: deleteState deletes nothing. A job "
+        "of this name goes on with that state. To delete it, run `joinery state delete JOB.yaml --yes` where Postgres "
+        f"can be reached, with metadata.namespace: {metadata['namespace']} in the file",
     )
 
 

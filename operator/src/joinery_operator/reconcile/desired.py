@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from joinery_operator.decision import Manifest, Observed
 from joinery_operator.manifests import ManifestError, check_manifests, spark_problems, stored_job
 from joinery_operator.names import ChildNames
+from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, PostgresStoreSpec, expression_problems, parse_job
@@ -46,7 +47,7 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
         return DesiredJob(None, problems=tuple(map(str, problems)), reason="Invalid")
     if job.spec.state_store.kind == "embedded":
         return DesiredJob(None, problems=(_NO_STORE,), reason="Incomplete")
-    if conflict := _state_conflict(observed, job.spec.state_store.postgres):
+    if conflict := _state_conflict(observed, job, status):
         return DesiredJob(None, problems=(conflict,), reason="StateTaken")
     try:
         image = _image(observed, job, status)
@@ -103,24 +104,36 @@ def _problems(resource: Manifest) -> tuple[str, ...]:
 
 # Jobs of different kinds may have the same name, but a store finds a state by `namespace/name` alone, so only one of
 # them can have it. The state's signature would refuse the second job's driver, but before that the second job could be
-# told to delete the state, or to leave it behind. So the older resource has the state, and the other one asks for
-# nothing.
+# told to delete the state, or to leave it behind. So the state is that of the resource whose revision in force keeps it
+# there, else that of the older resource, and the other one asks for nothing.
 
 
-def _state_conflict(observed: Observed, store: PostgresStoreSpec | None) -> str | None:
+def _state_conflict(observed: Observed, job: Job, status: Status) -> str | None:
     """What to tell a job whose state in this store belongs to another resource; None if the state is its own."""
+    store, mine = job.spec.state_store.postgres, observed.resource
     if store is None:
         return None
-    mine = observed.resource
+    place = state_place_text(job.spec)
     for other in observed.name_conflicts:
-        if age(other) < age(mine) and _place(other) == _location(store.model_dump(by_alias=True)):
+        theirs = _place_in_force(other) == place
+        if theirs != (status.state_place == place):
+            why = "has" if theirs else None
+        else:
+            same = _place(other) == _location(store.model_dump(by_alias=True))
+            why = "is older and keeps" if same and age(other) < age(mine) else None
+        if why:
             name = f"{mine['metadata']['namespace']}/{mine['metadata']['name']}"
             return (
-                f"{other['kind']} {name} is older and keeps its state in the same Postgres and schema, where a state "
+                f"{other['kind']} {name} {why} its state in the same Postgres and schema, where a state "
                 "is found by namespace and name alone: give one of the two jobs another name, or another "
                 "spec.stateStore.postgres.schema"
             )
     return None
+
+
+def _place_in_force(resource: Manifest) -> object:
+    status = resource.get("status")
+    return status.get("statePlace") if isinstance(status, Mapping) else None
 
 
 def age(resource: Manifest) -> tuple[str, str, str, str]:
