@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from io import StringIO
 from itertools import pairwise
-from textwrap import dedent
 from typing import Any, cast, get_args
 
 from annotated_types import Ge, Gt
@@ -69,12 +70,25 @@ def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, Schema]]:
     of a job's start."""
     for kind in reversed(model.__mro__):
         if kind is not BaseModel and issubclass(kind, BaseModel):
-            (body,) = ast.parse(dedent(inspect.getsource(kind))).body
-            assert isinstance(body, ast.ClassDef)
-            for field, text in pairwise(body.body):
+            for field, text in pairwise(_classes(kind.__module__)[kind.__qualname__].body):
                 match field, text:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
                         yield name, {"description": inspect.cleandoc(said)}
+
+
+@cache
+def _classes(module: str) -> Mapping[str, ast.ClassDef]:
+    """The classes of a module's source by qualified name."""
+
+    def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                yield f"{prefix}{child.name}", child
+                yield from below(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.FunctionDef):
+                yield from below(child, f"{prefix}{child.name}.<locals>.")
+
+    return dict(below(ast.parse(inspect.getsource(sys.modules[module])), ""))
 
 
 def description(text: str, limit: int = _DESCRIPTION) -> str:

@@ -50,11 +50,12 @@ def _unknown(error: ErrorDetails, model: type[Job]) -> str:
     at, name = error["loc"], error["loc"][-1]
     if at[:-1] == ("spec",) and name in model.no_fields:
         return f"is not a field: {model.no_fields[str(name)]}"
-    # Below a position or a branch of a union there is no model one level up.
-    if len(at) > 3 and not str(at[-2]).startswith(("<", "[")) and name in _fields(at[:-2], model):
-        return f"is not a field; {name} is one of {path_text(at[:-2])}: write it beside {at[-2]}, not in it"
     fields = _fields(at[:-1], model)
-    return f"is not a field{suggestion(name, fields)}; fields here are {listed(fields)}"
+    meant = suggestion(name, fields)
+    # Below a position or a branch of a union there is no model one level up.
+    if not meant and len(at) > 3 and not str(at[-2]).startswith(("<", "[")) and name in _fields(at[:-2], model):
+        return f"is not a field; {name} is one of {path_text(at[:-2])}: write it beside {at[-2]}, not in it"
+    return f"is not a field{meant}; fields here are {listed(fields)}"
 
 
 def _literal(error: ErrorDetails) -> str:
