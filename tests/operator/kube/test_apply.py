@@ -138,6 +138,21 @@ def test_a_pod_that_takes_its_time_to_end_is_still_known(world):
     assert world.store.get(POD)["metadata"]["deletionTimestamp"]
 
 
+def test_a_pod_that_went_before_its_time_to_end_began_is_gone(world, monkeypatch):
+    """Its last copy is then no version that the API server has stored."""
+    there = world.server.add(world.pod(owner_reference(world.job)))
+    world.store.put(there, "Pod")
+
+    async def last_copy(*_):
+        return {
+            "metadata": {"name": "a", "namespace": "shop", "uid": there["metadata"]["uid"], "deletionTimestamp": "now"}
+        }
+
+    monkeypatch.setattr(MemoryApi, "delete", last_copy)
+    world.act(Delete("Pod", "a", there["metadata"]["uid"]))
+    assert world.store.get(POD) is None
+
+
 def test_a_child_is_repaired(world):
     world.store.put(world.server.add(world.pod(owner_reference(world.job))), "Pod")
     world.act(Patch("Pod", "a", {"metadata": {"labels": {"x": "y"}}}))

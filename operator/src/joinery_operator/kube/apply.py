@@ -131,7 +131,9 @@ class Applier:
         except Conflict as error:
             await self._not_deleted(ObjectKey(resource.kind, namespace, name), uid, error)
             return
-        if (deleted.get("metadata") or {}).get("deletionTimestamp"):
+        metadata = deleted.get("metadata") or {}
+        # An object that went at once comes as a Status, or as a copy that was never stored.
+        if metadata.get("deletionTimestamp") and metadata.get("resourceVersion"):
             self._cached(deleted, resource)
         else:
             self._cache.remove(ObjectKey(resource.kind, namespace, name), uid)
