@@ -112,8 +112,8 @@ class Api:
     async def delete(
         self, resource: ApiResource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> Manifest:
-        """Deletes the object. Returns it with its deletionTimestamp or, if the object is gone, a Status or a copy without
-        a resourceVersion."""
+        """Deletes the object. Returns it with its deletionTimestamp or, if it is gone, a Status or a copy without a
+        resourceVersion."""
         body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
