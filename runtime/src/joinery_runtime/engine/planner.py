@@ -158,30 +158,28 @@ class Planner:
         if not (always or self._is_due(snapshot)):
             return None
         ranges: list[Range] = []
-        starts: dict[PartitionRef, int] = {}
         readable = [
             b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in self.status.paused
         ]
         self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
-        if not reads or self._lacks_partitions(state, snapshot):
+        # While all unread records of an input are in partitions that others hold, the other inputs wait for it: their
+        # rows would only fill the state.
+        reads_now = reads and not self._lacks_partitions(state, snapshot)
+        if not reads_now:
             snapshot = snapshot.unread()
-        else:
-            # While all unread records of an input are in partitions that others hold, the other inputs wait for it:
-            # their rows would only fill the state.
-            if {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
-                first_ends, paused = self._history.first_ends, self.status.paused
-                shares = read_shares(
-                    state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
-                )
-                ranges = [
-                    self._sources[bound.partition.input].cut(bound, count)
-                    if count
-                    else Range(bound.partition, bound.start, bound.start)
-                    for bound, count in shares
-                ]
-            starts = _new_starts(snapshot.bounds, ranges, state.inputs)
+        elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
+            first_ends, paused = self._history.first_ends, self.status.paused
+            shares = read_shares(
+                state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
+            )
+            ranges = [
+                self._sources[bound.partition.input].cut(bound, count)
+                if count
+                else Range(bound.partition, bound.start, bound.start)
+                for bound, count in shares
+            ]
         plan, self._history = next_plan(
-            state, snapshot, ranges, starts, pauses, self._settings, self._history, always=always
+            state, snapshot, ranges, pauses, self._settings, self._history, fixes_starts=reads_now, always=always
         )
         if plan is not None and reads:
             self._planned_at_ms = now_ms
@@ -394,16 +392,17 @@ def next_plan(
     state: JobState,
     snapshot: SourceSnapshot,
     ranges: Collection[Range],
-    starts: Mapping[PartitionRef, int],
     pauses: Pauses,
     settings: PlanSettings,
     history: PlannerState,
     *,
+    fixes_starts: bool,
     always: bool,
 ) -> tuple[EpochPlan | None, PlannerState]:
-    """Returns the plan that reads these ranges and fixes these starts (None if it would do nothing), and what later
-    plans need to know. If the state is over a limit that no reading can relieve, first tries one checkpoint, which
-    merges segments and drops rows that are no longer needed. Raises LimitReached if that does not help."""
+    """Returns the plan that reads these ranges (None if it would do nothing), and what later plans need to know. With
+    `fixes_starts` it says where partitions start that it does not read and no plan has read. If the state is over a
+    limit that no reading can relieve, first tries one checkpoint, which merges segments and drops rows that are no
+    longer needed. Raises LimitReached if that does not help."""
     inputs, bounds = state.inputs, snapshot.bounds
     known = (*bounds, *snapshot.waiting)
     # The watermarks in force, and the event times that the rows read so far have reached.
@@ -422,6 +421,8 @@ def next_plan(
         (value.idle_ms - inputs[name].progress.idle_ms for name, value in snapshot.progress.items()), default=0
     )
     saves = unsaved_ms >= max(1, settings.checkpoint_interval_ms) and bool(state.remaining)
+    unplanned = _new_starts(bounds, ranges, inputs)
+    starts = unplanned if fixes_starts else {}
     if not (ranges or _is_shared(starts, bounds) or checkpoint or snapshot.deleted or always or closes or saves):
         return None, history
     if checkpoint:
@@ -449,7 +450,7 @@ def next_plan(
         },
         co_partitions=common_partitions(bounds, inputs, state.co_partitions) if settings.co_partitioned else 0,
         starts=starts,
-        unplanned=tuple(sorted({ref.input for ref in _new_starts(bounds, ranges, inputs)})),
+        unplanned=tuple(sorted({ref.input for ref in unplanned})),
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
