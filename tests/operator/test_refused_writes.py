@@ -93,7 +93,9 @@ ANSWERS = {
 }
 
 
-async def live(life: Life, trouble: Trouble | None = None) -> WholeOperator:
+async def live(
+    life: Life, trouble: Trouble | None = None, until: Callable[[WholeOperator], bool] = lambda _: False
+) -> WholeOperator:
     cluster = WholeOperator(None, settings=SETTINGS)
     async with cluster.api:
         for act in life.before:
@@ -103,7 +105,7 @@ async def live(life: Life, trouble: Trouble | None = None) -> WholeOperator:
         cluster.server.created_pods.clear()
         cluster.server.trouble = trouble
         life.act(cluster)
-        await cluster.settle()
+        await cluster.settle(lambda: until(cluster))
     return cluster
 
 
@@ -165,24 +167,6 @@ def test_a_way_in_that_was_refused_for_a_while_is_no_fault_any_more(refused: str
 FOR_EVER = 10**6
 
 
-def established(life: Life, trouble: Trouble, until: Callable[[WholeOperator], bool]) -> WholeOperator:
-    """A life with a write that is refused for ever, until that holds."""
-
-    async def run() -> WholeOperator:
-        cluster = WholeOperator(None, settings=SETTINGS)
-        async with cluster.api:
-            for act in life.before:
-                act(cluster)
-                await cluster.settle()
-            cluster.server.writes.clear()
-            cluster.server.trouble = trouble
-            life.act(cluster)
-            await cluster.settle(lambda: until(cluster))
-        return cluster
-
-    return asyncio.run(run())
-
-
 WAYS_IN = ("networkpolicies", "services", "ingresses", "httproutes")
 
 
@@ -194,7 +178,7 @@ def test_a_way_in_that_is_refused_for_ever_keeps_no_other_away(refused: str) -> 
         there = {plural for plural, _, _ in cluster.server.objects}
         return {*WAYS_IN} - {refused} <= there and cluster.status.phase == "Running"
 
-    cluster = established(LIVES["first start"], trouble, others_are_there)
+    cluster = asyncio.run(live(LIVES["first start"], trouble, others_are_there))
     assert refused not in {plural for plural, _, _ in cluster.server.objects}
 
 
@@ -212,5 +196,5 @@ def test_a_repair_that_is_refused_for_ever_keeps_no_rollout_from_its_end() -> No
         new = status.revision == status.target_revision != first
         return status.phase == "Running" and new and status.rollout is None
 
-    cluster = established(life, trouble, rolled_out)
+    cluster = asyncio.run(live(life, trouble, rolled_out))
     assert cluster.status.refused is None

@@ -221,32 +221,26 @@ class JobReconciler:
         decision, job = self._reconcile(observed), observed.resource
         if decision.status is not None:
             job = await self._applier.write_status(job, decision.status)
-        refused: list[JoineryError] = []
-        try:
-            for action in decision.actions:
-                try:
-                    job = await self._applier.act(job, action)
-                except (ApiError, NameTaken) as error:
-                    if _is_rested_on(action) or not is_refusal(error):
-                        raise
-                    refused.append(error)
-                else:
-                    _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
-        except JoineryError:
-            # They are about the status, which is written: the next reconcile does not tell them again.
-            await self._tell(job, decision)
-            raise
-        await self._tell(job, decision)
-        if refused:
-            raise refused[0]
-        return decision.again_after
-
-    async def _tell(self, job: Manifest, decision: Decision) -> None:
+        failure: JoineryError | None = None
+        for action in decision.actions:
+            try:
+                job = await self._applier.act(job, action)
+            except JoineryError as error:
+                if _is_needed_by_others(action) or not (isinstance(error, ApiError | NameTaken) and is_refusal(error)):
+                    failure = error
+                    break
+                failure = failure or error
+            else:
+                _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
+        # They are about the status, which is written: the next reconcile does not tell them again.
         for event in decision.events:
             await self._recorder.record(job, event)
+        if failure is not None:
+            raise failure
+        return decision.again_after
 
 
-def _is_rested_on(action: Action) -> bool:
+def _is_needed_by_others(action: Action) -> bool:
     """Whether later actions of a decision need this one: no driver may start before the finalizer is set, say. Repairs
     and ways in, which a policy or a foreign object may refuse for ever, hold up nothing else."""
     kind = action.manifest["kind"] if isinstance(action, Create) else getattr(action, "kind", "")
