@@ -14,7 +14,7 @@ from hosts.stand_ins import PATIENCE_S, NotesItsPlace
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.hosts.executors import executor_ids, executor_locations, placed_again, placed_on, request_executors
+from joinery_runtime.hosts.executors import TakingPart, executor_ids, placed_again, placed_on, request_executors
 from joinery_runtime.hosts.spark import SparkHost, start_context
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.sources.base import PartitionRef, Range
@@ -47,7 +47,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> None:
-    executors = executor_locations(context)
+    executors = TakingPart(context, lambda _: None).locations()
     assert [name.split("_")[0] for name in executors] == ["executor"] * 2, "the driver runs no tasks"
     given = placed_on(context, ["a", "b", "c"], executors)
     rdd, jvm = given._jrdd.rdd(), context._jvm
@@ -58,7 +58,7 @@ def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> Non
 
 @pytest.mark.parametrize("peers", [1, 3])
 def test_a_task_behind_a_shuffle_is_for_the_executor_of_its_number(context: SparkContext, peers: int) -> None:
-    executors = executor_locations(context)
+    executors = TakingPart(context, lambda _: None).locations()
     sent = context.parallelize([(n % peers, n) for n in range(3_000)], 2).partitionBy(peers, int)
     placed = placed_again(sent, executors)
     rdd, spark = placed._jrdd.rdd(), context._jsc.sc()

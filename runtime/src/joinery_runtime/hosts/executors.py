@@ -28,11 +28,6 @@ def executor_ids(context: SparkContext) -> list[str]:
     return [name for name, _ in _executors(context)]
 
 
-def executor_locations(context: SparkContext) -> list[str]:
-    """These executors as Spark names preferred locations, in the same order."""
-    return [_location(name, host) for name, host in _executors(context)]
-
-
 def _executors(context: SparkContext) -> list[tuple[str, str]]:
     """Ids and hosts."""
     if is_local(context.master):
@@ -117,7 +112,7 @@ class TakingPart:
         self._warming: dict[str, BackgroundCall[None]] = {}
 
     def locations(self) -> list[str]:
-        """Of those that take part now, as `executor_locations`."""
+        """Those that take part now as Spark names preferred locations, the oldest first."""
         self._running = running = dict(_executors(self._context))
         self._warming = {name: call for name, call in self._warming.items() if name in running}
         # What went wrong, the next epoch meets too, and says so.
