@@ -48,13 +48,13 @@ Models = Mapping[str, type[BaseModel]]
 def object_schema(model: type[BaseModel]) -> Schema:
     """The model's fields by their YAML names. Unknown fields need no mention: the API server refuses or prunes them."""
     raw = model.model_json_schema(by_alias=True)
-    fields = {info.alias or name: info for name, info in model.model_fields.items()}
-    models = {found.__name__: found for info in fields.values() for found in _models(info.annotation)}
+    models = {found.__name__: found for info in model.model_fields.values() for found in _models(info.annotation)}
     said = dict(_docstrings(model))
     schema: Schema = {"type": "object", **_described(raw)}
-    if fields:
+    if model.model_fields:
         schema["properties"] = {}
-        for attribute, (name, info) in zip(model.model_fields, fields.items(), strict=True):
+        for attribute, info in model.model_fields.items():
+            name = info.alias or attribute
             place, field = (model, name), {**said.get(attribute, {}), **raw["properties"][name]}
             shape = {**_shape(place, info, field, models), **FIELDS.get(place, {})}
             schema["properties"][name] = with_rules({**_sized(shape), **_described(field, info)}, place)
