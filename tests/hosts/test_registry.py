@@ -1,22 +1,25 @@
-"""A schema registry that goes away while a job runs: the job says so, waits, and goes on where it was."""
+"""A schema registry at a job's start, where a mistake is told to a user at a terminal and waited for in a pod; and one
+that goes away while a job runs, which waits and goes on where it was."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from e2e.jobs import fresh_name, json_rows, produce
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
+from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.hosts.run import run_job
-from joinery_runtime.job import load_job
-from sources.registry import registry
+from joinery_runtime.hosts.status.board import Board, Liveness
+from joinery_runtime.job import Job, load_job
+from sources.registry import Registry, registry
 from sources.test_avro import avro
-
-pytestmark = pytest.mark.services
 
 JOB = """
 apiVersion: joinery.dev/v1alpha1
@@ -44,8 +47,78 @@ FIELDS = [{"name": "id", "type": "string"}, {"name": "ts", "type": "long"}]
 FIRST = {"type": "record", "name": "Order", "fields": FIELDS}
 SECOND = {"type": "record", "name": "Order", "fields": [{"name": "note", "type": "string"}, *FIELDS]}
 ORDERS = ["a", "b", "c"]
+NO_REGISTRY = "Input orders: no schema registry answers at this address"
 
 
+@pytest.fixture
+def served() -> Iterator[Registry]:
+    with registry() as running:
+        yield running
+
+
+@pytest.fixture
+def no_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker is there: a job that asks for its topics has not asked the registry."""
+
+    def planner_for(*_: Any, **__: Any) -> None:
+        raise AssertionError("topics were asked for")
+
+    monkeypatch.setattr("joinery_runtime.hosts.run.planner_for", planner_for)
+
+
+def job_with(url: str, folder: Path) -> Job:
+    path = folder / "job.yaml"
+    path.write_text(JOB.format(name="registered", bootstrap="127.0.0.1:1", url=url))
+    return load_job(path)
+
+
+def board_of(job: Job) -> Board:
+    return Board(job.name, ("orders", "payments"), Liveness(600))
+
+
+def hearing(said: list[str], stop: Event) -> JobListener:
+    """Notes outages, and stops the job at the third."""
+
+    def waiting(outage: Outage) -> None:
+        said.append(str(outage.error))
+        if len(said) == 3:
+            stop.set()
+
+    return JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), waiting=waiting)
+
+
+@pytest.mark.usefixtures("no_topics")
+def test_on_a_terminal_an_address_that_is_no_registrys_ends_the_job(served: Registry, tmp_path: Path) -> None:
+    served.status = 404
+    said: list[str] = []
+    stop = Event()
+    with pytest.raises(SourceUnavailable, match=NO_REGISTRY):
+        run_job(job_with(served.url, tmp_path), hearing(said, stop), stop, warn=lambda _: None)
+    assert not said
+
+
+@pytest.mark.usefixtures("no_topics")
+def test_in_a_pod_it_is_waited_for_and_said_at_each_try(served: Registry, tmp_path: Path) -> None:
+    served.status = 404
+    said: list[str] = []
+    stop, job = Event(), job_with(served.url, tmp_path)
+    run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job))
+    assert len(said) == 3
+    assert all(text.startswith(NO_REGISTRY) for text in said)
+
+
+@pytest.mark.usefixtures("no_topics")
+def test_in_a_pod_a_login_that_is_refused_ends_the_job(served: Registry, tmp_path: Path) -> None:
+    served.login = "me:secret"
+    said: list[str] = []
+    stop, job = Event(), job_with(served.url, tmp_path)
+    with pytest.raises(SourceError, match="refuses access") as caught:
+        run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job))
+    assert not isinstance(caught.value, SourceUnavailable)
+    assert not said
+
+
+@pytest.mark.services
 @pytest.mark.parametrize(
     ("answers", "says"),
     [
