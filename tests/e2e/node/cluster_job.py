@@ -134,9 +134,16 @@ class ClusterJob:
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wait(self, what: str, met: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+        """What `met` looks for may not be there yet: a status gets its fields one after another."""
         deadline = time.monotonic() + seconds
-        while not met():
-            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s\n{self.told()}"
+        while True:
+            try:
+                if met():
+                    return
+                missing = ""
+            except LookupError as error:
+                missing = f", {error!r}"
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s{missing}\n{self.told()}"
             time.sleep(_LOOK_S)
 
     def wait_until_running(self) -> None:
