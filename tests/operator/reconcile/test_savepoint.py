@@ -37,6 +37,7 @@ class SavepointCluster(SimulatedCluster):
             now=self.now,
             settings=self.settings,
             create_refused=self.create_refused,
+            delete_refused=self.delete_refused,
         )
 
     def _write_status(self, status: Status | SavepointState | None) -> None:

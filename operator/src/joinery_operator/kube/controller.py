@@ -154,12 +154,13 @@ class Controller:
     async def _work(self) -> None:
         while (key := await self.feed.take()) is not None:
             try:
-                again_after = await self._reconciler.run(key)
+                result = await self._reconciler.run(key)
             except Exception:
                 # The reconciler has reported the error.
                 self.feed.failed(key)
             else:
-                self.feed.done(key, again_after)
+                end = self.feed.failed if result.failed else self.feed.done
+                end(key, result.again_after)
 
     async def _every(self, first: float, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(first)

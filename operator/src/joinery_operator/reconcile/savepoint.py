@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from joinery_operator.decision import Action, Create, Decision, Delete, Event, ObservedSavepoint, SetFinalizers
 from joinery_operator.manifests import ManifestError, savepoint_pod
 from joinery_operator.names import ChildNames
+from joinery_operator.reconcile.children import undeleted
 from joinery_operator.reconcile.context import FINALIZER as DELETE_STATE
 from joinery_operator.reconcile.context import read_status
 from joinery_operator.reconcile.desired import stored_revision
@@ -100,11 +101,11 @@ def _try(observed: ObservedSavepoint, status: SavepointState, *, delete: bool) -
     if pod is None:
         return _create(observed, status, phase, delete=delete)
     if pod.ended_at is None:
-        if pod.stuck(observed.now, observed.settings.stuck_seconds):
-            return Decision(None, (_delete(pod, grace_seconds=0),))
+        stuck = observed.settings.stuck_seconds
+        actions = (_delete(pod, grace_seconds=0),) if pod.stuck(observed.now, stuck) else ()
         fault = pod.fault or Fault("Running", "its pod starts or runs")
-        again = observed.settings.stuck_seconds if pod.deletion_time else None
-        return _said(observed, status, phase, fault.reason, fault.message, again_after=again)
+        again = stuck if pod.deletion_time and not actions else None
+        return _said(observed, status, phase, fault.reason, fault.message, actions, again_after=again)
     if pod.savepoint is not None and pod.succeeded and not delete:
         return _completed(observed, pod)
     return _failed(observed, status, pod, phase)
@@ -147,14 +148,16 @@ def _failed(
 ) -> Decision:
     """Counts the failure first, deletes the pod when the next try is due. The next pod is made without `not_before`:
     which failure is counted does not hang on the clocks of nodes."""
+    failed: SavepointPhase = "Failed" if phase == "Pending" else phase
     if status.not_before is not None:
         wait = (status.not_before - observed.now).total_seconds()
-        return Decision(None, () if wait > 0 else (_delete(pod),), again_after=max(wait, 0.0) or None)
+        if wait > 0:
+            return Decision(None, again_after=wait)
+        return _said(observed, status, failed, "Failed", status.last_error or "", (_delete(pod),))
     failures = status.failures + 1
     pause: timedelta = back_off(observed.settings, failures)
     text = cut(pod.end_message) or "its pod told nothing"
     status = status.model_copy(update={"failures": failures, "not_before": observed.now + pause, "last_error": text})
-    failed: SavepointPhase = "Failed" if phase == "Pending" else phase
     return _said(observed, status, failed, "Failed", text, again_after=pause.total_seconds())
 
 
@@ -190,6 +193,8 @@ def _said(
     generation = observed.resource["metadata"].get("generation")
     going, failed = phase in {"Pending", "Deleting"} and reason != "Failed", reason in {"Failed", _STATE_GONE}
     aspects = {"Ready": reason == "Completed", "Reconciling": going, "Stalled": failed}
+    if (stays := undeleted(actions, observed.delete_refused)) is not None:
+        message = f"{message}. {stays.message}"
     if phase == "Deleting":
         message = sentence(message, _WAY_OUT)
     before = {each.type: each for each in old.conditions}
