@@ -78,7 +78,7 @@ class ObservedSavepoint:
 
 @dataclass(frozen=True, slots=True)
 class ObservedEnd:
-    """A job that is gone."""
+    """A job or savepoint that is gone."""
 
     resource: Manifest
     """Its last copy."""

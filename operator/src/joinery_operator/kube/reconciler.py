@@ -214,9 +214,10 @@ class JobReconciler:
         return result
 
     async def ended(self, job: Manifest) -> None:
-        """Reports what a job that is gone leaves behind. `job` is its last copy."""
+        """Reports what a job or savepoint that is gone leaves behind. `job` is its last copy."""
         for event in self._reconcile(ObservedEnd(job)).events:
-            _log.warning("a job is gone", job=str(key_of(job, job["kind"])), reason=event.reason, what=event.message)
+            key = key_of(job, job["kind"])
+            _log.warning("a resource is gone", job=str(key), reason=event.reason, what=event.message)
             await self._recorder.record(job, event)
 
     async def _report(self, job: Manifest, key: ObjectKey, error: JoineryError) -> None:

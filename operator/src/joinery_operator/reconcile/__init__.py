@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from joinery_operator.decision import Action, Decision, Observed, ObservedEnd, ObservedSavepoint
 from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
-from joinery_operator.reconcile import deletion
+from joinery_operator.reconcile import deletion, savepoint
 from joinery_operator.reconcile.children import child_actions, undeleted
 from joinery_operator.reconcile.conditions import events, with_conditions
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
@@ -28,8 +28,7 @@ from joinery_operator.reconcile.phase import deletion_phase, job_phase
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.reasons import INCOMPLETE
 from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_hold, record_proof, refuses
-from joinery_operator.reconcile.savepoint import reconcile_savepoint
-from joinery_runtime.job.crd import Status
+from joinery_runtime.job.crd import SAVEPOINT, Status
 
 __all__ = ["FINALIZER", "reconcile"]
 
@@ -39,9 +38,11 @@ _SOONEST_SECONDS = 0.5
 def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
     """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     if isinstance(observed, ObservedSavepoint):
-        return reconcile_savepoint(observed)
+        return savepoint.reconcile_savepoint(observed)
     if isinstance(observed, ObservedEnd):
-        return Decision(None, events=tuple(deletion.left_behind(observed.resource)))
+        gone = observed.resource
+        left_behind = savepoint.left_behind if gone["kind"] == SAVEPOINT.name else deletion.left_behind
+        return Decision(None, events=tuple(left_behind(gone)))
     ctx = ReconcileContext(observed, read_status(observed.resource))
     return _reconcile_deleted(ctx) if ctx.metadata.get("deletionTimestamp") else _reconcile_living(ctx)
 
