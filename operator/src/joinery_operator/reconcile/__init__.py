@@ -43,8 +43,10 @@ def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
         gone = observed.resource
         left_behind = savepoint.left_behind if gone["kind"] == SAVEPOINT.name else deletion.left_behind
         return Decision(None, events=tuple(left_behind(gone)))
-    ctx = ReconcileContext(observed, read_status(observed.resource))
-    return _reconcile_deleted(ctx) if ctx.metadata.get("deletionTimestamp") else _reconcile_living(ctx)
+    status = read_status(observed.resource)
+    if observed.resource["metadata"].get("deletionTimestamp"):
+        return _reconcile_deleted(ReconcileContext(deletion.without_lost_templates(observed), status))
+    return _reconcile_living(ReconcileContext(observed, status))
 
 
 def _reconcile_living(ctx: ReconcileContext) -> Decision:
@@ -142,7 +144,7 @@ def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
         if pod.deletion_time is not None and pod.ended_at is None:
             yield pod.deletion_time
             yield pod.deletion_time + timedelta(seconds=settings.stuck_seconds)
-        if pod.fault is not None:
+        if not pod.started:
             yield pod.created_at + timedelta(seconds=ctx.deadline_seconds)
     for pod in ctx.drivers.values():
         if pod.ready_since is None and pod.ended_at is None and pod.deletion_time is None:

@@ -222,7 +222,7 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
             pod.fault if _is_lasting(ctx, pod, pod.fault) else degraded,
         )
     if ctx.elapsed(pod.not_ready_since, ctx.deadline_seconds):
-        fault = _not_ready(ctx, pod)
+        fault = not_ready(ctx, pod)
         return JobPhase(_phase(status, "Starting"), fault.reason, fault.message, fault)
     return JobPhase(
         _phase(status, "Starting"),
@@ -232,7 +232,7 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
     )
 
 
-def _not_ready(ctx: ReconcileContext, pod: PodObservation) -> Fault:
+def not_ready(ctx: ReconcileContext, pod: PodObservation) -> Fault:
     """The fault of a pod that is not ready. What the kubelet waits for is only in its Events."""
     words = (
         f"pod {pod.name} is not ready since {pod.not_ready_since:%H:%M:%S} UTC, more than "
