@@ -44,6 +44,7 @@ class Applier:
         self._cache = cache
         self._refusals: dict[str, dict[str, _Refusal]] = {}
         self._undeleted: dict[str, dict[str, _Refusal]] = {}
+        self._news: set[str] = set()
 
     async def write_status(self, job: Manifest, status: Status | SavepointState) -> Manifest:
         """Writes the status, and returns the resource. Raises ResourceChanged if the resource has changed meanwhile."""
@@ -81,6 +82,13 @@ class Applier:
         found = self._cache.get(key)
         return found is not None and owner_uid(found) == uid
 
+    def has_news(self, job: Manifest) -> bool:
+        """Whether answers since the last call told of the job's children what no watch reports any more: a watch brings
+        nothing new of what the cache already has."""
+        had = uid_of(job) in self._news
+        self._news.discard(uid_of(job))
+        return had
+
     async def act(self, job: Manifest, action: Action) -> Manifest:
         """Carries out an action. Returns the resource, which only SetFinalizers changes."""
         match action:
@@ -109,6 +117,7 @@ class Applier:
             except NameTaken as error:
                 self._remember(job, key, str(error))
                 raise
+            self._news.add(uid_of(job))  # it may have run, and ended, by now
         except ApiError as error:
             if error.code in _REFUSED:
                 why = JoineryError(f"{key} cannot be created", facts=error.facts, todo=error.todo)
@@ -126,6 +135,7 @@ class Applier:
         namespace = job["metadata"]["namespace"]
         try:
             self._cached(await self._api.patch(resource, namespace, name, body), resource)
+            self._news.add(uid_of(job))  # its kubelet may have written, too
         except NotFound as error:
             if gone := self._cache.get(ObjectKey(resource.kind, namespace, name)):
                 self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(gone))
@@ -141,10 +151,11 @@ class Applier:
         try:
             deleted = await self._api.delete(resource, namespace, name, uid, grace_seconds)
         except NotFound:
-            self._cache.remove(key, uid)
+            self._gone(job, key, uid)
             return
         except ApiError as error:
             if isinstance(error, Conflict) and not await self._still_there(key, uid):
+                self._gone(job, key, uid)
                 return
             if was_answered(error):
                 why = JoineryError(f"{key} cannot be deleted", facts=error.facts, todo=error.todo)
@@ -157,20 +168,22 @@ class Applier:
         if metadata.get("deletionTimestamp") and metadata.get("resourceVersion"):
             self._cached(deleted, resource)
         else:
-            self._cache.remove(key, uid)
+            self._gone(job, key, uid)
+
+    def _gone(self, job: Manifest, key: ObjectKey, uid: str) -> None:
+        self._cache.remove(key, uid)
+        self._news.add(uid_of(job))
 
     async def _still_there(self, key: ObjectKey, uid: str) -> bool:
         """Looks at an object whose deletion met a conflict. Usually it is gone, and another one has its name by now."""
         try:
             found = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
         except NotFound:
-            self._cache.remove(key, uid)
             return False
-        if uid_of(found) == uid:
-            self._cached(found, BY_KIND[key.kind])
-            return True
-        self._cache.remove(key, uid)
-        return False
+        if uid_of(found) != uid:
+            return False
+        self._cached(found, BY_KIND[key.kind])
+        return True
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]

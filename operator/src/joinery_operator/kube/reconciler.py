@@ -264,15 +264,9 @@ class JobReconciler:
         refused = (self._applier.create_refused(resource), self._applier.delete_refused(resource))
         # What was refused is done, and the status still says that it is refused.
         over = not failed and refused != (observed.create_refused, observed.delete_refused)
-        if not over and not any(self._is_gone(resource, action) for action in decision.actions):
+        if not self._applier.has_news(resource) and not over:
             return decision.again_after
         return _SOON_SECONDS if decision.again_after is None else min(decision.again_after, _SOON_SECONDS)
-
-    def _is_gone(self, resource: Manifest, action: Action) -> bool:
-        """Whether the action has deleted an object that went at once: its watch has nothing new to tell, and what comes
-        next may wait for its end."""
-        namespace = resource["metadata"]["namespace"]
-        return isinstance(action, Delete) and self._cache.get(ObjectKey(action.kind, namespace, action.name)) is None
 
 
 def _needs(action: Action, undone: Action) -> bool:

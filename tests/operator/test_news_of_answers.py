@@ -1,5 +1,5 @@
-"""A pod that fails is deleted and made again. The API server lets it go at once, and no watch has anything to tell that
-the operator does not know from the answer."""
+"""What the operator learns from an answer of the API server is no news in a watch, and is acted on all the same: that a
+pod that failed went at once when it was deleted, say, so that another one is made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from simulated_cluster.simulation import resource
-from simulated_cluster.whole_operator import WholeOperator
+from simulated_cluster.whole_operator import Trouble, WholeOperator
 from test_refused_writes import SAVEPOINT, Act, edit, start
 
 AWAY = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
@@ -87,3 +87,53 @@ def test_a_check_that_has_no_node_and_is_of_no_use_any_more() -> None:
     asyncio.run(act())
     assert cluster.status.revision == cluster.status.target_revision
     assert len(cluster.database.dropped) == 1
+
+
+def test_a_driver_that_ends_while_it_is_told_of_another_scale() -> None:
+    cluster = WholeOperator(resource())
+
+    def ends(method: str, path: str) -> None:
+        if method == "PATCH" and "/pods/" in path and cluster.pods["orders-driver-1"]["status"]["phase"] == "Running":
+            cluster.end("orders-driver-1", AWAY)
+            cluster.server._touched(cluster.pods["orders-driver-1"])
+
+    async def act() -> None:
+        async with cluster.api:
+            await cluster.settle()
+            cluster.server.before = ends
+            cluster.edit(shards=16)
+            await cluster.settle()
+
+    asyncio.run(act())
+    assert cluster.status.phase == "Running"
+    assert cluster.status.driver is not None
+    assert cluster.status.driver.number == 2
+
+
+def test_a_driver_that_ends_before_the_operator_has_the_answer_that_it_was_made() -> None:
+    cluster = WholeOperator(resource())
+
+    def takes_long(method: str, path: str) -> None:
+        cluster._pull()
+        made = cluster.pods.get("orders-driver-2")
+        if method == "GET" and path.endswith("/orders-driver-2") and made and made["status"]["phase"] == "Pending":
+            cluster.run("orders-driver-2")
+            cluster.end("orders-driver-2", AWAY)
+            cluster.server._touched(made)
+
+    async def act() -> None:
+        async with cluster.api:
+            await cluster.settle()
+            cluster.end("orders-driver-1", AWAY)
+            await cluster.settle(lambda: cluster.status.phase == "Pending")
+            cluster.server.writes.clear()
+            # The status of the attempt, then its pod.
+            cluster.server.trouble = Trouble(1, 0, takes_effect=True)
+            cluster.server.before = takes_long
+            await cluster.settle()
+
+    asyncio.run(act())
+    assert cluster.server.trouble is not None
+    assert cluster.server.trouble.call.endswith("/pods/orders-driver-2")
+    assert cluster.status.phase == "Running"
+    assert [*cluster.pods] == ["orders-driver-3"]
