@@ -191,6 +191,20 @@ def test_a_check_that_tells_nothing_is_tried_until_the_deadline(cluster: Simulat
     assert cluster.status.phase == "Running"
 
 
+def test_a_check_is_tried_again_soon_where_the_clock_of_a_node_is_ahead(cluster: SimulatedCluster) -> None:
+    name = check(cluster)
+    cluster.run(name)
+    cluster.pass_time(3600)
+    cluster.end(name, None)
+    cluster.pass_time(-3600)
+    again_after = cluster.step().again_after
+    assert again_after is not None
+    assert again_after <= 10
+    cluster.pass_time(again_after)
+    cluster.step()
+    assert name not in cluster.pods
+
+
 def test_a_check_that_would_fail_again_is_the_end(cluster: SimulatedCluster) -> None:
     name = check(cluster)
     cluster.run(name)

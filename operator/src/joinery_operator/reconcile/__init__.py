@@ -151,4 +151,5 @@ def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
             yield pod.not_ready_since + timedelta(seconds=ctx.deadline_seconds)
     for pod in ctx.checks.values():
         if pod.ended_at is not None:
-            yield pod.ended_at + timedelta(seconds=settings.backoff_first_seconds)
+            for since in (pod.created_at, pod.ended_at):
+                yield since + timedelta(seconds=settings.backoff_first_seconds)

@@ -111,7 +111,9 @@ def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
     """Whether a check pod that ended without a result is due for another try."""
     if pod.ended_at is None or pod.check_result is not None:
         return False
-    return ctx.elapsed(pod.ended_at, ctx.settings.backoff_first_seconds)
+    # The clock of its node may be ahead, by more than the deadline.
+    since = pod.ended_at if pod.ended_at <= ctx.now else pod.created_at
+    return ctx.elapsed(since, ctx.settings.backoff_first_seconds)
 
 
 # How far the stage got
