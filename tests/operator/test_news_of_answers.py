@@ -4,7 +4,9 @@ pod that failed went at once when it was deleted, say, so that another one is ma
 from __future__ import annotations
 
 import asyncio
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -137,3 +139,25 @@ def test_a_driver_that_ends_before_the_operator_has_the_answer_that_it_was_made(
     assert cluster.server.trouble.call.endswith("/pods/orders-driver-2")
     assert cluster.status.phase == "Running"
     assert [*cluster.pods] == ["orders-driver-3"]
+
+
+def test_a_repair_that_a_webhook_undoes_is_not_tried_all_the_time() -> None:
+    cluster = WholeOperator(resource())
+
+    def undoes(method: str, path: str) -> tuple[int, Any] | None:
+        name = path.rpartition("/")[2]
+        if method != "PATCH" or "/pods/" not in path:
+            return None
+        cluster.server._touched(cluster.pods[name])
+        return 200, deepcopy(cluster.pods[name])
+
+    async def act() -> None:
+        async with cluster.api:
+            await cluster.settle()
+            cluster.server.before = undoes
+            cluster.pods["orders-driver-1"]["metadata"]["labels"].pop("joinery.dev/role")
+            cluster.server.calls.clear()
+            await cluster.settle(lambda: cluster.seconds > 600)
+
+    asyncio.run(act())
+    assert 1 <= cluster.server.calls.count("PATCH pods") < 5

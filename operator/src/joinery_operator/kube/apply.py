@@ -133,12 +133,14 @@ class Applier:
 
     async def _patch(self, job: Manifest, resource: ApiResource, name: str, body: Manifest) -> None:
         namespace = job["metadata"]["namespace"]
+        known = self._cache.get(ObjectKey(resource.kind, namespace, name))
         try:
-            self._cached(await self._api.patch(resource, namespace, name, body), resource)
-            self._news.add(uid_of(job))  # its kubelet may have written, too
+            patched = self._cached(await self._api.patch(resource, namespace, name, body), resource)
+            if known is None or known.get("status") != patched.get("status"):
+                self._news.add(uid_of(job))  # of its kubelet
         except NotFound as error:
-            if gone := self._cache.get(ObjectKey(resource.kind, namespace, name)):
-                self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(gone))
+            if known is not None:
+                self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(known))
             raise ResourceChanged(
                 f"{resource.kind} {namespace}/{name} is gone", facts="before it could be repaired"
             ) from error
