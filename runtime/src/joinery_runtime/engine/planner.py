@@ -146,9 +146,9 @@ class Planner:
         records wait that no later plan could read either.
 
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
-        where it starts, and when rows of the state are due to go out (T3). A plan that reads also fixes where the
-        partitions of other members start: `startFrom: latest` may mean another offset after a restart. Without `reads`
-        the plan reads nothing.
+        where it starts, to store that an input has begun which has no partition yet, and when rows of the state are due
+        to go out (T3). A plan that reads also fixes where the partitions of other members start: `startFrom: latest`
+        may mean another offset after a restart. Without `reads` the plan reads nothing.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -423,7 +423,9 @@ def next_plan(
     saves = unsaved_ms >= max(1, settings.checkpoint_interval_ms) and bool(state.remaining)
     unplanned = _new_starts(bounds, ranges, inputs)
     starts = unplanned if fixes_starts else {}
-    if not (ranges or _is_shared(starts, bounds) or checkpoint or snapshot.deleted or always or closes or saves):
+    begins = _new_topic_ids(snapshot.waiting, inputs).keys() - {bound.partition.input for bound in bounds}
+    reasons = (ranges, _is_shared(starts, bounds), begins, checkpoint, snapshot.deleted, always, closes, saves)
+    if not any(reasons):
         return None, history
     if checkpoint:
         history = replace(history, checkpointed_ms=snapshot.now_ms, unsaved=False)
