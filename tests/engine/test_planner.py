@@ -766,6 +766,18 @@ def test_inputs_have_partitions_in_common_once_each_has_some() -> None:
     assert (len(reads.ranges), reads.co_partitions) == (18, 6)
 
 
+def test_where_inputs_begin_is_stored_while_one_of_them_has_no_topic_yet() -> None:
+    """`startFrom: latest` may mean another offset after a restart."""
+    mark = PartitionRef("payments", "topics:begun", 0)
+    waits = Source({mark: (0, 0)}, waiting=frozenset({mark}), topic_id="begun")
+    job = Job(Source({ORDERS[0]: (7, 9)}, topic_id="id"), waits, co_partitioned=True)
+    plan = job.epoch({})
+    assert (plan.ranges, plan.starts) == ((), {ORDERS[0]: 7})
+    assert plan.topic_ids == {"orders": {"orders": "id"}, "payments": {"topics:begun": "begun"}}
+    assert job.plan() is None
+    assert job.inputs["orders"].positions == {ORDERS[0]: 7}
+
+
 # --- plans that read nothing -----------------------------------------------------------------------------------------
 
 

@@ -83,12 +83,15 @@ class SourceSnapshot:
     progress: Mapping[str, InputProgress]  # with idleness and ends applied
     now_ms: int
 
-    def unread(self) -> SourceSnapshot:
-        """The snapshot for a plan that reads nothing. Such a plan fixes no partition's start, so lost records and
-        replaced topics wait for the plan that reads on after them."""
-        bounds, waiting = (
-            tuple(replace(bound, lost=0, topic_id="") for bound in some) for some in (self.bounds, self.waiting)
-        )
+    def unread(self, first: Inputs | None = None) -> SourceSnapshot:
+        """The snapshot for a plan that reads nothing. Lost records and replaced topics wait for the plan that reads on
+        after them. With `first`, the plan fixes where partitions start that these inputs do not know."""
+
+        def unread(bound: Bounds) -> Bounds:
+            new = first is not None and bound.partition.topic not in first[bound.partition.input].topic_ids
+            return replace(bound, lost=0, topic_id=bound.topic_id if new else "")
+
+        bounds, waiting = (tuple(map(unread, some)) for some in (self.bounds, self.waiting))
         return replace(self, bounds=bounds, waiting=waiting, deleted=())
 
 
@@ -164,9 +167,9 @@ class Planner:
         self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
         # While all unread records of an input are in partitions that others hold, the other inputs wait for it: their
         # rows would only fill the state.
-        reads_now = reads and not self._lacks_partitions(state, snapshot)
-        if not reads_now:
-            snapshot = snapshot.unread()
+        lacks = self._lacks_partitions(state, snapshot)
+        if lacks or not reads:
+            snapshot = snapshot.unread(state.inputs if reads else None)
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
             first_ends, paused = self._history.first_ends, self.status.paused
             shares = read_shares(
@@ -179,7 +182,7 @@ class Planner:
                 for bound, count in shares
             ]
         plan, self._history = next_plan(
-            state, snapshot, ranges, pauses, self._settings, self._history, fixes_starts=reads_now, always=always
+            state, snapshot, ranges, pauses, self._settings, self._history, fixes_starts=reads, always=always
         )
         if plan is not None and reads:
             self._planned_at_ms = now_ms
