@@ -24,7 +24,7 @@ from joinery_runtime.sources import Range, kafka_clients, reader_for
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
 from joinery_runtime.sources.kafka_clients import BatchClient, ConsumerEvent, MessageClient, RecordClient, open_client
-from sources.kafka_bench import kafka_input, ref, send, unique
+from sources.kafka_bench import eventually, kafka_input, ref, send, unique
 
 services = pytest.mark.services
 NOBODY = "127.0.0.1:1"
@@ -240,7 +240,7 @@ def test_a_client_that_nobody_has_any_more_ends_its_threads(way: str) -> None:
     assert its
     del opened
     gc.collect()
-    assert not its & {thread.id for thread in process.threads()}
+    eventually(lambda: not its & {thread.id for thread in process.threads()})
 
 
 # --- batches alone ------------------------------------------------------------------------------------------------
