@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import psycopg
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
@@ -109,7 +109,7 @@ class Feeder:
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Feeder:
+    def __enter__(self) -> Self:
         self._done.clear()
         self._thread = threading.Thread(target=self._run, name="feeder")
         self._thread.start()
