@@ -668,6 +668,18 @@ def test_a_run_once_ends_no_input_not_even_a_bounded_one() -> None:
     assert ranges(second) == {ORDERS[0]: (10, 12)}
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_an_input_that_has_begun_without_a_partition_is_stored_once(once: bool) -> None:
+    mark = PartitionRef("orders", "topics:begun", 0)
+    job = Job(Source({mark: (0, 0)}, waiting=frozenset({mark}), topic_id="begun"), Source({}), once=once)
+    assert job.plan(reads=False) is None
+    plan = job.epoch({})
+    assert (plan.ranges, plan.topic_ids) == ((), {"orders": {"topics:begun": "begun"}})
+    assert job.plan() is None
+    assert job.planner.status.finished is once
+    assert job.inputs["orders"].positions == {}
+
+
 def test_a_run_once_commits_where_it_starts_before_it_is_finished() -> None:
     """`startFrom: latest` of the next run would be another offset."""
     job = Job(Source({ORDERS[0]: (50, 50)}), Source({PAYMENTS[0]: (70, 70)}), once=True)

@@ -182,6 +182,135 @@ def test_a_way_in_that_is_refused_for_ever_keeps_no_other_away(refused: str) -> 
     assert refused not in {plural for plural, _, _ in cluster.server.objects}
 
 
+def degraded(cluster: WholeOperator) -> tuple[str, str, str]:
+    found = next(each for each in cluster.status.conditions if each.type == "Degraded")
+    return found.status, found.reason, found.message
+
+
+async def goes_on(
+    cluster: WholeOperator, act: Act, until: Callable[[WholeOperator], bool] = lambda _: False
+) -> WholeOperator:
+    """The life of a cluster whose trouble stays."""
+    async with cluster.api:
+        act(cluster)
+        await cluster.settle(lambda: until(cluster))
+    return cluster
+
+
+def trouble_ends(cluster: WholeOperator) -> None:
+    cluster.server.trouble = None
+
+
+def rolled_out(first: str | None) -> Callable[[WholeOperator], bool]:
+    def is_so(cluster: WholeOperator) -> bool:
+        status = cluster.status
+        new = status.revision == status.target_revision != first
+        return status.phase == "Running" and new and status.rollout is None
+
+    return is_so
+
+
+@pytest.mark.parametrize("code", [403, 409, 422, 429, 500])
+def test_an_ended_driver_that_cannot_be_deleted_keeps_nothing_else_away(code: int) -> None:
+    life = LIVES["restart after a failure"]
+    trouble = Trouble(write_of(life, "DELETE /api/v1/namespaces/shop/pods/orders-driver-1"), code, FOR_EVER)
+
+    def is_told(cluster: WholeOperator) -> bool:
+        return cluster.status.phase == "Running" and "cannot be deleted" in degraded(cluster)[2]
+
+    cluster = asyncio.run(live(life, trouble, is_told))
+    told = degraded(cluster)
+    assert f"Pod shop/orders-driver-1 cannot be deleted: {code} Trouble" in told[2]
+    before, first = cluster.seconds, cluster.status.revision
+    asyncio.run(goes_on(cluster, edit(trigger={"maxRecordsPerEpoch": 8}), rolled_out(first)))
+    assert cluster.seconds - before < 120
+    assert degraded(cluster)[1] == "DeleteRefused"
+    assert "orders-driver-1" in cluster.pods
+    asyncio.run(goes_on(cluster, trouble_ends))
+    assert degraded(cluster)[0] == "False"
+    assert "orders-driver-1" not in cluster.pods
+
+
+def test_what_is_refused_for_ever_is_tried_again_ever_later() -> None:
+    life = LIVES["restart after a failure"]
+    call = "DELETE /api/v1/namespaces/shop/pods/orders-driver-1"
+    trouble = Trouble(write_of(life, call), 403, FOR_EVER)
+    cluster = asyncio.run(live(life, trouble, lambda cluster: cluster.seconds > 3600))
+    assert 25 < sum(call in each for each in cluster.server.writes) < 60
+
+
+def test_a_driver_that_cannot_be_stopped_is_named_with_the_way_out() -> None:
+    life = LIVES["deletion with the state"]
+    trouble = Trouble(write_of(life, "DELETE /api/v1/namespaces/shop/pods/orders-driver-1"), 403, FOR_EVER)
+    cluster = asyncio.run(live(life, trouble, lambda cluster: degraded(cluster)[0] == "True"))
+    told = degraded(cluster)
+    assert told[1] == "DeleteRefused"
+    assert "Pod shop/orders-driver-1 cannot be deleted" in told[2]
+    assert "set spec.cleanup to retainState" in told[2]
+    assert cluster.server.created_pods == []
+    assert not cluster.database.deleted
+    asyncio.run(goes_on(cluster, trouble_ends))
+    assert cluster.database.deleted
+    assert cluster.resource is None
+
+
+def test_a_check_waits_until_the_file_of_another_mode_is_deleted() -> None:
+    """Its pod would read how the job takes over from that file."""
+    checks = Life(edit(trigger={"maxRecordsPerEpoch": 8}), (start,))
+
+    def is_checked(cluster: WholeOperator) -> bool:
+        return any("-check-" in name for name in cluster.pods)
+
+    def gives_up_the_state(cluster: WholeOperator) -> None:
+        cluster.server.writes.clear()
+        cluster.server.trouble = trouble
+        cluster.edit(upgrade={"mode": "stateless"})
+
+    trouble = None
+    usual = asyncio.run(goes_on(asyncio.run(live(checks, until=is_checked)), gives_up_the_state))
+    delete = next(
+        number for number, call in enumerate(usual.server.writes) if "DELETE" in call and "/configmaps/" in call
+    )
+    trouble = Trouble(delete, 403, FOR_EVER)
+    cluster = asyncio.run(live(checks, until=is_checked))
+    asyncio.run(goes_on(cluster, gives_up_the_state, lambda cluster: cluster.seconds > 60))
+    assert not [name for name in cluster.server.created_pods if name.endswith("-stateless")]
+    asyncio.run(goes_on(cluster, trouble_ends))
+    assert [name for name in cluster.server.created_pods if name.endswith("-stateless")]
+    assert cluster.database.dropped == usual.database.dropped != []
+
+
+def test_no_driver_starts_before_the_finalizer_is_set() -> None:
+    trouble = Trouble(write_of(LIVES["first start"], "PATCH"), 403, FOR_EVER)
+    assert "streamjoins/orders" in asyncio.run(live(LIVES["first start"])).server.writes[trouble.write]
+    cluster = asyncio.run(live(LIVES["first start"], trouble, lambda cluster: cluster.seconds > 3600))
+    assert cluster.server.created_pods == []
+
+
+def test_a_driver_that_is_refused_for_ever_keeps_the_check_of_its_correction_from_nothing() -> None:
+    life = LIVES["restart after a failure"]
+    trouble = Trouble(write_of(life, "/pods/orders-driver-2"), 403, FOR_EVER)
+    cluster = asyncio.run(live(life, trouble, lambda cluster: degraded(cluster)[1] == "CreateRefused"))
+    first = cluster.status.revision
+    asyncio.run(goes_on(cluster, edit(trigger={"maxRecordsPerEpoch": 8}), rolled_out(first)))
+    assert "orders-driver-2" not in cluster.server.created_pods
+
+
+def test_a_savepoints_pod_that_cannot_be_deleted_is_named() -> None:
+    life = LIVES["savepoint"]
+    trouble = Trouble(write_of(life, "DELETE"), 403, FOR_EVER)
+
+    def told(cluster: WholeOperator) -> str:
+        conditions = ((cluster.savepoint or {}).get("status") or {}).get("conditions", ())
+        return "".join(each["message"] for each in conditions if each["type"] == "Ready")
+
+    cluster = asyncio.run(live(life, trouble, lambda cluster: "cannot be deleted" in told(cluster)))
+    assert cluster.savepoint is not None
+    assert cluster.savepoint["status"]["phase"] == "Completed"
+    asyncio.run(goes_on(cluster, trouble_ends))
+    assert "cannot be deleted" not in told(cluster)
+
+
 def test_a_repair_that_is_refused_for_ever_keeps_no_rollout_from_its_end() -> None:
     """The pod's labels, as an admission policy may do."""
     life = Life(
@@ -191,10 +320,5 @@ def test_a_repair_that_is_refused_for_ever_keeps_no_rollout_from_its_end() -> No
     trouble = Trouble(write_of(life, "PATCH /api/v1/namespaces/shop/pods/"), 422, FOR_EVER)
     first = asyncio.run(live(LIVES["first start"])).status.revision
 
-    def rolled_out(cluster: WholeOperator) -> bool:
-        status = cluster.status
-        new = status.revision == status.target_revision != first
-        return status.phase == "Running" and new and status.rollout is None
-
-    cluster = asyncio.run(live(life, trouble, rolled_out))
+    cluster = asyncio.run(live(life, trouble, rolled_out(first)))
     assert cluster.status.refused is None

@@ -55,7 +55,7 @@ def written(broker, topic: str, expected: int) -> list[tuple[bytes | None, objec
 def consumed(broker, topic: str, expected: int, ends: int | None = None) -> list[Message]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "test", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
-    messages = consumer.consume(expected, 30)
+    messages = consumer.consume(expected, 60)
     assert consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1] == (ends or expected)
     consumer.close()
     return messages

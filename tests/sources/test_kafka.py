@@ -282,19 +282,22 @@ def told(reader: Any, event: ConsumerEvent) -> list[ConsumerEvent]:
 
 
 def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> None:
+    send([b"a"])
+    assert read(reader, topic, 0, 1) == [(0, b"a")]
     monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
     monkeypatch.setattr("joinery_runtime.sources.kafka_reader.KafkaReader._watermarks", lambda *_: (0, 2))
-    send([b"a"])
     with pytest.raises(SourceError, match="no record has come for 1 s at offset 1"):
         read(reader, topic, 0, 2)
 
 
 def test_a_log_that_was_truncated_within_a_planned_range(broker, topic, send, reader, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
     send([b"a"])
+    allowed = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
+    for each in (reader, allowed):
+        assert read(each, topic, 0, 1) == [(0, b"a")]
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
     with pytest.raises(DataLoss, match=r"offsets 0 to 3 .* it was truncated"):
         read(reader, topic, 0, 3)
-    allowed = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
     batches = list(allowed.read(Range(ref(topic), 0, 3)))
     allowed.close()
     assert [(batch.offsets.tolist(), batch.lost) for batch in batches] == [([0], 0), ([], 2)]

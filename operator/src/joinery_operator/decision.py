@@ -51,6 +51,8 @@ class Observed:
     create_refused: str = ""
     """Why a child could not be created, until one is: the API server's answer, or the owner of an object with the
     child's name."""
+    delete_refused: Mapping[str, str] = field(default_factory=dict)
+    """Why children that are still there could not be deleted, by their uid."""
     name_conflicts: Sequence[Manifest] = ()
     """The jobs of other kinds with the same name."""
     page_conflicts: Sequence[Manifest] = ()
@@ -70,11 +72,13 @@ class ObservedSavepoint:
     settings: Settings
     create_refused: str = ""
     """Why its pod could not be created, until one is."""
+    delete_refused: Mapping[str, str] = field(default_factory=dict)
+    """Why pods that are still there could not be deleted, by their uid."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedEnd:
-    """A job that is gone."""
+    """A job or savepoint that is gone."""
 
     resource: Manifest
     """Its last copy."""

@@ -24,7 +24,8 @@ RESTARTED_AT = "joinery.dev/restartedAt"
 """The annotation that `kubectl joinery restart` sets."""
 
 PodTemplates = Mapping[str, Manifest | None]
-"""ConfigMaps by name, as in `Observed.templates`."""
+"""ConfigMaps by name, as in `Observed.templates`; or that pods do without this one."""
+WITHOUT_TEMPLATE: Manifest = {}
 
 # Only the operator reads these fields.
 _NOT_FOR_DRIVERS = {"suspend", "cleanup", "upgrade"}

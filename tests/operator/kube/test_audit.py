@@ -111,6 +111,14 @@ def test_the_end_of_a_job_that_no_watch_told_is_reported(world, back):
     assert world.ended == [world.job]
 
 
+def test_the_end_of_a_savepoint_that_no_watch_told_is_reported(world):
+    made = world.server.add({**job(), "kind": "Savepoint"})
+    world.audit()
+    world.server.remove("Savepoint", "shop", "orders")
+    world.audit()
+    assert [each["metadata"]["uid"] for each in world.ended] == [made["metadata"]["uid"]]
+
+
 def test_a_namespace_that_is_forbidden_keeps_no_other_from_its_audit(world):
     world.server.before = lambda method, path: (403, {"reason": "Forbidden"}) if "/namespaces/gone/" in path else None
     world.told({**world.job, "metadata": {**world.job["metadata"], "namespace": "gone", "uid": "elsewhere"}})

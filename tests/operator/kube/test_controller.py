@@ -276,6 +276,19 @@ def test_what_a_job_that_is_gone_leaves_behind_is_told_by_its_last_copy(seen):
     assert told["involvedObject"]["uid"] == last["metadata"]["uid"]
 
 
+def test_what_a_savepoint_that_is_gone_leaves_behind_is_told_too():
+    server = MemoryServer()
+    of = {"job": {"kind": "StreamJoin", "name": "orders"}}
+
+    async def run():
+        async with controller_on(server, left_behind) as controller:
+            server.add({**job(what="it", **of), "kind": "Savepoint"})
+            await tell(controller, server.remove("Savepoint", "shop", "orders"), deleted=True)
+
+    asyncio.run(run())
+    assert [each["message"] for each in server.objects.values() if each.get("reason") == "LeftBehind"] == ["it"]
+
+
 def test_closing_lets_looks_end_and_begins_no_new_ones():
     server = MemoryServer()
     entered, go_on = [], []

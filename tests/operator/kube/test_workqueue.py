@@ -66,6 +66,14 @@ def test_failures_are_tried_again_ever_later_and_success_begins_anew():
     assert keys.failed("a", now) == 0.5
 
 
+def test_a_failure_does_not_delay_what_time_alone_makes_due():
+    keys = WorkQueue()
+    keys.add("a")
+    for again_after, delay in ((None, 0.5), (60.0, 1.0), (1.5, 1.5), (3.0, 3.0)):
+        keys.take(1000.0)
+        assert keys.failed("a", 0.0, again_after) == delay
+
+
 def test_what_runs_is_known_with_its_start():
     keys = WorkQueue()
     keys.add("a")

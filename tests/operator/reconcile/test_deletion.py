@@ -9,6 +9,7 @@ import pytest
 from joinery_operator.decision import ObservedEnd, SetFinalizers
 from joinery_operator.reconcile import FINALIZER, reconcile
 from simulated_cluster.simulation import SimulatedCluster, resource
+from simulated_cluster.trouble import TEMPLATE
 
 DRIVER, DELETE = "orders-driver-1", "orders-delete-state"
 REFUSED = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
@@ -143,6 +144,49 @@ def test_a_dead_node_does_not_keep_the_resource(cluster: SimulatedCluster) -> No
         cluster.pass_time(again_after)
     cluster.step()
     assert DELETE not in cluster.pods
+    cluster.step()
+    assert DELETE in cluster.pods
+
+
+def test_a_pod_that_does_not_start_is_told_with_the_way_out(cluster: SimulatedCluster) -> None:
+    """Its Secret went with the job's chart, say."""
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.step()
+    cluster.wait(DELETE, "ContainerCreating")
+    again_after = cluster.step().again_after
+    assert again_after is not None
+    assert cluster.condition("Degraded")[0] == "False"
+    cluster.pass_time(again_after)
+    cluster.step()
+    assert cluster.condition("Degraded") == ("True", "NotReady")
+    message = cluster.status.conditions[0].message
+    assert all(words in message for words in (f"kubectl describe pod {DELETE}", "a Secret", "retainState"))
+    cluster.run(DELETE)
+    cluster.step()
+    assert cluster.condition("Degraded")[0] == "False"
+
+
+MINE = {"podTemplate": {"name": "mine"}}
+
+
+@pytest.mark.parametrize("foreground", [False, True])
+def test_a_pod_template_that_went_with_the_job_does_not_keep_it(foreground: bool) -> None:
+    """Both are of one chart."""
+    cluster = SimulatedCluster(resource(cleanup="deleteState", spark={"driver": MINE, "executor": MINE}))
+    cluster.templates = {"mine": TEMPLATE}
+    cluster.commit(cluster.started(1))
+    cluster.step()
+    cluster.templates = {"mine": None}
+    if foreground:
+        begin_in_the_foreground(cluster)
+        cluster.config_maps.clear()
+        cluster.resource["metadata"]["finalizers"].remove("foregroundDeletion")
+    else:
+        cluster.delete()
+        cluster.step()
+        cluster.stopped(DRIVER)
     cluster.step()
     assert DELETE in cluster.pods
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from joinery_operator.decision import ObservedSavepoint
+from joinery_operator.decision import ObservedEnd, ObservedSavepoint
 from joinery_operator.manifests import MAIN_CONTAINER
+from joinery_operator.reconcile import reconcile
 from joinery_operator.reconcile.savepoint import FINALIZER
 from joinery_runtime.job.crd import SavepointState, Status
 from joinery_runtime.job.model.resource import API_VERSION
@@ -37,6 +38,7 @@ class SavepointCluster(SimulatedCluster):
             now=self.now,
             settings=self.settings,
             create_refused=self.create_refused,
+            delete_refused=self.delete_refused,
         )
 
     def _write_status(self, status: Status | SavepointState | None) -> None:
@@ -284,6 +286,70 @@ def test_one_that_is_retained_goes_at_once() -> None:
     assert not cluster.finalizers()
     cluster.delete()
     assert cluster.resource is None
+
+
+def told_of_the_end(last: dict[str, Any] | None) -> list[str]:
+    assert last is not None
+    decision = reconcile(ObservedEnd(last))
+    assert (decision.status, decision.actions) == (None, ())
+    return [f"{event.type} {event.reason}: {event.message}" for event in decision.events]
+
+
+def test_one_that_an_edit_asked_to_delete_and_that_stays_is_told() -> None:
+    """The resource is deleted before the operator has seen the edit, and so without its finalizer."""
+    cluster = SavepointCluster(savepoint(cleanup="retain"))
+    cluster.job.started(1)
+    cluster.completed()
+    assert told_of_the_end(cluster.resource) == []
+    cluster.edit(cleanup="delete")
+    (told,) = told_of_the_end(cluster.resource)
+    for words in (
+        "Warning SavepointLeftBehind: savepoint noon of StreamJoin shop/orders stays in the state store",
+        FINALIZER,
+        "`kubectl joinery state orders savepoint noon --delete`",
+        "`joinery state savepoint JOB.yaml noon --delete`",
+        "metadata.namespace: shop",
+    ):
+        assert words in told
+    assert len(told) < 1024
+
+
+def test_one_that_may_have_been_pinned_is_told_as_such() -> None:
+    cluster = SavepointCluster(savepoint(cleanup="retain"))
+    cluster.job.started(1)
+    cluster.step()
+    cluster.run(cluster.pod())
+    cluster.edit(cleanup="delete")
+    (told,) = told_of_the_end(cluster.resource)
+    assert "stays, if its pod has made it," in told
+
+
+def test_an_end_that_leaves_nothing_behind_is_not_told(cluster: SavepointCluster, going: SavepointCluster) -> None:
+    cluster.completed()
+    cluster.delete()
+    cluster.step()
+    cluster.run(cluster.pod())
+    cluster.end(cluster.pod(), None, code=0, reason="Completed")
+    last = cluster.resource
+    cluster.step()
+    assert cluster.resource is None
+    assert told_of_the_end(last) == []
+    assert told_of_the_end(savepoint()) == []
+    waits = SavepointCluster(savepoint(), job=SimulatedCluster(None))
+    waits.step()
+    assert told_of_the_end(waits.resource) == []
+    assert told_of_the_end(going.resource) == []
+
+
+def test_one_that_goes_without_its_job_is_told_once(cluster: SavepointCluster) -> None:
+    """As `SavepointRetained`, by the reconcile that lets it go."""
+    cluster.completed()
+    cluster.job.resource = None
+    cluster.delete()
+    last = cluster.resource
+    cluster.step()
+    assert cluster.resource is None
+    assert told_of_the_end(last) == []
 
 
 @pytest.fixture

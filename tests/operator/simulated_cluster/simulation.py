@@ -105,6 +105,7 @@ class SimulatedCluster:
     ingresses: dict[str, Manifest] = field(default_factory=dict)
     http_routes: dict[str, Manifest] = field(default_factory=dict)
     create_refused: str = ""
+    delete_refused: dict[str, str] = field(default_factory=dict)
     orphaned_drivers: dict[str, Manifest] = field(default_factory=dict)
     name_conflicts: list[Manifest] = field(default_factory=list)
     page_conflicts: list[Manifest] = field(default_factory=list)
@@ -160,6 +161,7 @@ class SimulatedCluster:
             settings=self.settings,
             orphaned_drivers=deepcopy(self.orphaned_drivers),
             create_refused=self.create_refused,
+            delete_refused=self.delete_refused,
             name_conflicts=deepcopy(self.name_conflicts),
             page_conflicts=deepcopy(self.page_conflicts),
         )

@@ -156,11 +156,12 @@ class WholeOperator(SimulatedCluster):
     async def _reconcile(self, key: ObjectKey) -> None:
         queue = self.controller.feed.queue
         try:
-            again_after = await self.controller._reconciler.run(key)
+            result = await self.controller._reconciler.run(key)
         except JoineryError:
             queue.failed(key, self.seconds)
         else:
-            queue.done(key, self.seconds, again_after)
+            end = queue.failed if result.failed else queue.done
+            end(key, self.seconds, result.again_after)
         self._pull()
 
     async def _watch(self) -> None:

@@ -19,6 +19,7 @@ from joinery_runtime.job.crd import SavepointState, Status
 
 _REFUSED = {400, 403, 422, 500}
 """By a quota, an admission (500: its webhook does not answer), a namespace that ends, or the API server's own rules."""
+_AWAY = {0, 503, 504}
 
 
 class NameTaken(JoineryError):
@@ -42,6 +43,7 @@ class Applier:
         self._api = api
         self._cache = cache
         self._refusals: dict[str, dict[str, _Refusal]] = {}
+        self._undeleted: dict[str, dict[str, _Refusal]] = {}
 
     async def write_status(self, job: Manifest, status: Status | SavepointState) -> Manifest:
         """Writes the status, and returns the resource. Raises ResourceChanged if the resource has changed meanwhile."""
@@ -62,6 +64,18 @@ class Applier:
         uid = uid_of(job)
         refused = self._refusals.get(uid, {}).values()
         return "; ".join(each.why for each in refused if not self._is_child(each.key, uid))
+
+    def delete_refused(self, job: Manifest) -> Mapping[str, str]:
+        """Which children of the job could not be deleted, by their uid, and the API server's answer. One that is gone
+        or going by now does not count."""
+        refused = self._undeleted.pop(uid_of(job), {})
+        if there := {uid: each for uid, each in refused.items() if self._stays(each.key, uid)}:
+            self._undeleted[uid_of(job)] = there
+        return {uid: each.why for uid, each in there.items()}
+
+    def _stays(self, key: ObjectKey, uid: str) -> bool:
+        found = self._cache.get(key)
+        return found is not None and uid_of(found) == uid and not found["metadata"].get("deletionTimestamp")
 
     def _is_child(self, key: ObjectKey, uid: str) -> bool:
         found = self._cache.get(key)
@@ -96,7 +110,7 @@ class Applier:
                 self._remember(job, key, str(error))
                 raise
         except ApiError as error:
-            if is_refusal(error):
+            if error.code in _REFUSED:
                 why = JoineryError(f"{key} cannot be created", facts=error.facts, todo=error.todo)
                 self._remember(job, key, str(why))
             raise
@@ -123,33 +137,40 @@ class Applier:
         self, job: Manifest, resource: ApiResource, name: str, uid: str, grace_seconds: int | None
     ) -> None:
         namespace = job["metadata"]["namespace"]
+        key = ObjectKey(resource.kind, namespace, name)
         try:
             deleted = await self._api.delete(resource, namespace, name, uid, grace_seconds)
         except NotFound:
-            self._cache.remove(ObjectKey(resource.kind, namespace, name), uid)
+            self._cache.remove(key, uid)
             return
-        except Conflict as error:
-            await self._not_deleted(ObjectKey(resource.kind, namespace, name), uid, error)
-            return
+        except ApiError as error:
+            if isinstance(error, Conflict) and not await self._still_there(key, uid):
+                return
+            if was_answered(error):
+                why = JoineryError(f"{key} cannot be deleted", facts=error.facts, todo=error.todo)
+                self._undeleted.setdefault(uid_of(job), {})[uid] = _Refusal(key, str(why))
+            if isinstance(error, Conflict):
+                raise ResourceChanged(f"{key} was not deleted", facts=error.message) from error
+            raise
         metadata = deleted.get("metadata") or {}
         # An object that went at once comes as a Status, or as a copy that was never stored.
         if metadata.get("deletionTimestamp") and metadata.get("resourceVersion"):
             self._cached(deleted, resource)
         else:
-            self._cache.remove(ObjectKey(resource.kind, namespace, name), uid)
+            self._cache.remove(key, uid)
 
-    async def _not_deleted(self, key: ObjectKey, uid: str, error: Conflict) -> None:
-        """Handles a refused deletion. Usually the object is gone, and another one has its name by now. Raises
-        ResourceChanged if the object is still there."""
+    async def _still_there(self, key: ObjectKey, uid: str) -> bool:
+        """Looks at an object whose deletion met a conflict. Usually it is gone, and another one has its name by now."""
         try:
             found = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
         except NotFound:
             self._cache.remove(key, uid)
-            return
+            return False
         if uid_of(found) == uid:
             self._cached(found, BY_KIND[key.kind])
-            raise ResourceChanged(f"{key} was not deleted", facts=error.message) from error
+            return True
         self._cache.remove(key, uid)
+        return False
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]
@@ -184,10 +205,9 @@ class Applier:
         return complete
 
 
-def is_refusal(error: ApiError | NameTaken) -> bool:
-    """Whether the same call may be refused for long, so that a person has to know. Otherwise the API server is busy or
-    away, or somebody else was faster."""
-    return isinstance(error, NameTaken) or error.code in _REFUSED
+def was_answered(error: JoineryError) -> bool:
+    """Whether an error is about this one call. Otherwise the API server is away, and answers no other call either."""
+    return not isinstance(error, ApiError) or error.code not in _AWAY
 
 
 def completed(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:

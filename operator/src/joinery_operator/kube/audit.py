@@ -15,7 +15,7 @@ from joinery_operator.kube.apply import completed
 from joinery_operator.kube.cache import ObjectCache, key_of, uid_of, version_of
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.resources import JOBS, OWNERS, WATCHED, ApiResource, ObjectKey
+from joinery_operator.kube.resources import OWNERS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.kube.watches import SELECTOR
 
 _log = structlog.get_logger(COMPONENT)
@@ -23,7 +23,7 @@ _log = structlog.get_logger(COMPONENT)
 
 class Auditor:
     """Audits the namespaces, or all of them if none is given. Calls `due` with the jobs and savepoints to reconcile,
-    and `ended` with the last known copies of jobs that are gone."""
+    and `ended` with the last known copies of those that are gone."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Auditor:
             _log.info("an audit found what no watch has reported", object=str(key), gone=self._cache.get(key) is None)
             if owner is not None:
                 self._due(owner)
-            if resource in JOBS and held is not None and self._cache.by_uid(uid_of(held)) is None:
+            if resource in OWNERS and held is not None and self._cache.by_uid(uid_of(held)) is None:
                 await self._ended(held)
 
 

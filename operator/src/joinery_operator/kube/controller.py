@@ -21,7 +21,7 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache, Reconcile
-from joinery_operator.kube.resources import JOBS, OWNERS, WATCHED, ApiResource, ObjectKey
+from joinery_operator.kube.resources import OWNERS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.kube.workqueue import WorkQueueFeed
 from joinery_operator.settings import Settings
 
@@ -123,7 +123,7 @@ class Controller:
         owner = self.cache.owner_of(complete, resource.kind)
         if self.cache.watched(complete, resource.kind, deleted) and owner is not None:
             self._due(owner)
-        if deleted and resource in JOBS:
+        if deleted and resource in OWNERS:
             # The last copy comes with the watch: a reconcile that met the end before knows an older one.
             await self._reconciler.ended(complete)
 
@@ -154,12 +154,13 @@ class Controller:
     async def _work(self) -> None:
         while (key := await self.feed.take()) is not None:
             try:
-                again_after = await self._reconciler.run(key)
+                result = await self._reconciler.run(key)
             except Exception:
                 # The reconciler has reported the error.
                 self.feed.failed(key)
             else:
-                self.feed.done(key, again_after)
+                end = self.feed.failed if result.failed else self.feed.done
+                end(key, result.again_after)
 
     async def _every(self, first: float, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
@@ -15,15 +16,16 @@ from joinery_operator.decision import (
     Children,
     Create,
     Decision,
+    Delete,
     Event,
     Manifest,
     Observed,
     ObservedEnd,
     ObservedSavepoint,
-    Patch,
+    SetFinalizers,
 )
 from joinery_operator.kube.api import Api, ApiError, NotFound
-from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, is_refusal
+from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, was_answered
 from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orphaned_drivers, page_conflicts, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
@@ -38,9 +40,10 @@ Reconcile = Callable[[Observed | ObservedSavepoint | ObservedEnd], Decision]
 
 _log = structlog.get_logger(COMPONENT)
 
-_WAYS_IN = {"Service", "NetworkPolicy", "Ingress", "HTTPRoute"}
 _CACHE_SECONDS = 15.0
 _CACHED = 500
+_SOON_SECONDS = 0.5
+_TOLD = (ApiError, NameTaken, ResourceChanged)
 
 
 def _template_names(job: object) -> frozenset[str]:
@@ -112,22 +115,18 @@ class Observer:
         self._poller = poller
         self._now = now
 
-    async def observe(
-        self, key: ObjectKey, create_refused: Callable[[Manifest], str]
-    ) -> Observed | ObservedSavepoint | None:
+    async def observe(self, key: ObjectKey, applier: Applier) -> Observed | ObservedSavepoint | None:
         """Observes a job or savepoint; None if there is no such object."""
         if key.kind == SAVEPOINT.kind:
-            return await self._observe_savepoint(key, create_refused)
-        return await self._observe_job(key, create_refused)
+            return await self._observe_savepoint(key, applier)
+        return await self._observe_job(key, applier)
 
-    async def _observe_savepoint(
-        self, key: ObjectKey, create_refused: Callable[[Manifest], str]
-    ) -> ObservedSavepoint | None:
+    async def _observe_savepoint(self, key: ObjectKey, applier: Applier) -> ObservedSavepoint | None:
         savepoint = self._cache.get(key)
         if savepoint is None:
             return None
         of = savepoint["spec"]["job"]
-        job = await self._observe_job(ObjectKey(of["kind"], key.namespace, of["name"]), create_refused)
+        job = await self._observe_job(ObjectKey(of["kind"], key.namespace, of["name"]), applier)
         savepoint = self._cache.get(key) or savepoint
         return ObservedSavepoint(
             resource=savepoint,
@@ -135,10 +134,11 @@ class Observer:
             job=job,
             now=self._now(),
             settings=self._settings,
-            create_refused=create_refused(savepoint),
+            create_refused=applier.create_refused(savepoint),
+            delete_refused=applier.delete_refused(savepoint),
         )
 
-    async def _observe_job(self, key: ObjectKey, create_refused: Callable[[Manifest], str]) -> Observed | None:
+    async def _observe_job(self, key: ObjectKey, applier: Applier) -> Observed | None:
         job = self._cache.get(key)
         if job is None:
             return None
@@ -154,13 +154,23 @@ class Observer:
             now=self._now(),
             settings=self._settings,
             orphaned_drivers=orphaned_drivers(job, self._cache),
-            create_refused=create_refused(job),
+            create_refused=applier.create_refused(job),
+            delete_refused=applier.delete_refused(job),
             name_conflicts=self._all(name_conflicts(key, self._cache)),
             page_conflicts=self._all(page_conflicts(key, self._cache, self._settings)),
         )
 
     def _all(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
         return tuple(found for each in keys if (found := self._cache.get(each)))
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResult:
+    """After how many seconds the next reconcile is due even if nothing happens. `failed`: some actions were refused,
+    and are to be tried again."""
+
+    again_after: float | None = None
+    failed: bool = False
 
 
 class JobReconciler:
@@ -182,54 +192,64 @@ class JobReconciler:
         self._cache = cache
         self._metrics = metrics
 
-    async def run(self, key: ObjectKey) -> float | None:
-        """Runs a reconcile. Returns after how many seconds the next one is due even if nothing happens. Reports errors
-        (log, Event, metrics) and raises them again."""
+    async def run(self, key: ObjectKey) -> ReconcileResult:
+        """Runs a reconcile. Reports errors (log, Event, metrics). Raises those after which nothing more was done."""
         job = self._cache.get(key)
         if job is None:
-            return None
+            return ReconcileResult()
         outcome = "error"
         try:
             with self._metrics.reconcile_seconds.labels(key.kind).time():
-                again_after = await self._run(key)
-            outcome = "done"
-        except ResourceChanged as error:
-            outcome = "changed"
-            _log.info("the job is reconciled again", job=str(key), why=str(error))
-            raise
-        except (ApiError, NameTaken) as error:
-            _log.warning("a reconcile failed", job=str(key), error=str(error))
-            await self._recorder.record(job, Event("Warning", "ReconcileFailed", str(error)))
+                result = await self._run(key)
+            outcome = "error" if result.failed else "done"
+        except _TOLD as error:
+            outcome = "changed" if isinstance(error, ResourceChanged) else "error"
+            await self._report(job, key, error)
             raise
         except Exception:
             _log.exception("a reconcile failed", job=str(key))
             raise
         finally:
             self._metrics.reconciles.labels(key.kind, outcome).inc()
-        return again_after
+        return result
 
     async def ended(self, job: Manifest) -> None:
-        """Reports what a job that is gone leaves behind. `job` is its last copy."""
+        """Reports what a job or savepoint that is gone leaves behind. `job` is its last copy."""
         for event in self._reconcile(ObservedEnd(job)).events:
-            _log.warning("a job is gone", job=str(key_of(job, job["kind"])), reason=event.reason, what=event.message)
+            key = key_of(job, job["kind"])
+            _log.warning("a resource is gone", job=str(key), reason=event.reason, what=event.message)
             await self._recorder.record(job, event)
 
-    async def _run(self, key: ObjectKey) -> float | None:
-        observed = await self._observer.observe(key, self._applier.create_refused)
+    async def _report(self, job: Manifest, key: ObjectKey, error: JoineryError) -> None:
+        if isinstance(error, ResourceChanged):
+            _log.info("the job is reconciled again", job=str(key), why=str(error))
+            return
+        _log.warning("a reconcile failed", job=str(key), error=str(error))
+        await self._recorder.record(job, Event("Warning", "ReconcileFailed", str(error)))
+
+    async def _run(self, key: ObjectKey) -> ReconcileResult:
+        observed = await self._observer.observe(key, self._applier)
         if observed is None:
-            return None
+            return ReconcileResult()
         decision, job = self._reconcile(observed), observed.resource
         if decision.status is not None:
             job = await self._applier.write_status(job, decision.status)
+        undone: list[Action] = []
         failure: JoineryError | None = None
         for action in decision.actions:
+            if any(_needs(action, each) for each in undone):
+                undone.append(action)
+                continue
             try:
                 job = await self._applier.act(job, action)
-            except JoineryError as error:
-                if _is_needed_by_others(action) or not (isinstance(error, ApiError | NameTaken) and is_refusal(error)):
+            except _TOLD as error:
+                # No driver may start before the finalizer is set.
+                if isinstance(action, SetFinalizers) or not was_answered(error):
                     failure = error
                     break
-                failure = failure or error
+                # What a policy or a foreign object may refuse for ever holds up nothing else.
+                undone.append(action)
+                await self._report(job, key, error)
             else:
                 _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
         # They are about the status, which is written: the next reconcile does not tell them again.
@@ -237,14 +257,37 @@ class JobReconciler:
             await self._recorder.record(job, event)
         if failure is not None:
             raise failure
-        return decision.again_after
+        return ReconcileResult(self._again_after(observed, decision, failed=bool(undone)), failed=bool(undone))
+
+    def _again_after(self, observed: Observed | ObservedSavepoint, decision: Decision, *, failed: bool) -> float | None:
+        resource = observed.resource
+        refused = (self._applier.create_refused(resource), self._applier.delete_refused(resource))
+        # What was refused is done, and the status still says that it is refused.
+        over = not failed and refused != (observed.create_refused, observed.delete_refused)
+        if not over and not any(self._is_gone(resource, action) for action in decision.actions):
+            return decision.again_after
+        return _SOON_SECONDS if decision.again_after is None else min(decision.again_after, _SOON_SECONDS)
+
+    def _is_gone(self, resource: Manifest, action: Action) -> bool:
+        """Whether the action has deleted an object that went at once: its watch has nothing new to tell, and what comes
+        next may wait for its end."""
+        namespace = resource["metadata"]["namespace"]
+        return isinstance(action, Delete) and self._cache.get(ObjectKey(action.kind, namespace, action.name)) is None
 
 
-def _is_needed_by_others(action: Action) -> bool:
-    """Whether later actions of a decision need this one: no driver may start before the finalizer is set, say. Repairs
-    and ways in, which a policy or a foreign object may refuse for ever, hold up nothing else."""
-    kind = action.manifest["kind"] if isinstance(action, Create) else getattr(action, "kind", "")
-    return not isinstance(action, Patch) and kind not in _WAYS_IN
+def _needs(action: Action, undone: Action) -> bool:
+    """Whether an action must come after another one: an object after the end of its namesake, a pod after its
+    ConfigMap."""
+    if not isinstance(action, Create):
+        return False
+    kind, name = action.manifest["kind"], action.manifest["metadata"]["name"]
+    match undone:
+        case Delete():
+            return (undone.kind, undone.name) == (kind, name)
+        case Create(manifest) if kind == "Pod" and manifest["kind"] == "ConfigMap":
+            volumes = action.manifest["spec"].get("volumes") or ()
+            return any(_inside(each, "configMap", "name") == manifest["metadata"]["name"] for each in volumes)
+    return False
 
 
 def _what(action: object) -> str:

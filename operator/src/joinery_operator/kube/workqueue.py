@@ -63,10 +63,13 @@ class WorkQueue(Generic[K]):
             self.add_at(key, now + again_after)
         self._release(key)
 
-    def failed(self, key: K, now: float) -> float:
-        """Ends a failed run, and schedules a retry with a doubling delay. Returns the delay in seconds."""
+    def failed(self, key: K, now: float, again_after: float | None = None) -> float:
+        """Ends a failed run, and schedules a retry with a doubling delay, or after `again_after` seconds if that is
+        sooner. Returns the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay: float = min(_FIRST_BACKOFF * 2 ** min(failures - 1, 20), _LAST_BACKOFF)
+        if again_after is not None:
+            delay = min(delay, again_after)
         self.add_at(key, now + delay)
         self._release(key)
         return delay
@@ -108,8 +111,8 @@ class WorkQueueFeed(Generic[K]):
         self.queue.done(key, self._clock(), again_after)
         self._changed.set()
 
-    def failed(self, key: K) -> float:
-        delay = self.queue.failed(key, self._clock())
+    def failed(self, key: K, again_after: float | None = None) -> float:
+        delay = self.queue.failed(key, self._clock(), again_after)
         self._changed.set()
         return delay
 

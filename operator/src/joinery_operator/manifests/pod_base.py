@@ -16,7 +16,7 @@ from ruamel.yaml.error import YAMLError
 from joinery_operator.decision import Manifest
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.names import digest_of
-from joinery_operator.revision import ManifestError, PodTemplates
+from joinery_operator.revision import WITHOUT_TEMPLATE, ManifestError, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.model.pods import DriverSpec, SparkSpec, TemplateRef
 from joinery_runtime.job.model.secrets import SecretRef
@@ -142,6 +142,8 @@ def template_of(ref: TemplateRef | None, templates: PodTemplates, place: str) ->
         return {}
     where = f"ConfigMap {ref.name}, key {ref.key}"
     found = templates.get(ref.name)
+    if found == WITHOUT_TEMPLATE:
+        return {}
     if found is None:
         todo = f"Create it in the job's namespace with the key {ref.key}, or correct {place}"
         raise ManifestError(

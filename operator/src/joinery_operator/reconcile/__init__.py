@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from joinery_operator.decision import Action, Create, Decision, Observed, ObservedEnd, ObservedSavepoint
+from joinery_operator.decision import Action, Decision, Observed, ObservedEnd, ObservedSavepoint
 from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
-from joinery_operator.reconcile import deletion
-from joinery_operator.reconcile.children import child_actions
+from joinery_operator.reconcile import deletion, savepoint
+from joinery_operator.reconcile.children import child_actions, undeleted
 from joinery_operator.reconcile.conditions import events, with_conditions
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
@@ -28,8 +28,7 @@ from joinery_operator.reconcile.phase import deletion_phase, job_phase
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.reasons import INCOMPLETE
 from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_hold, record_proof, refuses
-from joinery_operator.reconcile.savepoint import reconcile_savepoint
-from joinery_runtime.job.crd import Status
+from joinery_runtime.job.crd import SAVEPOINT, Status
 
 __all__ = ["FINALIZER", "reconcile"]
 
@@ -39,11 +38,15 @@ _SOONEST_SECONDS = 0.5
 def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
     """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     if isinstance(observed, ObservedSavepoint):
-        return reconcile_savepoint(observed)
+        return savepoint.reconcile_savepoint(observed)
     if isinstance(observed, ObservedEnd):
-        return Decision(None, events=tuple(deletion.left_behind(observed.resource)))
-    ctx = ReconcileContext(observed, read_status(observed.resource))
-    return _reconcile_deleted(ctx) if ctx.metadata.get("deletionTimestamp") else _reconcile_living(ctx)
+        gone = observed.resource
+        left_behind = savepoint.left_behind if gone["kind"] == SAVEPOINT.name else deletion.left_behind
+        return Decision(None, events=tuple(left_behind(gone)))
+    status = read_status(observed.resource)
+    if observed.resource["metadata"].get("deletionTimestamp"):
+        return _reconcile_deleted(ReconcileContext(deletion.without_lost_templates(observed), status))
+    return _reconcile_living(ReconcileContext(observed, status))
 
 
 def _reconcile_living(ctx: ReconcileContext) -> Decision:
@@ -59,7 +62,7 @@ def _reconcile_living(ctx: ReconcileContext) -> Decision:
         status = status.model_copy(update={"page": page, "selector": selector(labels(resource, "executor"))})
     if (in_force := ctx.revision(status.revision, status.image)) is not None:
         status = status.model_copy(update={"state_place": state_place_text(in_force.job.spec)})
-    status = with_conditions(ctx, status, job_phase(ctx, status, plan, children.blocked, creates=children.creates))
+    status = with_conditions(ctx, status, job_phase(ctx, status, plan, children))
     return _decision(ctx, status, (*deletion.finalizer_actions(ctx), *children.actions))
 
 
@@ -67,7 +70,8 @@ def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
     if FINALIZER not in ctx.finalizers:
         return Decision(None)
     deleted = deletion.delete_state(ctx, ctx.status)
-    status = with_conditions(ctx, deleted.status, deletion_phase(deleted.fault, deletion.WAY_OUT))
+    fault = deleted.fault or undeleted(deleted.actions, ctx.observed.delete_refused)
+    status = with_conditions(ctx, deleted.status, deletion_phase(fault, deletion.WAY_OUT))
     return _decision(ctx, status, deleted.actions)
 
 
@@ -89,12 +93,10 @@ def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]
     new = with_figures(ctx, status, alive=alive)
     written = due_status(ctx, ctx.status, new)
     reported = tuple(events(ctx.status, new)) if written is not None else ()
-    return Decision(written, actions, reported, _again_after(ctx, new, written, actions))
+    return Decision(written, actions, reported, _again_after(ctx, new, written))
 
 
-def _again_after(
-    ctx: ReconcileContext, status: Status, written: Status | None, actions: tuple[Action, ...]
-) -> float | None:
+def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) -> float | None:
     """When to reconcile again even if nothing happens: seconds until time alone changes something; None: never.
     `written` is the status that is written now, if any."""
     delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
@@ -102,9 +104,6 @@ def _again_after(
     if ctx.status.revision is not None and _stage_begun(status) != _stage_begun(ctx.status):
         # The first step of the new stage may wait for the next reconcile, and no watch tells the operator about its
         # own writes.
-        waits.append(_SOONEST_SECONDS)
-    if ctx.observed.create_refused and any(isinstance(action, Create) for action in actions):
-        # What was refused may be created now, and the status still says that it is refused.
         waits.append(_SOONEST_SECONDS)
     if written is None and status != ctx.status and (report := next_report(ctx, ctx.status)) is not None:
         waits.append(report)
@@ -145,7 +144,7 @@ def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
         if pod.deletion_time is not None and pod.ended_at is None:
             yield pod.deletion_time
             yield pod.deletion_time + timedelta(seconds=settings.stuck_seconds)
-        if pod.fault is not None:
+        if not pod.started:
             yield pod.created_at + timedelta(seconds=ctx.deadline_seconds)
     for pod in ctx.drivers.values():
         if pod.ready_since is None and pod.ended_at is None and pod.deletion_time is None:

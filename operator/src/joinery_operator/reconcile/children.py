@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.desired import stored_revision
 from joinery_operator.reconcile.driver import DriverPlan
 from joinery_operator.reconcile.pods import PodObservation
-from joinery_operator.reconcile.reasons import INCOMPLETE, REVISION_LOST, Fault
+from joinery_operator.reconcile.reasons import DELETE_REFUSED, INCOMPLETE, REVISION_LOST, Fault, cut
 from joinery_operator.reconcile.rollout import check_due
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job import ShadowComparison
@@ -42,6 +42,12 @@ class ChildActions:
     @property
     def creates(self) -> bool:
         return any(isinstance(action, Create) for action in self.actions)
+
+
+def undeleted(actions: Iterable[Action], refused: Mapping[str, str]) -> Fault | None:
+    """What is still to be deleted and was refused before (`Observed.delete_refused`)."""
+    whys = [refused[each.uid] for each in actions if isinstance(each, Delete) and each.uid in refused]
+    return Fault(DELETE_REFUSED, cut("; ".join(whys))) if whys else None
 
 
 def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> ChildActions:

@@ -7,13 +7,14 @@ first deletes the children, even new ones, until the resource has no finalizer b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from joinery_operator.decision import Action, Create, Delete, Event, Manifest, SetFinalizers
+from joinery_operator.decision import Action, Create, Delete, Event, Manifest, Observed, SetFinalizers
 from joinery_operator.manifests import ManifestError, delete_state_pod
 from joinery_operator.reconcile.children import delete_stuck, job_config_map, make_room, stop
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import back_off
+from joinery_operator.reconcile.phase import not_ready
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import (
@@ -25,7 +26,7 @@ from joinery_operator.reconcile.reasons import (
     cut,
     sentence,
 )
-from joinery_operator.revision import JobRevision
+from joinery_operator.revision import WITHOUT_TEMPLATE, JobRevision
 from joinery_runtime.job.crd import Deletion, Status
 
 _PLACE, _PROBLEMS = 192, 320
@@ -68,6 +69,13 @@ def left_behind(resource: Manifest) -> Iterator[Event]:
     )
 
 
+def without_lost_templates(observed: Observed) -> Observed:
+    """A chart or an application that is removed as a whole takes its pod templates along, and the pod that deletes the
+    state does without them. Where the state is does not depend on them."""
+    templates = {name: WITHOUT_TEMPLATE if found is None else found for name, found in observed.templates.items()}
+    return replace(observed, templates=templates)
+
+
 def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
     """The next step for a resource that is being deleted and has the finalizer."""
     if ctx.spec.get("cleanup") == "retainState" or not _has_state(ctx, status):
@@ -90,7 +98,9 @@ def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) 
             return DeletionStep(status)
         return _create_pod(ctx, status.model_copy(update={"deletion": tries.model_copy(update={"not_before": None})}))
     if pod.ended_at is None:
-        return DeletionStep(status, tuple(delete_stuck(ctx, [pod])), pod.fault)
+        late = not pod.started and ctx.elapsed(pod.created_at, ctx.deadline_seconds)
+        fault = pod.fault or (not_ready(ctx, pod) if late else None)
+        return DeletionStep(status, tuple(delete_stuck(ctx, [pod])), fault)
     if pod.succeeded:
         return DeletionStep(status, (_set_finalizer(ctx, keep=False),))
     fault = Fault("DeleteStateFailed", sentence("the state could not be deleted", pod.end_message))

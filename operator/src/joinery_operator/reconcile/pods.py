@@ -36,6 +36,8 @@ class PodObservation:
     """Meaningful only if `ready_since` is None."""
     waiting_for: str
     """What the pod does while it is not ready, in words."""
+    started: bool
+    """The main container runs, or has run."""
     initialized: bool
     """The init containers have succeeded."""
     steps: int
@@ -73,6 +75,7 @@ def observe_pod(pod: Manifest) -> PodObservation:
         ready_since=_since(status, "Ready"),
         not_ready_since=_since(status, "Ready", "False") or created,
         waiting_for=_waiting_for(status),
+        started=main is not None or _is_running(main_status),
         initialized=main is not None or _since(status, "Initialized") is not None or _is_running(main_status),
         steps=_steps(status),
         disrupted=status.get("reason") in _DISRUPTIONS or _since(status, "DisruptionTarget") is not None,

@@ -10,6 +10,7 @@ from typing import Final
 IMAGE_PULL = "ImagePullFailed"
 NOT_READY = "NotReady"
 CREATE_REFUSED = "CreateRefused"
+DELETE_REFUSED = "DeleteRefused"
 UNSCHEDULABLE = "Unschedulable"
 NOT_CREATED = "ContainerNotCreated"
 

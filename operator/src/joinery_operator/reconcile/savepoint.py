@@ -11,15 +11,25 @@ from datetime import timedelta
 
 from pydantic import ValidationError
 
-from joinery_operator.decision import Action, Create, Decision, Delete, Event, ObservedSavepoint, SetFinalizers
+from joinery_operator.decision import (
+    Action,
+    Create,
+    Decision,
+    Delete,
+    Event,
+    Manifest,
+    ObservedSavepoint,
+    SetFinalizers,
+)
 from joinery_operator.manifests import ManifestError, savepoint_pod
 from joinery_operator.names import ChildNames
+from joinery_operator.reconcile.children import undeleted
 from joinery_operator.reconcile.context import FINALIZER as DELETE_STATE
 from joinery_operator.reconcile.context import read_status
 from joinery_operator.reconcile.desired import stored_revision
 from joinery_operator.reconcile.driver import back_off
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
-from joinery_operator.reconcile.reasons import CREATE_REFUSED, INCOMPLETE, Fault, cut, sentence
+from joinery_operator.reconcile.reasons import CREATE_REFUSED, INCOMPLETE, REVISION_LOST, Fault, cut, sentence
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import Condition, SavepointState
 from joinery_runtime.job.crd.savepoint import SavepointPhase
@@ -29,12 +39,13 @@ FINALIZER = "joinery.dev/delete-savepoint"
 _STATE_GOES, _STATE_GONE = "StateBeingDeleted", "StateDeleted"
 _JOB_MISSING, _NOT_STARTED, _IN_MEMORY = "JobMissing", "JobNotStarted", "StateInMemory"
 _NO_STATE = {_JOB_MISSING, _NOT_STARTED, _IN_MEMORY}
+_NOTHING_MADE = {*_NO_STATE, _STATE_GOES, _STATE_GONE, REVISION_LOST, INCOMPLETE, CREATE_REFUSED}
 _WAY_OUT = "To leave it in the state store, set spec.cleanup to retain: the resource then goes at once"
 
 
 def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
     """Decides. Never raises for anything that a user, a cluster or another release may have written."""
-    status = _read(observed)
+    status = _read(observed.resource)
     if observed.resource["metadata"].get("deletionTimestamp"):
         return _deleted(observed, status)
     if status.phase == "Completed":
@@ -42,6 +53,26 @@ def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
         reason, message = _made(observed, status)
         return _said(observed, status, "Completed", reason, message, actions)
     return _try(observed, status, delete=False)
+
+
+def left_behind(resource: Manifest) -> Iterator[Event]:
+    """Says of a Savepoint that is gone that the state store still has its savepoint, against what it asked for: it was
+    deleted before the operator had set its finalizer. One that the operator lets go is `Deleting` before."""
+    status, metadata, of = _read(resource), resource["metadata"], resource["spec"]["job"]
+    reason = next((each.reason for each in status.conditions if each.type == "Ready"), _NOT_STARTED)
+    if _cleanup(resource) == "retain" or status.phase == "Deleting" or reason in _NOTHING_MADE:
+        return
+    stays = "stays" if status.epoch is not None else "stays, if its pod has made it,"
+    name, job = metadata["name"], of["name"]
+    yield Event(
+        "Warning",
+        "SavepointLeftBehind",
+        f"savepoint {name} of {of['kind']} {metadata['namespace']}/{job} {stays} in the state store: the Savepoint was "
+        f"deleted before it had the finalizer {FINALIZER}, without which cleanup: delete deletes nothing. To delete "
+        f"it, run `kubectl joinery state {job} savepoint {name} --delete`, or without the job "
+        f"`joinery state savepoint JOB.yaml {name} --delete` where Postgres can be reached, with "
+        f"metadata.namespace: {metadata['namespace']} in the file",
+    )
 
 
 def _made(observed: ObservedSavepoint, status: SavepointState) -> tuple[str, str]:
@@ -70,7 +101,7 @@ def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
     if FINALIZER not in _finalizers(observed):
         return Decision(None)
     release = SetFinalizers(tuple(each for each in _finalizers(observed) if each != FINALIZER))
-    if _cleanup(observed) == "retain":
+    if _cleanup(observed.resource) == "retain":
         return Decision(None, (release,))
     revision = _revision(observed)
     if isinstance(revision, Fault) and revision.reason in _NO_STATE:
@@ -78,7 +109,8 @@ def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
         retained = Event(
             "Warning", "SavepointRetained", f"{revision.message}; if there is still state, it keeps this one"
         )
-        return Decision(None, (release,), (retained,))
+        # `left_behind` tells by the phase that the operator has let it go.
+        return Decision(status.model_copy(update={"phase": "Deleting"}), (release,), (retained,))
     making = _pods(observed).get(_name(observed, delete=False))
     if making is not None:
         # The pod that pins must not do so again after the other one has unpinned. On a dead node nothing waits for it.
@@ -100,11 +132,11 @@ def _try(observed: ObservedSavepoint, status: SavepointState, *, delete: bool) -
     if pod is None:
         return _create(observed, status, phase, delete=delete)
     if pod.ended_at is None:
-        if pod.stuck(observed.now, observed.settings.stuck_seconds):
-            return Decision(None, (_delete(pod, grace_seconds=0),))
+        stuck = observed.settings.stuck_seconds
+        actions = (_delete(pod, grace_seconds=0),) if pod.stuck(observed.now, stuck) else ()
         fault = pod.fault or Fault("Running", "its pod starts or runs")
-        again = observed.settings.stuck_seconds if pod.deletion_time else None
-        return _said(observed, status, phase, fault.reason, fault.message, again_after=again)
+        again = stuck if pod.deletion_time and not actions else None
+        return _said(observed, status, phase, fault.reason, fault.message, actions, again_after=again)
     if pod.savepoint is not None and pod.succeeded and not delete:
         return _completed(observed, pod)
     return _failed(observed, status, pod, phase)
@@ -147,14 +179,16 @@ def _failed(
 ) -> Decision:
     """Counts the failure first, deletes the pod when the next try is due. The next pod is made without `not_before`:
     which failure is counted does not hang on the clocks of nodes."""
+    failed: SavepointPhase = "Failed" if phase == "Pending" else phase
     if status.not_before is not None:
         wait = (status.not_before - observed.now).total_seconds()
-        return Decision(None, () if wait > 0 else (_delete(pod),), again_after=max(wait, 0.0) or None)
+        if wait > 0:
+            return Decision(None, again_after=wait)
+        return _said(observed, status, failed, "Failed", status.last_error or "", (_delete(pod),))
     failures = status.failures + 1
     pause: timedelta = back_off(observed.settings, failures)
     text = cut(pod.end_message) or "its pod told nothing"
     status = status.model_copy(update={"failures": failures, "not_before": observed.now + pause, "last_error": text})
-    failed: SavepointPhase = "Failed" if phase == "Pending" else phase
     return _said(observed, status, failed, "Failed", text, again_after=pause.total_seconds())
 
 
@@ -169,7 +203,7 @@ def _revision(observed: ObservedSavepoint) -> JobRevision | Fault:
         return Fault(_NOT_STARTED, f"no driver of {kind} {name} has started, so it has no state yet")
     revision = stored_revision(observed.job, job.revision, job.image)
     if revision is None:
-        return Fault("RevisionLost", f"the ConfigMap of revision {job.revision} of {kind} {name} is gone")
+        return Fault(REVISION_LOST, f"the ConfigMap of revision {job.revision} of {kind} {name} is gone")
     if not revision.durable:
         return Fault(_IN_MEMORY, f"{kind} {name} keeps its state in memory; name a Postgres under stateStore")
     return revision
@@ -186,10 +220,12 @@ def _said(
     again_after: float | None = None,
 ) -> Decision:
     """The decision with phase and conditions, including those of kstatus."""
-    old = _read(observed)
+    old = _read(observed.resource)
     generation = observed.resource["metadata"].get("generation")
     going, failed = phase in {"Pending", "Deleting"} and reason != "Failed", reason in {"Failed", _STATE_GONE}
     aspects = {"Ready": reason == "Completed", "Reconciling": going, "Stalled": failed}
+    if (stays := undeleted(actions, observed.delete_refused)) is not None:
+        message = f"{message}. {stays.message}"
     if phase == "Deleting":
         message = sentence(message, _WAY_OUT)
     before = {each.type: each for each in old.conditions}
@@ -218,10 +254,10 @@ def _said(
     return Decision(None if new == old else new, actions, told, again_after)
 
 
-def _read(observed: ObservedSavepoint) -> SavepointState:
+def _read(resource: Manifest) -> SavepointState:
     """The status; empty if another release wrote one that this release cannot read."""
     try:
-        return SavepointState.model_validate(observed.resource.get("status") or {})
+        return SavepointState.model_validate(resource.get("status") or {})
     except ValidationError:
         return SavepointState()
 
@@ -234,8 +270,8 @@ def _name(observed: ObservedSavepoint, *, delete: bool) -> str:
     return ChildNames(observed.resource).savepoint("delete" if delete else "create")
 
 
-def _cleanup(observed: ObservedSavepoint) -> str:
-    return str(observed.resource["spec"].get("cleanup", "delete"))
+def _cleanup(resource: Manifest) -> str:
+    return str(resource["spec"].get("cleanup", "delete"))
 
 
 def _finalizers(observed: ObservedSavepoint) -> tuple[str, ...]:
@@ -244,7 +280,10 @@ def _finalizers(observed: ObservedSavepoint) -> tuple[str, ...]:
 
 def _finalizer(observed: ObservedSavepoint) -> Iterator[Action]:
     """For a resource that lives: what `cleanup` says may change at any time."""
-    wanted, others = _cleanup(observed) == "delete", [each for each in _finalizers(observed) if each != FINALIZER]
+    wanted, others = (
+        _cleanup(observed.resource) == "delete",
+        [each for each in _finalizers(observed) if each != FINALIZER],
+    )
     if wanted != (FINALIZER in _finalizers(observed)):
         yield SetFinalizers((*others, FINALIZER) if wanted else tuple(others))
 

@@ -1,7 +1,7 @@
 """Makes epoch plans: what can be read, how much of it, and the watermarks in force.
 
 `Planner` asks the sources and the clock (`SourceSnapshot`), and keeps what later plans need to know of earlier ones
-(`PlannerState`). `read_shares` and `next_plan` decide from these and the job's state alone.
+(`PlanHistory`). `read_shares` and `next_plan` decide from these and the job's state alone.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SourceSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerState:
+class PlanHistory:
     """What earlier plans of this process leave for later ones."""
 
     first_ends: Mapping[PartitionRef, int] = field(default_factory=dict)  # where each partition ended when first seen
@@ -101,7 +101,7 @@ class PlannerState:
     unsaved: bool = False  # records were read since that checkpoint
     tried_checkpoint: bool = False  # to shrink a state over its limit that nothing else can shrink
 
-    def saw(self, bounds: Iterable[Bounds]) -> PlannerState:
+    def saw(self, bounds: Iterable[Bounds]) -> PlanHistory:
         """Notes where partitions end. A partition's first end may move down: its topic may be recreated, and
         shorter."""
         known = self.first_ends
@@ -128,7 +128,7 @@ class Planner:
         self._rejoined_at: list[int] = []
         self._densities: Densities[PartitionRef] = Densities()
         self._sizes = RecordSizes()
-        self._history = PlannerState()
+        self._history = PlanHistory()
         self._planned_at_ms: int | None = None
         self.status = SourceStatus()
 
@@ -146,9 +146,9 @@ class Planner:
         records wait that no later plan could read either.
 
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
-        where it starts, and when rows of the state are due to go out (T3). A plan that reads also fixes where the
-        partitions of other members start: `startFrom: latest` may mean another offset after a restart. Without `reads`
-        the plan reads nothing.
+        where it starts, to store that an input has begun which has no partition yet, and when rows of the state are due
+        to go out (T3). A plan that reads also fixes where the partitions of other members start: `startFrom: latest`
+        may mean another offset after a restart. Without `reads` the plan reads nothing.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -394,11 +394,11 @@ def next_plan(
     ranges: Collection[Range],
     pauses: Pauses,
     settings: PlanSettings,
-    history: PlannerState,
+    history: PlanHistory,
     *,
     fixes_starts: bool,
     always: bool,
-) -> tuple[EpochPlan | None, PlannerState]:
+) -> tuple[EpochPlan | None, PlanHistory]:
     """Returns the plan that reads these ranges (None if it would do nothing), and what later plans need to know. With
     `fixes_starts` it says where partitions start that it does not read and no plan has read. If the state is over a
     limit that no reading can relieve, first tries one checkpoint, which merges segments and drops rows that are no
@@ -423,7 +423,9 @@ def next_plan(
     saves = unsaved_ms >= max(1, settings.checkpoint_interval_ms) and bool(state.remaining)
     unplanned = _new_starts(bounds, ranges, inputs)
     starts = unplanned if fixes_starts else {}
-    if not (ranges or _is_shared(starts, bounds) or checkpoint or snapshot.deleted or always or closes or saves):
+    begins = _new_topic_ids(snapshot.waiting, inputs).keys() - {bound.partition.input for bound in bounds}
+    reasons = (ranges, _is_shared(starts, bounds), begins, checkpoint, snapshot.deleted, always, closes, saves)
+    if not any(reasons):
         return None, history
     if checkpoint:
         history = replace(history, checkpointed_ms=snapshot.now_ms, unsaved=False)

@@ -18,6 +18,10 @@ from joinery_runtime.sources.kafka_positions import LogOffsets, Positions, log_o
 from joinery_runtime.sources.kafka_topics import InputTopics
 from joinery_runtime.store_identity import StoreIdentity
 
+BEGUN = "topics:begun"
+"""The name stored, like a topic with an id, where an input has begun before any topic matched: those that come are read
+from their earliest record, also after a restart. A topic's name cannot have a colon."""
+
 
 class KafkaPlanner:
     """Plans a Kafka input. Every call gives fresh bounds, but the meaning of `latest` and of a timestamp is fixed when
@@ -53,7 +57,8 @@ class KafkaPlanner:
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
         found = log_offsets(self._admin, sorted(partitions))
         self._ends |= {ref: offsets.stable for ref, offsets in found.items()}
-        starts = self._positions.starts(valid.offsets, found, later=bool(ours))
+        later = bool(ours) or BEGUN in stored.topic_ids
+        starts = self._positions.starts(valid.offsets, found, later=later)
         stops = self._positions.stops(valid.stops, found)
         self._member.follow(topics, starts)
         held = self._member.assigned()
@@ -61,6 +66,8 @@ class KafkaPlanner:
             fresh = found.keys() - valid.offsets.keys()
             begun = {ref for ref in fresh if starts[ref] <= found[ref].earliest}
             self._check_since(self._since, {ref: found[ref] for ref in begun if found[ref].earliest})
+        if not topics and not later and self._kafka.start_from != "earliest":
+            return [Bounds(PartitionRef(self._cluster.input, BEGUN, 0), 0, 0, topic_id="begun", waits=True)]
         return [
             *(
                 Bounds(ref, at, at, final=True, held=False, deleted=True)
