@@ -189,8 +189,8 @@ def one_key_per_hash(patch: Patch) -> None:
 
 
 def emitted_is_forgotten(patch: Patch) -> None:
-    real = session_kind._flags
-    patch.setattr(session_kind, "_flags", lambda rows, name: real(rows, name) & (name == FORCED))
+    real = session_kind._bools
+    patch.setattr(session_kind, "_bools", lambda rows, name: real(rows, name) & (name == FORCED))
 
 
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
