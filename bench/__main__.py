@@ -29,17 +29,18 @@ from bench.usage import adopt_orphans
 ROWS, QUICK_ROWS = 3_000_000, 100_000
 STATE_ROWS, RECOVERED_ROWS = 20_000_000, 5_000_000  # a side; a quick run has QUICK_ROWS
 LATENCY_SECONDS, QUICK_LATENCY_SECONDS = 60.0, 10.0
+RUNS = 3  # of each peer; the median is shown
 
 Told = tuple[Any, str]  # figures, and the text that shows them
 
 
 def _joins(work: Path, given: argparse.Namespace) -> Told:
-    found = joins.run(work, given.rows, given.peers)
+    found = joins.run(work, given.rows, given.peers, 1 if given.quick else RUNS)
     return found, table.rates(f"Inner join within 60 s, 2 x {given.rows:,} records", found)
 
 
 def _sessions(work: Path, given: argparse.Namespace) -> Told:
-    found = sessions.run(work, given.rows, given.peers)
+    found = sessions.run(work, given.rows, given.peers, 1 if given.quick else RUNS)
     return found, table.rates(f"Sessions with a gap of 60 s, {given.rows:,} records", found)
 
 

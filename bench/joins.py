@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
-from bench.peer import Figures, Peer
+from bench.peer import Figures, Peer, typical
 from bench.raw_read import measure_raw
 from bench.section import PARTITIONS, Candidates, Ground, only, run_all
 from bench.topics import Workload, expected_pairs, produce
@@ -20,16 +20,17 @@ TOPICS = ("orders", "payments")
 ROW = {"order_id": pl.String, "customer": pl.String, "amount": pl.Float64, "payment_id": pl.String, "method": pl.String}
 
 
-def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
-    """2 x `records`; `wanted` names some of the peers, None all of them."""
+def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[Figures]:
+    """2 x `records`, `runs` times; `wanted` names some of the peers, None all of them."""
     # In small runs payments follow sooner, so that most have an order.
     workload = Workload(records, PARTITIONS, paid_within_ms=min(WINDOW_MS, records // 20))
     with KafkaBroker() as broker:
         for topic in TOPICS:
             broker.create_topic(topic, PARTITIONS)
         produce(broker.bootstrap, workload, TOPICS)
-        ground = Ground(broker, work, 2 * records, ROW)
-        raw = measure_raw(broker.bootstrap, [(topic, list(range(PARTITIONS)), records) for topic in TOPICS])
+        ground = Ground(broker, work, 2 * records, ROW, runs)
+        reads = [(topic, list(range(PARTITIONS)), records) for topic in TOPICS]
+        raw = typical(lambda _: measure_raw(broker.bootstrap, reads), runs)
         return [raw, *run_all(ground, only(PEERS, wanted), expected_pairs(workload, WINDOW_MS))]
 
 

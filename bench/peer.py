@@ -31,6 +31,7 @@ _MEMORY_EVERY = 5  # looks: reading the memory of large processes takes millisec
 _STOP_SECONDS = 60.0
 _LEAST_RATE = 1_500  # input rows a second below which a peer is given up, after _START_SECONDS
 _START_SECONDS = 300.0
+_SHORT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,21 @@ def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Fig
                 return Figures(peer.name, peer.settings, rows, visible, problem=f"{problem}: {seen}")
         taken = looks.until(last)
     return figures(peer, rows, expected, fingerprint(output.read()), taken, looks.peak_bytes)
+
+
+def typical(run: Callable[[int], Figures], most: int) -> Figures:
+    """The figures of the run with the median rate, start counted, of `most` runs of one peer. A run of more than
+    _SHORT_SECONDS is not repeated: the start, and what else the machine does, weigh less in it. Of runs with a problem,
+    the first one. `run` gets the number of the run, from 1."""
+    found: list[Figures] = []
+    while len(found) < most:
+        figures = run(len(found) + 1)
+        if figures.problem is not None or figures.cold_rate is None:
+            return figures
+        found.append(figures)
+        if figures.rows / figures.cold_rate > _SHORT_SECONDS:
+            break
+    return sorted(found, key=lambda each: each.cold_rate or 0.0)[len(found) // 2]
 
 
 def figures(

@@ -6,12 +6,13 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 
 from bench.outputs import FileOutput, Output, Schema, TopicOutput, fingerprint
-from bench.peer import Figures, Peer, measure
+from bench.peer import Figures, Peer, measure, typical
 from joinery_devkit.kafka import KafkaBroker
 
 PARTITIONS = 4
@@ -35,6 +36,7 @@ class Ground:
     work: Path
     rows: int
     schema: Schema  # of the output
+    runs: int  # of each peer
 
     @property
     def bootstrap(self) -> str:
@@ -65,18 +67,22 @@ FILES = "-files"  # ends the name of a peer that writes files
 
 
 def run_all(ground: Ground, candidates: Candidates, expected: pl.DataFrame) -> list[Figures]:
-    """One after the other. What a peer has written is removed when it is done, but for the files of one that failed."""
+    """One after the other. What a run has written is removed at its end, but for the files of one that failed."""
     wanted = fingerprint(expected)
-    found = []
-    for slug, candidate in candidates.items():
-        figures = measure(candidate(ground, slug), ground.output(slug), ground.rows, wanted)
+
+    def run(number: int, slug: str, candidate: Callable[[Ground, str], Peer]) -> Figures:
+        name = f"run{number}-{slug}"  # which is new to the broker: it keeps what consumer groups have read
+        figures = measure(candidate(ground, name), ground.output(name), ground.rows, wanted)
         print(f"  {told(figures)}", file=sys.stderr, flush=True)
         if not slug.endswith(FILES):
-            ground.broker.delete_topic(slug)
+            ground.broker.delete_topic(name)
         if figures.problem is None:
-            shutil.rmtree(ground.folder(slug), ignore_errors=True)
-        found.append(figures)
-    return found
+            shutil.rmtree(ground.folder(name), ignore_errors=True)
+        return figures
+
+    return [
+        typical(partial(run, slug=slug, candidate=candidate), ground.runs) for slug, candidate in candidates.items()
+    ]
 
 
 def told(figures: Figures) -> str:

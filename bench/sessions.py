@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
 from bench.background import Background
-from bench.peer import Figures, Peer
+from bench.peer import Figures, Peer, typical
 from bench.raw_read import measure_raw
 from bench.section import PARTITIONS, Candidates, Ground, only, run_all
 from bench.topics import produce_records
@@ -32,16 +32,17 @@ ROW = {"user_id": pl.String, "events": pl.Int64, "page": pl.String}
 _LAST_AFTER_MS = 3_600_000
 
 
-def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
-    """`wanted` names some of the peers, None all of them."""
+def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[Figures]:
+    """`records`, `runs` times; `wanted` names some of the peers, None all of them."""
     users, per_second = max(1, records // CLICKS_PER_USER), max(1, records // SPAN_S)
     drawn = scattered(clicks.ClickLoad(records, users, PARTITIONS, per_second=per_second))
     parts = clicks.by_partition(drawn, PARTITIONS)
     with KafkaBroker() as broker:
         broker.create_topic("clicks", PARTITIONS)
         produce_records(broker.bootstrap, "clicks", [keyed(part, number, drawn) for number, part in enumerate(parts)])
-        ground = Ground(broker, work, records + PARTITIONS, ROW)
-        raw = measure_raw(broker.bootstrap, [("clicks", [p], len(part) + 1) for p, part in enumerate(parts)])
+        ground = Ground(broker, work, records + PARTITIONS, ROW, runs)
+        reads = [("clicks", [p], len(part) + 1) for p, part in enumerate(parts)]
+        raw = typical(lambda _: measure_raw(broker.bootstrap, reads), runs)
         with _GoesOn(broker.bootstrap, int(drawn.ts.max()) + _LAST_AFTER_MS):
             return [raw, *run_all(ground, only(PEERS, wanted), expected_sessions(drawn))]
 

@@ -428,13 +428,16 @@ def interrupt_twice():
     stop.wait()
     time.sleep(1)  # as a person: one that comes just before the main thread waits for Spark again is not seen until it has waited
     os.kill(os.getpid(), signal.SIGINT)
+    while not raised.wait(20):  # that second was too short
+        os.kill(os.getpid(), signal.SIGINT)
 
-stop, handler = threading.Event(), signal.getsignal(signal.SIGINT)
+stop, raised, handler = threading.Event(), threading.Event(), signal.getsignal(signal.SIGINT)
 inputs = [side | {"file": {"path": str(Path(side["name"]).absolute()), "watch": True}} for side in job()["spec"]["inputs"]]
 watching = job(inputs=inputs, stateStore={"postgres": {"dsn": dsn, "schema": schema}}, output={"file": {"path": "seen"}})
 try:
     run(watching, spark=session, stop=stop, on_epoch=hold_the_tasks)
 except KeyboardInterrupt:
+    raised.set()
     print("it was raised")
 while context.statusTracker().getActiveJobsIds():
     time.sleep(0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from bench.outputs import Ends, FileOutput, Fingerprint, fingerprint
-from bench.peer import Figures, Look, Looks, Peer, figures, measure
+from bench.peer import Figures, Look, Looks, Peer, figures, measure, typical
 from bench.section import FILES, epoch_rows
 
 PEER = Peer("Joinery", "two cores", ["false"], Path("nowhere"))
@@ -143,3 +143,21 @@ def test_a_small_run_has_several_epochs() -> None:
     assert epoch_rows(200_000) == 40_000
     assert epoch_rows(6_000_000) == 800_000
     assert FILES.startswith("-")  # what goes before it names the peer
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [([30, 10, 20], 20), ([10, 20, 70], 20), ([70], 70), ([50, 80], 50)])
+def test_of_short_runs_the_median_is_shown_and_a_long_run_is_the_last(seconds: list[int], shown: int) -> None:
+    numbers: list[int] = []
+
+    def run(number: int) -> Figures:
+        numbers.append(number)
+        return Figures("Joinery", "two cores", 600, cold_rate=600 / seconds[number - 1])
+
+    found = typical(run, 3)
+    assert found.cold_rate == 600 / shown
+    assert numbers == list(range(1, len(seconds) + 1))
+
+
+def test_a_run_with_a_problem_is_shown_instead_of_a_median() -> None:
+    runs = [Figures("Joinery", "", 600, cold_rate=60.0), Figures("Joinery", "", 600, problem="wrong rows")]
+    assert typical(lambda number: runs[number - 1], 3).problem == "wrong rows"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from core.random_jobs import A_DAY, KEY_TYPES, Job, edited_jobs, jobs
@@ -14,6 +15,11 @@ from joinery_devkit.oracle import Oracle, Row, SessionOracle
 from joinery_runtime.job import Input, StreamJoin
 from joinery_runtime.job import Job as Resource
 
+HISTORIES = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+"""Of every search over histories: a shared machine makes any deadline a lottery, and no fixture differs by example."""
 START = 1_700_000_000_000
 # Event times are one of these and a few milliseconds: some are before 1970, some the first and the last of all (T8).
 STARTS = (START, START, 6, -62_135_596_800_000 + 100, 253_402_300_799_999 - 200)

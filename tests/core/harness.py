@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from core.cases import STAMP, Case, Epoch
 from joinery_devkit.oracle import EpochExpectation, Row, WatermarkOracle, differences, too_far_ahead
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.engine.alignment import Budget
@@ -41,6 +43,12 @@ from joinery_runtime.state.memory import MemoryStore
 
 MEMORY = Path("/dev/shm")
 MOST_FOLLOWING = 50  # epochs without rows; more of them never end
+
+
+def merge_early(patch: pytest.MonkeyPatch) -> None:
+    """Histories are short: with the real thresholds hardly any two segments would ever merge."""
+    patch.setattr(compaction, "FAN_IN", 3)
+    patch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
 
 
 class RowLog(StepLog):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 
 from budget import found_with
-from core.cases import Case, cases
-from core.harness import check_against_oracle, few_hashes
+from core.cases import HISTORIES, Case, cases
+from core.harness import check_against_oracle, few_hashes, merge_early
 from core.random_sessions import session_cases
 from joinery_runtime.core.kinds import interval
 from joinery_runtime.core.kinds.asof import AsOfJoin
@@ -28,7 +28,6 @@ from joinery_runtime.core.pipeline.future import FutureRows
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StepRun, StepWork
-from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import FORCED
 from joinery_runtime.engine.job_state import JobState
 
@@ -190,8 +189,8 @@ def one_key_per_hash(patch: Patch) -> None:
 
 
 def emitted_is_forgotten(patch: Patch) -> None:
-    real = session_kind._flags
-    patch.setattr(session_kind, "_flags", lambda rows, name: real(rows, name) & (name == FORCED))
+    real = session_kind._bools
+    patch.setattr(session_kind, "_bools", lambda rows, name: real(rows, name) & (name == FORCED))
 
 
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
@@ -270,20 +269,12 @@ RARE = {"compaction drops a session too early", "sessions that went out and grew
     "mistake", [pytest.param(name, marks=[pytest.mark.slow] * (name in RARE)) for name in MISTAKES]
 )
 def test_the_oracle_finds_a_broken_engine(mistake: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(compaction, "FAN_IN", 3)
-    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    merge_early(monkeypatch)
     kind, breaks = MISTAKES[mistake]
     breaks(monkeypatch)
 
     @found_with(FOUND_WITH.get(mistake, 1))
-    @settings(
-        max_examples=3000,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    @settings(HISTORIES, max_examples=3000, database=None, phases=[Phase.generate], report_multiple_bugs=False)
     @given(case=session_cases() if kind == "sessions" else cases(kind))
     def search(case: Case) -> None:
         if kind == "sessions":

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
 from core import harness
-from core.cases import Case, cases
-from core.harness import PeersHost, Result, check_against_oracle, few_hashes
+from core.cases import HISTORIES, Case, cases
+from core.harness import PeersHost, Result, check_against_oracle, few_hashes, merge_early
 from core.random_jobs import Job
 from job import resources
 from joinery_devkit.oracle import Oracle
 from joinery_runtime.cli.state_key import keys_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, prepare
-from joinery_runtime.core.table import blob, compaction
+from joinery_runtime.core.table import blob
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.job import StreamJoin
 
@@ -33,17 +33,12 @@ KINDS = ("interval", "fixed", "session", "asof")
 TYPES = {"string", "binary", "int32", "int64"}
 # Of both inputs: the same number, a multiple, numbers that have a divisor only.
 PARTITIONS = [(2, 2), (2, 2), (2, 4), (4, 6), (1, 1)]
-quick = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-)
 
 
 @pytest.fixture(autouse=True)
 def eager_compaction_of_packed_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Histories are short: with the real thresholds hardly any two segments would merge, and none be packed."""
-    monkeypatch.setattr(compaction, "FAN_IN", 3)
-    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    """No segment of a short history would be packed either."""
+    merge_early(monkeypatch)
     monkeypatch.setattr(blob, "FEW_ROWS", 0)
 
 
@@ -118,7 +113,7 @@ def search(kind: str, count: int, monkeypatch: pytest.MonkeyPatch, **how: Any) -
     monkeypatch.setattr(harness, "PeersHost", lambda workers: hosts.append(PeersHost(workers)) or hosts[-1])
     seen: Counter[str] = Counter()
 
-    @settings(quick, max_examples=examples(count))
+    @settings(HISTORIES, max_examples=examples(count))
     @given(
         case=cases(kind, wanted=wanted),
         counts=st.sampled_from(PARTITIONS),

@@ -10,34 +10,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from core.cases import Case, cases, cuts, punctual
-from core.harness import check_against_oracle, few_hashes, run
+from core.cases import HISTORIES, Case, cases, cuts, punctual
+from core.harness import check_against_oracle, few_hashes, merge_early, run
 from core.random_jobs import KINDS
 from joinery_devkit.oracle import brute_force, multiset, output_columns, output_row
 from joinery_runtime.core.table import compaction, sort
 
-# The shared two-core machine makes any deadline a lottery; the fixture below is the same for all examples.
-quick = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-)
-
 
 @pytest.fixture(autouse=True)
 def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Histories are short: with the real thresholds hardly any two segments would ever merge, or have a filter."""
+    """No segment of a short history would have a filter either."""
     monkeypatch.setattr(sort, "_FILTERED", 0)
-    monkeypatch.setattr(compaction, "FAN_IN", 3)
-    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    merge_early(monkeypatch)
     monkeypatch.setattr(compaction, "EPOCH_BYTES", 0)
 
 
 def search(kind: str, count: int, check: Callable[[Case], object]) -> None:
-    @settings(quick, max_examples=examples(count))
+    @settings(HISTORIES, max_examples=examples(count))
     @given(case=cases(kind))
     def every(case: Case) -> None:
         check(case)
@@ -84,7 +77,7 @@ def test_shards_and_readers_on_threads_change_nothing(kind: str) -> None:
 def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None:
     """T9, against the plain meaning of the join over all rows at once."""
 
-    @settings(quick, max_examples=examples(40))
+    @settings(HISTORIES, max_examples=examples(40))
     @given(data=st.data(), history=punctual(kind))
     def check(data: Any, history: Any) -> None:
         case, arrivals = history

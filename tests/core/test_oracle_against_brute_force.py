@@ -8,20 +8,18 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from core.cases import Case, Epoch, cuts, punctual
+from core.cases import HISTORIES, Case, Epoch, cuts, punctual
 from core.random_jobs import KINDS
 from joinery_devkit.oracle import Joined, WatermarkOracle, brute_force
-
-quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None:
-    @settings(quick, max_examples=examples(150))
+    @settings(HISTORIES, max_examples=examples(150))
     @given(data=st.data(), history=punctual(kind))
     def check(data: Any, history: Any) -> None:
         case, arrivals = history

@@ -9,10 +9,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
+from core.cases import HISTORIES
 from core.random_sessions import INPUT, SessionJob, punctual_sessions, session_cuts
 from core.session_table import UpsertTable
 from joinery_devkit.oracle import END, Row, SessionOracle, WatermarkOracle, multiset
@@ -232,9 +233,7 @@ def test_s7_aggregates(function: Any, kind: str, values: Sequence[Any], expected
 # --- all rows at once -------------------------------------------------------------------------------------------------
 
 
-@settings(
-    deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+@settings(HISTORIES, max_examples=examples(150))
 @given(data=st.data(), punctual=punctual_sessions())
 def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: Any) -> None:
     case, arrivals = punctual

@@ -8,30 +8,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from core.cases import Case, Epoch
-from core.harness import check_against_oracle, few_hashes, run
+from core.cases import HISTORIES, Case, Epoch
+from core.harness import check_against_oracle, few_hashes, merge_early, run
 from core.random_sessions import INPUT, NO_CAP, SessionJob, punctual_sessions, session_cases, session_cuts
 from core.session_table import UpsertTable
 from joinery_devkit.oracle import Row, multiset
-from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.job import SessionWindow
-
-quick = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-)
 
 
 @pytest.fixture(autouse=True)
 def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Histories are short: with the real thresholds hardly any two segments would ever merge."""
-    monkeypatch.setattr(compaction, "FAN_IN", 3)
-    monkeypatch.setattr(compaction, "CHECKPOINT_FAN_IN", 2)
+    merge_early(monkeypatch)
 
 
 def check(case: Case, hasher: KeyHash = key_hash) -> None:
@@ -48,20 +40,20 @@ def check(case: Case, hasher: KeyHash = key_hash) -> None:
         table.check_apart()
 
 
-@settings(quick, max_examples=examples(160))
+@settings(HISTORIES, max_examples=examples(160))
 @given(case=session_cases())
 def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check(case)
 
 
-@settings(quick, max_examples=examples(60))
+@settings(HISTORIES, max_examples=examples(60))
 @given(case=session_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
     check(case, few_hashes(2))
 
 
 @pytest.mark.soak  # the cases above draw the shards of each epoch, and the oracle knows of none
-@settings(quick, max_examples=examples(20))
+@settings(HISTORIES, max_examples=examples(20))
 @given(case=session_cases())
 def test_the_number_of_shards_changes_nothing(case: Case) -> None:
     def rows(shards: int) -> list[Any]:
@@ -73,7 +65,7 @@ def test_the_number_of_shards_changes_nothing(case: Case) -> None:
     assert rows(1) == rows(3) == rows(8)
 
 
-@settings(quick, max_examples=examples(60))
+@settings(HISTORIES, max_examples=examples(60))
 @given(data=st.data(), punctual=punctual_sessions())
 def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: Any) -> None:
     """T9, against all rows at once."""
@@ -93,7 +85,7 @@ EDITS: dict[str, list[Any]] = {
 }
 
 
-@settings(quick, max_examples=examples(60))
+@settings(HISTORIES, max_examples=examples(60))
 @given(data=st.data(), case=session_cases())
 def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) -> None:
     """What had been forgotten before an edit does not come again as something new (M2)."""

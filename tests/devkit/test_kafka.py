@@ -80,16 +80,16 @@ def test_a_temporary_directory_is_removed():
 
 
 @pytest.mark.slow
-def test_a_bad_setting_is_explained_and_nothing_is_left_running(tmp_path):
-    broker = KafkaBroker(tmp_path, properties={"num.io.threads": "none"})
-    with pytest.raises(EnvironmentProblem, match=rf"(?s)cannot format.*num\.io\.threads.*log are in {tmp_path}"):
-        broker.start()
-    assert broker.pid is None
-
-
-@pytest.mark.slow
-def test_a_broker_that_ends_while_starting_shows_its_last_words(tmp_path):
-    broker = KafkaBroker(tmp_path, properties={"authorizer.class.name": "no.such.Class"})
-    with pytest.raises(EnvironmentProblem, match=r"(?s)does not start: it ended; .*ClassNotFound.* no\.such\.Class"):
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("num.io.threads", "none", r"cannot format.*num\.io\.threads.*log are in {path}"),
+        ("authorizer.class.name", "no.such.Class", r"does not start: it ended; .*ClassNotFound.* no\.such\.Class"),
+    ],
+    ids=["refused", "ends while starting"],
+)
+def test_a_bad_setting_is_explained_and_nothing_is_left_running(tmp_path, name, value, said):
+    broker = KafkaBroker(tmp_path, properties={name: value})
+    with pytest.raises(EnvironmentProblem, match="(?s)" + said.format(path=tmp_path)):
         broker.start()
     assert broker.pid is None

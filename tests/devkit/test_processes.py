@@ -59,7 +59,7 @@ def test_kill(start):
 
 def test_stopping_twice_is_harmless(start):
     process = start("print('up')")
-    process.wait(10)
+    process.wait(60)
     process.stop()
     process.stop()
     assert process.exit_code() == 0
@@ -67,7 +67,7 @@ def test_stopping_twice_is_harmless(start):
 
 def test_keeps_the_last_lines_of_its_log(start):
     process = start("print('up'); [print(i) for i in range(100)]")
-    process.wait(10)
+    process.wait(60)
     assert process.log_tail(2) == "98\n99"
 
 
@@ -100,12 +100,12 @@ def test_free_port_is_not_one_that_clients_are_given():
 def test_environment_replaces_ours(tmp_path):
     code = "import os; print(os.environ.get('JOINERY_MARK'))"
     process = ChildProcess([sys.executable, "-c", code], tmp_path / "log", {**os.environ, "JOINERY_MARK": "seen"})
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     process.stop()
     assert process.log_tail() == "seen"
 
 
 def test_stack_frames_are_not_worth_a_line(start):
     process = start(r"print('up'); print('Broken: x\n\tat a.B.c(B.java:1)\n\t... 7 more\nCaused by: y')")
-    process.wait(10)
+    process.wait(60)
     assert process.log_tail(2) == "Broken: x\nCaused by: y"

@@ -47,7 +47,9 @@ def test_jobs_run_through_killed_executors_and_python_workers():
             os.kill(cluster.python_worker_pids()[0], signal.SIGKILL)
             assert job() == 90
             pids = [*cluster.worker_pids(), *cluster.executor_pids(), *cluster.python_worker_pids()]
+            running = [psutil.Process(pid) for pid in pids]
             driver.stdin.close()
-            assert driver.wait(60) == 0
-    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+            assert driver.wait(240) == 0
+    _, alive = psutil.wait_procs(running, timeout=60)
+    assert alive == []
     assert not cluster.directory.exists()

@@ -90,7 +90,7 @@ class Drill:
         kinds = [run.executors, run.python_workers] if master == CLUSTER else [run.python_workers]
         for number in range(times):
             run.wait_for_more_epochs(3)
-            choose.choice(run.some(kinds[number % len(kinds)])).kill()
+            run.kill_one(kinds[number % len(kinds)], choose)
         run.wait_for_more_epochs(2)
         self._check_replay(run)
 

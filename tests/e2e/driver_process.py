@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -124,6 +125,13 @@ class Run:
             assert time.monotonic() < deadline, what.__name__
             time.sleep(0.02)
         return found
+
+    def kill_one(self, what: Callable[[], list[psutil.Process]], choose: random.Random) -> None:
+        """One may have ended by itself since they were listed."""
+        while True:
+            with suppress(psutil.NoSuchProcess):
+                choose.choice(self.some(what)).kill()
+                return
 
     def _read_lines(self) -> None:
         assert self.process.stdout is not None

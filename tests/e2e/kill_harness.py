@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import psycopg
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
@@ -32,6 +32,7 @@ from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
 
 _COMMITTED = IsolationLevel.READ_COMMITTED
+_SETTLES_WITHIN_S = 40  # less than the least time after which a broker itself ends a transaction, one minute
 INPUTS = {"orders": 2, "payments": 3}  # topics, named `<job>.<input>`, with this many partitions
 TICK_S = 0.03  # the feeder's pace: records arrive all the time, whatever the driver does
 
@@ -109,7 +110,7 @@ class Feeder:
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Feeder:
+    def __enter__(self) -> Self:
         self._done.clear()
         self._thread = threading.Thread(target=self._run, name="feeder")
         self._thread.start()
@@ -253,13 +254,16 @@ def wait_until_read(run: Run, log: Log, job: Job) -> None:
 
 def topic_rows(bootstrap: str, topic: str) -> list[dict[str, Any]]:
     """All rows that a `read_committed` consumer sees. Nothing may be left open: it would hide what follows."""
-    _nothing_is_open(bootstrap, topic)
+    _wait_until_nothing_is_open(bootstrap, topic)
     return [json.loads(record.value or b"") for record in read_topic(bootstrap, topic)]
 
 
-def _nothing_is_open(bootstrap: str, topic: str) -> None:
-    last_stable, end = (_ends(bootstrap, topic, level) for level in (_COMMITTED, IsolationLevel.READ_UNCOMMITTED))
-    assert last_stable == end, f"{topic}: a transaction is open"
+def _wait_until_nothing_is_open(bootstrap: str, topic: str) -> None:
+    """A broker writes the end of a transaction into its partitions some time after it has answered."""
+    deadline = time.monotonic() + _SETTLES_WITHIN_S
+    while _ends(bootstrap, topic, _COMMITTED) != _ends(bootstrap, topic, IsolationLevel.READ_UNCOMMITTED):
+        assert time.monotonic() < deadline, f"{topic}: a transaction is open"
+        time.sleep(0.1)
 
 
 def _ends(bootstrap: str, topic: str, level: IsolationLevel) -> dict[int, int]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from confluent_kafka import Producer
 from psycopg.rows import dict_row
 
 from core.table.reference_keyhash import reference_hash
 from e2e.jobs import json_rows
-from e2e.kill_harness import TICK_S, read_inputs
+from e2e.kill_harness import Feeder, read_inputs
 from joinery_devkit.verify_sessions import SessionVerdict, verify_sessions
 from joinery_runtime.job import load_job
 
@@ -99,35 +96,19 @@ class SessionJob:
         return verify_sessions(records, log, self.rows(), job, dead_letters=dead, identify=reference_hash)
 
 
-class ClickFeeder:
-    """Produces clicks at a steady pace until it is stopped: one user without a name, some clicks out of order, so that
-    sessions begin earlier or merge after they have gone out, and some broken; none comes too late."""
+class ClickFeeder(Feeder):
+    """One user has no name. Some clicks come out of order, so that sessions begin earlier or merge after they have gone
+    out, and some are broken; none comes too late."""
 
     def __init__(self, job: SessionJob, seed: int, slow: float) -> None:
-        self._producer = Producer({"bootstrap.servers": job.bootstrap, "linger.ms": 0})
-        self._topic, self._random, self._slow = f"{job.name}.clicks", random.Random(seed), slow
-        self._clock_ms, self._number = 1_760_000_000_000, 0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clicks")
+        super().__init__(job.bootstrap, job.name, seed)
+        self._slow = slow
 
-    def __enter__(self) -> ClickFeeder:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """After this, no record follows."""
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._done.wait(TICK_S):
-            for _ in range(4):
-                self._click()
-            self._clock_ms += 60
-            self._producer.flush()
+    def tick(self) -> None:
+        for _ in range(4):
+            self._click()
+        self._clock_ms += 60
+        self._producer.flush()
 
     def _click(self) -> None:
         self._number += 1
@@ -140,4 +121,4 @@ class ClickFeeder:
             "ts": self._clock_ms - back,
         }
         value = json.dumps(row) if self._random.random() > 0.005 else "{broken"
-        self._producer.produce(self._topic, value, partition=user % PARTITIONS)
+        self._producer.produce(f"{self._job}.clicks", value, partition=user % PARTITIONS)

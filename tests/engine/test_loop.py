@@ -238,7 +238,7 @@ class Patient(Scripted):
         return next(self.answers)
 
     def run(self, plan: object) -> object:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self.heard.back:
             assert time.monotonic() < deadline
             time.sleep(0.001)

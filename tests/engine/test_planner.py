@@ -668,6 +668,18 @@ def test_a_run_once_ends_no_input_not_even_a_bounded_one() -> None:
     assert ranges(second) == {ORDERS[0]: (10, 12)}
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_an_input_that_has_begun_without_a_partition_is_stored_once(once: bool) -> None:
+    mark = PartitionRef("orders", "topics:begun", 0)
+    job = Job(Source({mark: (0, 0)}, waiting=frozenset({mark}), topic_id="begun"), Source({}), once=once)
+    assert job.plan(reads=False) is None
+    plan = job.epoch({})
+    assert (plan.ranges, plan.topic_ids) == ((), {"orders": {"topics:begun": "begun"}})
+    assert job.plan() is None
+    assert job.planner.status.finished is once
+    assert job.inputs["orders"].positions == {}
+
+
 def test_a_run_once_commits_where_it_starts_before_it_is_finished() -> None:
     """`startFrom: latest` of the next run would be another offset."""
     job = Job(Source({ORDERS[0]: (50, 50)}), Source({PAYMENTS[0]: (70, 70)}), once=True)
@@ -752,6 +764,18 @@ def test_inputs_have_partitions_in_common_once_each_has_some() -> None:
     job.payments.ends = {PartitionRef("payments", "payments", p): (0, 5) for p in range(6)}
     reads = job.epoch({}, 100)
     assert (len(reads.ranges), reads.co_partitions) == (18, 6)
+
+
+def test_where_inputs_begin_is_stored_while_one_of_them_has_no_topic_yet() -> None:
+    """`startFrom: latest` may mean another offset after a restart."""
+    mark = PartitionRef("payments", "topics:begun", 0)
+    waits = Source({mark: (0, 0)}, waiting=frozenset({mark}), topic_id="begun")
+    job = Job(Source({ORDERS[0]: (7, 9)}, topic_id="id"), waits, co_partitioned=True)
+    plan = job.epoch({})
+    assert (plan.ranges, plan.starts) == ((), {ORDERS[0]: 7})
+    assert plan.topic_ids == {"orders": {"orders": "id"}, "payments": {"topics:begun": "begun"}}
+    assert job.plan() is None
+    assert job.inputs["orders"].positions == {ORDERS[0]: 7}
 
 
 # --- plans that read nothing -----------------------------------------------------------------------------------------

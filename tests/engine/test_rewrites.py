@@ -36,10 +36,24 @@ WIDE = "[{column: l.v, as: l}, {column: l.w, as: lw}, {column: r.v, as: r}, {col
 
 
 def job(step: str, select: str = SELECT, kind: str = "inner", w: str = "string") -> StreamJoin:
+    table = ", table: {key: [k]}" if step == "asOf" else ""
+    joins = f"{{right: r, type: {kind}, keys: {{l.k: r.k}}, {STEPS[step]}}}"
+    return written(source("l", w) + source("r", w, table), joins, select)
+
+
+def chain(select: str) -> StreamJoin:
+    joins = ", ".join(f"{{right: {name}, keys: {{l.k: {name}.k}}, {STEPS['interval']}}}" for name in "rs")
+    return written("".join(map(source, "lrs")), joins, select)
+
+
+def source(name: str, w: str = "string", more: str = "") -> str:
     columns = (
         f"[{{name: k, type: string}}, {{name: v, type: string}}, {{name: w, type: {w}}}, {{name: ts, type: int64}}]"
     )
-    table = ", table: {key: [k]}" if step == "asOf" else ""
+    return f"    - {{name: {name}, file: {{path: {name}}}, format: json, schema: {columns}, eventTime: ts{more}}}\n"
+
+
+def written(inputs: str, joins: str, select: str) -> StreamJoin:
     return parse_job(
         f"""
 apiVersion: joinery.dev/v1alpha1
@@ -47,9 +61,8 @@ kind: StreamJoin
 metadata: {{name: rewritten}}
 spec:
   inputs:
-    - {{name: l, file: {{path: l}}, format: json, schema: {columns}, eventTime: ts}}
-    - {{name: r, file: {{path: r}}, format: json, schema: {columns}, eventTime: ts{table}}}
-  joins: [{{right: r, type: {kind}, keys: {{l.k: r.k}}, {STEPS[step]}}}]
+{inputs}
+  joins: [{joins}]
   select: {select}
   output: {{file: {{path: out}}}}
   stateStore: {{memory: {{}}}}
@@ -161,31 +174,6 @@ def test_a_column_that_comes_back_with_another_type_is_null_in_rows_that_had_the
     later: list[Step] = [{"rows": {"l": [{**row, "w": 8} for row in rows("a", "b", ts=101)], "r": read}}, {"end": True}]
     output = play(number, later, store, 1)
     assert sorted(tuple(row.values()) for row in output) == [("a", 8, "a", None), ("b", 8, "b", None)]
-
-
-def chain(select: str) -> StreamJoin:
-    columns = "[{name: k, type: string}, {name: v, type: string}, {name: w, type: string}, {name: ts, type: int64}]"
-    inputs = "".join(
-        f"    - {{name: {name}, file: {{path: {name}}}, format: json, schema: {columns}, eventTime: ts}}\n"
-        for name in "lrs"
-    )
-    return parse_job(
-        f"""
-apiVersion: joinery.dev/v1alpha1
-kind: StreamJoin
-metadata: {{name: rewritten}}
-spec:
-  inputs:
-{inputs}
-  joins:
-    - {{right: r, keys: {{l.k: r.k}}, {STEPS["interval"]}}}
-    - {{right: s, keys: {{l.k: s.k}}, {STEPS["interval"]}}}
-  select: {select}
-  output: {{file: {{path: out}}}}
-  stateStore: {{memory: {{}}}}
-""",
-        "test",
-    )
 
 
 def test_joined_rows_of_a_chain_get_columns_too() -> None:

@@ -55,7 +55,7 @@ def written(broker, topic: str, expected: int) -> list[tuple[bytes | None, objec
 def consumed(broker, topic: str, expected: int, ends: int | None = None) -> list[Message]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "test", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
-    messages = consumer.consume(expected, 30)
+    messages = consumer.consume(expected, 60)
     assert consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1] == (ends or expected)
     consumer.close()
     return messages
@@ -143,7 +143,8 @@ def test_rows_that_the_broker_refuses_and_writing_after_that(broker) -> None:
     name = next(_names)
     broker.create_topic(name, config={"max.message.bytes": "2000"})
     writer = KafkaSink(KafkaTarget(name, broker.bootstrap)).writer()
-    with pytest.raises(SinkError, match=rf"Output topic {name}: 1 row was not written: .*too large"):
+    limits = r"Raise max\.message\.bytes of the topic, and message\.max\.bytes under kafka\.properties"
+    with pytest.raises(SinkError, match=rf"Output topic {name}: 1 row was not written: .*too large.*{limits}"):
         writer.write(attempt(), pa.table({"text": ["x" * 10_000]}))
     writer.write(attempt(name="b"), pa.table({"text": ["x"]}))
     assert [value for _, value in written(broker, name, 1)] == [{"text": "x"}]

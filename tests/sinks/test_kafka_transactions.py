@@ -227,7 +227,8 @@ def test_rows_that_the_broker_refuses_and_writing_after_that(kafka_broker) -> No
     kafka_broker.create_topic(name, config={"max.message.bytes": "2000"})
     output, process = Output(kafka_broker.bootstrap, name, f"job-{name}"), Producers()
     output.write_epoch(1, rows(1), process)
-    with pytest.raises(SinkError, match=rf"Output topic {name}: rows were not written: .*too large"):
+    limits = r"Raise max\.message\.bytes of the topic, and message\.max\.bytes under kafka\.properties"
+    with pytest.raises(SinkError, match=rf"Output topic {name}: rows were not written: .*too large.*{limits}"):
         output.write(output.attempt(2), pa.table({"n": ["x" * 10_000]}), process)
     assert output.visible() == [1]
     output.write(output.attempt(2, name="b"), rows(2), process)

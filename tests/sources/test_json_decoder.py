@@ -146,6 +146,7 @@ def test_names_the_column_of_a_wrong_value(arrow: pa.DataType, written: str) -> 
         (None, "null value"),
         (b"", "empty record"),
         (b" \r\n ", "empty record"),
+        (b'\xef\xbb\xbf{"a": 1}', "not JSON: it begins with a byte order mark"),
         (b"null", "not a JSON object but null"),
         (b"[]", "not a JSON object but an array"),
         (b"1", "not a JSON object but a number"),

@@ -104,6 +104,36 @@ def test_start_from_offsets(broker, topic, send) -> None:
     assert [bounds.start for bounds in bounds_of(model)] == [2, 0]
 
 
+@pytest.mark.parametrize(
+    ("offset", "says", "begins"),
+    [
+        (1, "1 record is gone .*the earliest offset", (2, 1)),
+        (9, "startFrom names an offset that no record has yet .*the log's end", (3, 0)),
+    ],
+)
+def test_a_start_that_is_not_there(broker, topic, send, offset: int, says: str, begins: tuple[int, int]) -> None:
+    """Nothing has been read, and nothing was truncated."""
+    send([b"a", b"b", b"c"])
+    broker.delete_records(topic, 0, 2)
+    start = {"offsets": {0: offset}}
+    with pytest.raises(
+        DataLoss, match=rf"from offset {offset}: .* offsets 2 to 3 .*{says}\. Or correct startFrom\.offsets"
+    ):
+        bounds_of(kafka_input(broker.bootstrap, topic, startFrom=start))
+    allowed = bounds_of(kafka_input(broker.bootstrap, topic, startFrom=start, onDataLoss="continue"))[0]
+    assert (allowed.start, allowed.lost) == begins
+
+
+def test_partitions_that_the_job_names_and_the_topic_does_not_have(broker, topic, caplog) -> None:
+    places = {"startFrom": {"offsets": {1: 0, 2: 5, 3: 5}}, "stopAt": {"offsets": {2: 9}}}
+    with planning(kafka_input(broker.bootstrap, topic, **places)) as planner:
+        joined(planner)
+    assert [message for message in caplog.messages if "names partition" in message] == [
+        f"input in: {field} names partition 2, and topic {topic} has 2 partitions, numbered from 0: correct it"
+        for field in ("startFrom", "stopAt")
+    ]
+
+
 def test_stop_at_latest_ends_where_the_topic_ended_at_first(broker, topic, send) -> None:
     send([b"a"])
     with planning(kafka_input(broker.bootstrap, topic, stopAt="latest")) as planner:
@@ -282,19 +312,22 @@ def told(reader: Any, event: ConsumerEvent) -> list[ConsumerEvent]:
 
 
 def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> None:
+    send([b"a"])
+    assert read(reader, topic, 0, 1) == [(0, b"a")]
     monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
     monkeypatch.setattr("joinery_runtime.sources.kafka_reader.KafkaReader._watermarks", lambda *_: (0, 2))
-    send([b"a"])
     with pytest.raises(SourceError, match="no record has come for 1 s at offset 1"):
         read(reader, topic, 0, 2)
 
 
 def test_a_log_that_was_truncated_within_a_planned_range(broker, topic, send, reader, monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
     send([b"a"])
+    allowed = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
+    for each in (reader, allowed):
+        assert read(each, topic, 0, 1) == [(0, b"a")]
+    monkeypatch.setattr("joinery_runtime.sources.kafka_reader._STALLED_SECONDS", 1.0)
     with pytest.raises(DataLoss, match=r"offsets 0 to 3 .* it was truncated"):
         read(reader, topic, 0, 3)
-    allowed = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
     batches = list(allowed.read(Range(ref(topic), 0, 3)))
     allowed.close()
     assert [(batch.offsets.tolist(), batch.lost) for batch in batches] == [([0], 0), ([], 2)]

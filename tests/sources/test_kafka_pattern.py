@@ -7,9 +7,16 @@ from contextlib import closing
 
 import pytest
 
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.watermark import InputClock
+from joinery_runtime.engine.alignment import Budget
+from joinery_runtime.engine.idleness import IdleClock
+from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.plan import EpochPlan, InputState
+from joinery_runtime.engine.planner import Planner, PlanSettings
 from joinery_runtime.errors import DataLoss, SourceError
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Range, SourcePlanner, StoredOffsets, reader_for
+from joinery_runtime.sources import Bounds, Range, SourcePlanner, StoredOffsets, reader_for
 from sources.kafka_bench import (
     EAGER,
     PlainMember,
@@ -78,10 +85,34 @@ def test_the_first_topic_that_comes_after_the_start_is_read_from_its_earliest_re
     """Its records have come since the job was started, though nobody found it at once."""
     model = kafka_input(broker.bootstrap, topicPattern=rf"{prefix}\..", startFrom=start, properties=EAGER)
     with planning(model) as planner:
-        assert planner.bounds(StoredOffsets()) == []
+        assert topics_of(planner) == []
         broker.create_topic(f"{prefix}.a")
         send(broker.bootstrap, f"{prefix}.a", [b"x"] * 2)
-        (found,) = eventually(lambda: planner.bounds(StoredOffsets()))
+        (found,) = eventually(lambda: topics_of(planner))
+    assert (found.start, found.end_exclusive) == (0, 2)
+
+
+def topics_of(planner: SourcePlanner, known: StoredOffsets | None = None) -> list[Bounds]:
+    """Without the mark that the input has begun."""
+    return [each for each in planner.bounds(known or StoredOffsets()) if not each.waits]
+
+
+@pytest.mark.parametrize("start", ["latest", {"timestamp": 5_000}])
+def test_a_topic_that_comes_between_two_starts_is_read_from_its_earliest_record(broker, prefix, start) -> None:
+    """Also where no topic matched at the first start, which therefore stores that it was one."""
+    model = kafka_input(broker.bootstrap, topicPattern=rf"{prefix}\..", startFrom=start, properties=EAGER)
+    clocks = {"in": InputClock(delay_ms=0)}
+    with planning(model) as planner:
+        settings = PlanSettings(1, Budget(1_000, 64 << 20), 3_600_000, "f")
+        engine = Planner(settings, {"in": planner}, clocks, IdleClock({"in": 0}))
+        plan = engine.plan(JobState(Pipeline((), ()), {"in": InputState()}), now_ms=0)
+        assert plan is not None
+        state = InputState().after(EpochPlan.from_json(plan.to_json()), "in", {}, clocks["in"])
+        assert engine.plan(JobState(Pipeline((), ()), {"in": state}, epoch=1), now_ms=0) is None, "once is enough"
+    broker.create_topic(f"{prefix}.a")
+    send(broker.bootstrap, f"{prefix}.a", [b"x"] * 2)
+    with planning(model) as planner:
+        (found,) = joined(planner, InputState.from_bytes("in", state.to_bytes()).known)
     assert (found.start, found.end_exclusive) == (0, 2)
 
 

@@ -9,10 +9,12 @@ from itertools import count
 import pytest
 
 from joinery_runtime.errors import Fenced, IncompatibleState, RolloutOver, StateError, StoreUnavailable
+from joinery_runtime.state.live_segments import read_live
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.migrations import unchanged
+from joinery_runtime.state.savepoints import MOST_PINS, ensure_pin, never, prune_pins
 from joinery_runtime.state.store import JobRecord
-from joinery_runtime.state.upgrade import MOST_PINS, ensure_pin, migrate_pinned, never, prune_pins, read_live, rehearse
+from joinery_runtime.state.upgrade import migrate_pinned, rehearse
 from state.values import live_keys, run_epoch
 
 JOB = "job"

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
+from joinery_runtime.job.join import steps
+
 RUNTIME = Path(__file__).parents[3] / "runtime" / "src" / "joinery_runtime"
 KINDS = (Path("core", "kinds"), Path("job", "kinds"))
 BASES = frozenset({"Kind", "Join", "StepKind"})
@@ -30,10 +32,13 @@ LISTS = (
     Path("job", "explain.py"),
     Path("job", "crd"),
 )
-FIELDS = frozenset({"interval", "window", "as_of", "hopping", "tumbling"})
-"""Fields of a step: code that reads one of them asks which kind the step is."""
-YAML_FIELDS = frozenset({"interval", "window", "asOf"})
-"""The same fields of a step in YAML."""
+YAML_FIELDS = frozenset(steps.FIELDS)
+"""Fields of a step in YAML that name its kind: code that reads one of them asks which kind the step is."""
+FIELDS = frozenset(
+    {name for name, field in steps.JoinStep.model_fields.items() if (field.alias or name) in YAML_FIELDS}
+    | {"hopping", "tumbling"}
+)
+"""The same as attributes, with forms of a window."""
 RESOURCES = frozenset({"StreamJoin", "SessionWindow"})
 TOLD_APART = {
     Path("cli", "progress.py"): "names what goes out, and the sides of a join's steps",

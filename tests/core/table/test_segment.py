@@ -52,12 +52,6 @@ def test_within_cuts_a_run_into_its_shards(rows: list[tuple[int, int]], shards: 
 
 
 @settings(deadline=None)
-@given(rows=rows, ts=st.integers(-10, 10))
-def test_since_keeps_what_is_young_enough(rows: list[tuple[int, int]], ts: int) -> None:
-    assert places(Run.sort(batch(*rows)).since(ts)) == sorted(row for row in rows if row[1] >= ts)
-
-
-@settings(deadline=None)
 @given(parts=st.lists(rows, min_size=1, max_size=4))
 def test_merge_keeps_every_row(parts: list[list[tuple[int, int]]]) -> None:
     merged = merge([Run.sort(batch(*rows)) for rows in parts])

@@ -65,7 +65,7 @@ def test_its_processes_mounts_and_network_end_with_it(sandbox: Sandbox) -> None:
     sandbox.run(["mount", "-t", "tmpfs", "tmpfs", "/mnt"])
     sandbox.run(["ip", "link", "add", "joinerytest1", "type", "bridge"])
     assert LINK in Path("/proc/net/route").read_text()
-    wait_until("both run", lambda: len(sleepers()) == 2, seconds=60)
+    wait_until("both run", lambda: len(sleepers()) == 2)
     assert " /mnt " not in Path("/proc/mounts").read_text()
     assert not Path("/sys/class/net/joinerytest1").exists()
 
@@ -91,7 +91,7 @@ def test_it_leaves_the_kernel_s_settings_as_they_were(sandbox: Sandbox) -> None:
 
 def test_it_ends_with_an_owner_that_is_killed(sandbox: Sandbox) -> None:
     killed_owner(sandbox.directory, "not kept")
-    wait_until("nothing runs any more", lambda: not sandbox.running and not sleepers(), seconds=60)
+    wait_until("nothing runs any more", lambda: not sandbox.running and not sleepers())
     assert not sandbox.detached
 
 
@@ -100,7 +100,7 @@ def test_a_kept_one_outlives_its_owner_and_is_stopped_by_another_process(sandbox
     assert sandbox.running
     assert sandbox.detached
     # The owner may have been killed before its service had entered the namespaces and become what it runs.
-    wait_until("the service runs", lambda: len(sleepers()) == 1, seconds=60)
+    wait_until("the service runs", lambda: len(sleepers()) == 1)
 
     assert sandbox.stop()
 

@@ -151,8 +151,14 @@ class ClusterJob:
         generation = self.resource["metadata"]["generation"]
         instances = self.manifest["spec"]["spark"]["executor"]["instances"]
         self.wait("the driver is up", lambda: _is_running(self.status, generation))
-        self.wait("executors are up", lambda: len(self.running("executor")) == instances)
+        self.wait("executors are up", lambda: len(self._executors_of_its_driver()) == instances)
         self.wait_for_more_epochs(3)
+
+    def _executors_of_its_driver(self) -> list[Manifest]:
+        """Those of a driver that has gone run on for a moment, while the next one works by itself."""
+        drivers = {pod["metadata"]["uid"] for pod in self.running("driver")}
+        executors = self.running("executor")
+        return [pod for pod in executors if {each["uid"] for each in pod["metadata"]["ownerReferences"]} & drivers]
 
     def wait_for_more_epochs(self, number: int) -> None:
         wanted = self.log.committed() + number

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from e2e.node.cluster_job import ClusterJob
+from e2e.node.cluster_job import PATIENCE_S, ClusterJob
 from joinery_devkit.kubernetes.kubectl import log_of, pod
 from joinery_devkit.spark_cluster import OPENED
 from joinery_operator.manifests.spark import BLOCK_MANAGER_PORT, DRIVER_PORT, UI_PORT
@@ -60,8 +60,13 @@ def reached_by_stranger(job: ClusterJob) -> set[str]:
     if job.kubectl.get("pod", _STRANGER, job.namespace) is None:
         sleeper = pod(_STRANGER, job.image, "sleep", "infinity", securityContext=_RESTRICTED)
         job.kubectl.apply(sleeper, job.namespace)
-        job.kubectl("wait", f"pod/{_STRANGER}", "--for=condition=Ready", "--timeout=60s", "-n", job.namespace)
+        _wait_until_ready(job, _STRANGER, job.namespace)
     return reached_from(job, _STRANGER, job.namespace)
+
+
+def _wait_until_ready(job: ClusterJob, name: str, namespace: str) -> None:
+    ready = ("--for=condition=Ready", f"--timeout={PATIENCE_S}s", "-n", namespace)
+    job.kubectl("wait", f"pod/{name}", *ready, timeout_seconds=PATIENCE_S)
 
 
 # --- who speaks to the driver without being asked ---------------------------------------------------------------------
@@ -151,7 +156,7 @@ def listen(job: ClusterJob, namespace: str, words: Sequence[str]) -> None:
     listener = pod(_LISTENER, job.image, *command, securityContext=root, readinessProbe=ready)
     listener["spec"]["hostNetwork"] = True
     job.kubectl.apply(listener, namespace)
-    job.kubectl("wait", f"pod/{_LISTENER}", "--for=condition=Ready", "--timeout=60s", "-n", namespace)
+    _wait_until_ready(job, _LISTENER, namespace)
 
 
 def overheard(job: ClusterJob, namespace: str) -> Overheard:

@@ -66,7 +66,7 @@ def test_strangers_reach_no_port_of_its_pods(job: ClusterJob) -> None:
     (operator,) = job.kubectl.names("pods", OPERATOR_NAMESPACE, "app.kubernetes.io/name=joinery-operator")
     executor = job.running("executor")[1]["metadata"]["name"]
     with job.feeder:
-        job.wait("strangers are kept out", lambda: not probe.reached_by_stranger(job), 60)
+        job.wait("strangers are kept out", lambda: not probe.reached_by_stranger(job))
         assert probe.reached_from(job, operator, OPERATOR_NAMESPACE) == {probe.STATUS}
         assert probe.reached_from(job, executor, job.namespace) == set(probe.ports(job))
         seen = job.status["epoch"]
@@ -81,7 +81,7 @@ def test_where_the_chart_wants_no_policies_strangers_reach_every_port_and_the_dr
     driver = job.driver()["metadata"]["uid"]
     jobs_policies(cluster, enabled=False)
     try:
-        job.wait("strangers come in", lambda: probe.reached_by_stranger(job) == set(probe.ports(job)), 60)
+        job.wait("strangers come in", lambda: probe.reached_by_stranger(job) == set(probe.ports(job)))
         with ThreadPoolExecutor(3) as pool:
             secrets = (None, "guessed", probe.application_secret(job))
             nothing, guessed, invited = pool.map(lambda secret: probe.guest_is_told(job, secret), secrets)
@@ -92,7 +92,7 @@ def test_where_the_chart_wants_no_policies_strangers_reach_every_port_and_the_dr
         assert len(job.running("executor")) == 2
     finally:
         jobs_policies(cluster, enabled=True)
-    job.wait("strangers are kept out again", lambda: not probe.reached_by_stranger(job), 60)
+    job.wait("strangers are kept out again", lambda: not probe.reached_by_stranger(job))
     assert job.driver()["metadata"]["uid"] == driver
 
 
@@ -232,7 +232,7 @@ def test_it_scales_by_its_load(job: ClusterJob) -> None:
     job.apply()
     job.judge()
     assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
-    assert any("executors instead of" in message for message in job.events("Rescaled"))
+    job.wait("its Event", lambda: any("executors instead of" in message for message in job.events("Rescaled")))
 
 
 @pytest.mark.soak

@@ -55,7 +55,7 @@ class Work(ABC):
         consumer = Consumer({**settings, "enable.auto.commit": False})
         try:
             return {
-                (topic, number): consumer.get_watermark_offsets(TopicPartition(topic, number), 10)[1]
+                (topic, number): consumer.get_watermark_offsets(TopicPartition(topic, number), 60)[1]
                 for topic, partitions in self.inputs.items()
                 for number in range(partitions)
             }

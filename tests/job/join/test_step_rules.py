@@ -27,6 +27,8 @@ from job.chains import (
     window,
 )
 from joinery_runtime.job import KeyPair, Reference
+from joinery_runtime.job.join.steps import FIELDS
+from joinery_runtime.job.model.wording import listed
 
 OF_PAYMENTS = {"of": "payments", "lower": "0s", "upper": "1h"}
 BY_METHOD = {"orders.id": "items.order_id", "payments.method": "items.payment_method"}
@@ -203,7 +205,7 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         [step(window={"tumbling": "1h"})],
         {},
         "joins[0]",
-        "needs exactly one of interval, window and asOf: interval and window are named",
+        f"needs exactly one of {listed(FIELDS)}: interval and window are named",
     ),
     ([step(interval={**DAY, "lower": "25h"})], {}, "joins[0].interval", "lower (25h) is above upper (24h)"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -144,6 +145,7 @@ def test_two_operators_at_once_are_harmless(start, cluster, shop, manifest):
         both = sorted([*first, *(f"{name}-driver-2" for name in names)])
         wait_until("the second drivers", lambda: pods(cluster, shop) == both)
         assert (one.stop(), other.stop()) == (0, 0)
+        wait_until("the kubelet has seen them", lambda: len(kubelet.created) >= len(both))
         assert sorted(kubelet.created.values()) == both
 
 
@@ -153,8 +155,13 @@ def running(cluster, namespace):
 
 
 def fetch(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
-        return answer.read().decode()
+    """What it answers; also that it is not ready yet."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode()
 
 
 def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
@@ -164,7 +171,7 @@ def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
         "-p", '[{"op": "replace", "path": "/rules/3/verbs", "value": ["get", "list", "watch", "create", "patch"]}]',
     )  # fmt: skip
     with start(**SMALL_RECONCILE) as operator:
-        assert operator.process.wait(60) == 1
+        assert operator.process.wait(240) == 1
         expected = "; ".join(f"delete {plural} in namespace {shop}" for plural in ("pods", "configmaps", "services"))
         assert f"The operator's service account lacks rights: {expected}. Bind it to" in operator.log
 
@@ -245,6 +252,6 @@ def test_what_is_missing_is_named(tmp_path):
 def ended(kubeconfig, folder):
     running = OperatorProcess(kubeconfig, folder / "log", ["default"], SMALL_RECONCILE)
     try:
-        return running.process.wait(60), running.log
+        return running.process.wait(240), running.log
     finally:
         running.process.kill()

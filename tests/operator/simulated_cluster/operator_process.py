@@ -65,7 +65,7 @@ class OperatorProcess:
     def stop(self) -> int:
         """As the kubelet does it; returns the exit code."""
         os.kill(self.process.pid, signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 class KilledApi(Api):

@@ -106,12 +106,19 @@ def _is_established(crd: Mapping[str, Any]) -> bool:
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
-def wait_until(what: str, met: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Polls `met` until it is true. Raises TimeoutError, naming `what`, if it is not true within `seconds`."""
+def wait_until(what: str, met: Callable[[], object], seconds: float = 240.0) -> None:
+    """Polls `met` until it is true. Raises TimeoutError, naming `what`, if it is not true within `seconds`, which are
+    for what hangs: a busy machine takes its time. What `met` looks up may not be there yet."""
     deadline = time.monotonic() + seconds
-    while not met():
+    while True:
+        try:
+            if met():
+                return
+            missing = ""
+        except LookupError as error:
+            missing = f", {error!r}"
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s{missing}")
         time.sleep(_POLL_SECONDS)
 
 

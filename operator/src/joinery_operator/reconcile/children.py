@@ -139,7 +139,7 @@ def job_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Act
         yield from _ensure(_repairable(ctx, "ConfigMap", name, about), found)
 
 
-def lost(ctx: ReconcileContext, revision: str) -> Fault:
+def _revision_lost(ctx: ReconcileContext, revision: str) -> Fault:
     name = ctx.names.config_map(revision)
     return Fault(
         REVISION_LOST,
@@ -173,7 +173,7 @@ def _unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> 
 def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action] | Fault:
     revision = ctx.revision(attempt.revision, attempt.image)
     if revision is None:
-        return lost(ctx, attempt.revision)
+        return _revision_lost(ctx, attempt.revision)
     try:
         pod = (
             restore_pod(revision, attempt.number, attempt.restore)

@@ -13,12 +13,11 @@ from joinery_operator.reconcile.rollout_table import STAGES, DriverRole, stage_o
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import DriverAttempt, Rollout, Status
 
-_LIFE = 6
-"""How many hex digits represent one life of a resource in a savepoint's name."""
-
-
 OFTEN_INTERRUPTED = 3
 """This many attempts in a row that others ended count as a fault."""
+
+_LIFE = 6
+"""How many hex digits represent one life of a resource in a savepoint's name."""
 _HEALTHY = {"failures": 0, "interruptions": 0}
 
 

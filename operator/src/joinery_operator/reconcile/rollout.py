@@ -116,7 +116,7 @@ def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
     return ctx.elapsed(since, ctx.settings.backoff_first_seconds)
 
 
-# How far the stage got
+# --- how far the stage got --------------------------------------------------------------------------------------------
 
 
 def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
@@ -164,7 +164,7 @@ def _progress(ctx: ReconcileContext, status: Status, rollout: Rollout) -> tuple[
     return (pod.steps if pod else 0), ((reported.migrated or 0) if reported else 0)
 
 
-# What was observed, in the terms of the table
+# --- what was observed, in the terms of the table ---------------------------------------------------------------------
 
 
 def asked_of(ctx: ReconcileContext, status: Status) -> Asked:
@@ -317,7 +317,7 @@ def _committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
     return reported is not None and reported.committed > 0
 
 
-# What a row does
+# --- what a row does --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +455,7 @@ _ACTS: Mapping[Act, Callable[[_Execution], Status]] = {
 }
 
 
-# Why a revision is refused
+# --- why a revision is refused ----------------------------------------------------------------------------------------
 
 
 def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:

@@ -165,7 +165,7 @@ def _create(observed: ObservedSavepoint, status: SavepointState, phase: Savepoin
 
 def _completed(observed: ObservedSavepoint, pod: PodObservation) -> Decision:
     made = pod.savepoint
-    assert made is not None, "its pod has told it"
+    assert made is not None, "a pod that pins reports what it made"
     status = SavepointState(epoch=made.epoch, time=made.time, rows=made.rows, bytes=made.bytes)
     return _said(observed, status, "Completed", "Completed", _pinned(status), (*_finalizer(observed), _delete(pod)))
 
@@ -177,8 +177,8 @@ def _pinned(status: SavepointState) -> str:
 def _failed(
     observed: ObservedSavepoint, status: SavepointState, pod: PodObservation, phase: SavepointPhase
 ) -> Decision:
-    """Counts the failure first, deletes the pod when the next try is due. The next pod is made without `not_before`:
-    which failure is counted does not hang on the clocks of nodes."""
+    """Counts the failure first, and deletes the pod when the next try is due. `not_before` tells the two apart, so
+    that what is counted does not depend on the clocks of nodes."""
     failed: SavepointPhase = "Failed" if phase == "Pending" else phase
     if status.not_before is not None:
         wait = (status.not_before - observed.now).total_seconds()
@@ -187,7 +187,7 @@ def _failed(
         return _said(observed, status, failed, "Failed", status.last_error or "", (_delete(pod),))
     failures = status.failures + 1
     pause: timedelta = back_off(observed.settings, failures)
-    text = cut(pod.end_message) or "its pod told nothing"
+    text = cut(pod.end_message) or "its pod reported nothing"
     status = status.model_copy(update={"failures": failures, "not_before": observed.now + pause, "last_error": text})
     return _said(observed, status, failed, "Failed", text, again_after=pause.total_seconds())
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, say, stored_by, with_line
+from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, loaded, say, stored_by, with_line
 from joinery_runtime.cli.ending import Stopped, sigterm_stops, writing_ending
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError, Problem
@@ -174,7 +174,8 @@ def why(
     """
     from joinery_runtime.cli.replay_commands import why_command  # noqa: PLC0415
 
-    found = why_command(load(job_file), key, record, until, steps)
+    with loaded(job_file) as job:
+        found = why_command(job, key, record, until, steps)
     answer(found.document(), found.lines(), as_json=as_json)
 
 
@@ -190,7 +191,8 @@ def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = Fa
     """
     from joinery_runtime.cli.replay_commands import verify_command  # noqa: PLC0415
 
-    found = verify_command(load(job_file), epochs)
+    with loaded(job_file) as job:
+        found = verify_command(job, epochs)
     answer(found.document(), found.lines(), as_json=as_json)
     if not found.right:
         raise SystemExit(1)

@@ -59,6 +59,14 @@ def load(job_file: Path) -> Job:
     return checked(job_file)[0]
 
 
+@contextmanager
+def loaded(job_file: Path) -> Iterator[Job]:
+    """The job, for a command that reads its inputs: see `with_line`."""
+    job = load(job_file)
+    with with_line(job, job_file):
+        yield job
+
+
 def checked(job_file: Path) -> tuple[Job, Stored]:
     """Loads the job, and returns it with the columns that its segments store."""
     job = load_job(job_file)

@@ -26,7 +26,6 @@ from joinery_runtime.core.pipeline.step import Horizon, KeptRun
 from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
-from joinery_runtime.engine.stored_rows import flagged_rows, read_runs
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job
@@ -34,6 +33,7 @@ from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.rolling import held_parts
+from joinery_runtime.state.live_segments import flagged_rows, read_runs
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
 

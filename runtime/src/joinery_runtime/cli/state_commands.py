@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from joinery_runtime.cli.common import AsJson, Count, JobFile, Switch, answer, in_memory, load, say
+from joinery_runtime.cli.common import AsJson, Count, JobFile, Switch, answer, in_memory, load, loaded, say
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 
@@ -266,8 +266,8 @@ def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
     from joinery_runtime.cli.ending import leave_answer  # noqa: PLC0415
     from joinery_runtime.cli.state_check import check_job, check_lines, message  # noqa: PLC0415
 
-    job = load(job_file)
-    found = check_job(job)
+    with loaded(job_file) as job:
+        found = check_job(job)
     answer(json.loads(message(found)), check_lines(job, found), as_json=as_json)
     leave_answer(message(found))
     if not found.fits:

@@ -14,20 +14,17 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import migrations
-from joinery_runtime.state.store import JobRecord, Migration, StateReader, StateStore, StoredSavepoint
-from joinery_runtime.state.upgrade import (
+from joinery_runtime.state.savepoints import (
     Pin,
-    Rehearsal,
-    automatic_name,
     check_rollout,
-    check_versions,
     ensure_pin,
     is_automatic,
-    outdated,
+    name_for_migration,
     prune_pins,
-    rehearse,
     unfinished_rollout,
 )
+from joinery_runtime.state.store import JobRecord, Migration, StateReader, StateStore, StoredSavepoint
+from joinery_runtime.state.upgrade import Rehearsal, check_versions, outdated, rehearse
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,7 @@ def _migrate(
     store: StateStore, job: str, savepoint: str | None, chain: Mapping[int, Migration], target: int
 ) -> Migrated:
     record = store.acquire(job)
-    name = automatic_name(record, target) if savepoint is None else savepoint
+    name = name_for_migration(record, target) if savepoint is None else savepoint
     done = _done(record, anew=False)
     check_rollout(store, record, name, done=done)
     given_up = unfinished_rollout(store, record, but=name)

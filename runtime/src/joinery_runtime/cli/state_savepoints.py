@@ -16,10 +16,9 @@ from joinery_runtime.job import Job, definition
 from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import decisions
-from joinery_runtime.state.periodic import is_periodic
 from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.savepoints import is_automatic, is_periodic, is_rollout, is_superseded, prune_pins
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Json, StateStore, StoredSavepoint
-from joinery_runtime.state.upgrade import is_automatic, is_rollout, is_superseded, prune_pins
 
 LONGEST_NAME = 253  # characters that a resource's status can hold
 _PAGE = 1000  # epochs of the log read at a time

@@ -22,10 +22,10 @@ from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import Cap
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
-from joinery_runtime.engine.stored_rows import flagged_rows, read_runs
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import migrations
+from joinery_runtime.state.live_segments import flagged_rows, read_runs
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader, StateStore, StoredSavepoint
 

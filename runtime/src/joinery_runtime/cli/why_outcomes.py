@@ -24,13 +24,13 @@ from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, 
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.plan import EpochPlan, input_states
-from joinery_runtime.engine.stored_rows import decoded
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.hosts.replay import StoredState
 from joinery_runtime.job import format_time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.sources.base import PartitionRef, RawBatch
+from joinery_runtime.state.live_segments import decoded
 
 LATER_RULES = {"late": "t10", "expired": "a2", "closed": "s2"}
 """The rules in docs/semantics.md behind the reasons that other records, or the state, decide. T10 says for each kind of

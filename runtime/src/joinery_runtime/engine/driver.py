@@ -48,7 +48,7 @@ from joinery_runtime.job import PeriodicSavepoints
 from joinery_runtime.sinks.base import Receipt, Sink, Takeover
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
-from joinery_runtime.state.periodic import save_if_due
+from joinery_runtime.state.savepoints import save_if_due
 from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 from joinery_runtime.store_identity import StoreIdentity

@@ -35,7 +35,7 @@ class KeyRows:
     step: int = 0
 
 
-Part = tuple[int, KeptRun]  # a side and rows of that side
+SideRun = tuple[int, KeptRun]  # a side and rows of that side
 
 
 class KeyCounter:
@@ -46,15 +46,15 @@ class KeyCounter:
         # By segment and first hash: each shard holds a part of a segment that spans shards.
         self._longest: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def count(self, kept: Sequence[Part]) -> tuple[KeyRows, ...]:
+    def count(self, kept: Sequence[SideRun]) -> tuple[KeyRows, ...]:
         """Returns the TOP keys of these runs, most rows first; none for a join on time only, which has no keys."""
-        filled = [part for part in kept if len(part[1].run)]
+        filled = [(side, stored) for side, stored in kept if len(stored.run)]
         if not filled or self._step.broadcast:
             return ()
         hashes = self._candidates(filled)
         counts = np.zeros(len(hashes), dtype=np.int64)
-        for _, part in filled:
-            first, stop = (np.searchsorted(part.run.hash, hashes, side=side) for side in ("left", "right"))
+        for _, stored in filled:
+            first, stop = (np.searchsorted(stored.run.hash, hashes, side=side) for side in ("left", "right"))
             counts += stop - first
         order = np.argsort(-counts, kind="stable")[:TOP]
         return tuple(
@@ -64,28 +64,28 @@ class KeyCounter:
     def retain(self, segments: Collection[str]) -> None:
         self._longest = {key: found for key, found in self._longest.items() if key[0] in segments}
 
-    def _candidates(self, kept: Iterable[Part]) -> np.ndarray:
-        found = [self._longest_of(part) for _, part in kept]
+    def _candidates(self, kept: Iterable[SideRun]) -> np.ndarray:
+        found = [self._longest_of(stored) for _, stored in kept]
         hashes, inverse = np.unique(np.concatenate([h for h, _ in found]), return_inverse=True)
         rows = np.bincount(inverse, weights=np.concatenate([n for _, n in found]))
         return np.asarray(hashes[np.argsort(-rows, kind="stable")[:LONGEST_RUNS]])
 
-    def _longest_of(self, part: KeptRun) -> tuple[np.ndarray, np.ndarray]:
-        key = (part.segment, int(part.run.hash[0]))
+    def _longest_of(self, stored: KeptRun) -> tuple[np.ndarray, np.ndarray]:
+        key = (stored.segment, int(stored.run.hash[0]))
         if key not in self._longest:
-            self._longest[key] = longest_runs(part.run.hash)
+            self._longest[key] = longest_runs(stored.run.hash)
         return self._longest[key]
 
-    def _text(self, kept: Iterable[Part], wanted: np.uint64) -> str:
-        for side, part in kept:
-            at = int(np.searchsorted(part.run.hash, wanted))
-            if at < len(part.run) and part.run.hash[at] == wanted:
-                return self._key_of(side, part, at)
+    def _text(self, kept: Iterable[SideRun], wanted: np.uint64) -> str:
+        for side, stored in kept:
+            at = int(np.searchsorted(stored.run.hash, wanted))
+            if at < len(stored.run) and stored.run.hash[at] == wanted:
+                return self._key_of(side, stored, at)
         raise AssertionError("a key that was counted is there")
 
-    def _key_of(self, side: int, part: KeptRun, row: int) -> str:
+    def _key_of(self, side: int, stored: KeptRun, row: int) -> str:
         spec, names = self._step.sides[side], self._step.sides[LEFT].intake.keys
-        place = Selection(part.run.batch, np.array([row]))
+        place = Selection(stored.run.batch, np.array([row]))
         values = [_shown(gather(spec, place, key)[0]) for key in spec.intake.keys]
         return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 

@@ -187,7 +187,7 @@ def run_until_stopped(
 
 
 class _DriverLoop:
-    """Runs one driver, starting with its recovery."""
+    """Runs the epochs of one driver, which has recovered."""
 
     def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: JobListener, outages: Outages) -> None:
         self._driver, self._planner, self._stop, self._listener = driver, planner, stop, listener

@@ -23,10 +23,10 @@ from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, first_key
 from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_co_partitions, stored_floors
 from joinery_runtime.engine.plan import InputState, input_states
-from joinery_runtime.engine.stored_rows import decoded, flagged_rows
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, format_time
 from joinery_runtime.job.model.wording import counted
+from joinery_runtime.state.live_segments import decoded, flagged_rows
 from joinery_runtime.state.store import JobRecord, StateReader
 
 

@@ -1,7 +1,7 @@
 """Makes epoch plans: what can be read, how much of it, and the watermarks in force.
 
 `Planner` asks the sources and the clock (`SourceSnapshot`), and keeps what later plans need to know of earlier ones
-(`PlannerState`). `read_shares` and `next_plan` decide from these and the job's state alone.
+(`PlanHistory`). `read_shares` and `next_plan` decide from these and the job's state alone.
 """
 
 from __future__ import annotations
@@ -83,17 +83,20 @@ class SourceSnapshot:
     progress: Mapping[str, InputProgress]  # with idleness and ends applied
     now_ms: int
 
-    def unread(self) -> SourceSnapshot:
-        """The snapshot for a plan that reads nothing. Such a plan fixes no partition's start, so lost records and
-        replaced topics wait for the plan that reads on after them."""
-        bounds, waiting = (
-            tuple(replace(bound, lost=0, topic_id="") for bound in some) for some in (self.bounds, self.waiting)
-        )
+    def unread(self, first: Inputs | None = None) -> SourceSnapshot:
+        """The snapshot for a plan that reads nothing. Lost records and replaced topics wait for the plan that reads on
+        after them. With `first`, the plan fixes where partitions start that these inputs do not know."""
+
+        def unread(bound: Bounds) -> Bounds:
+            new = first is not None and bound.partition.topic not in first[bound.partition.input].topic_ids
+            return replace(bound, lost=0, topic_id=bound.topic_id if new else "")
+
+        bounds, waiting = (tuple(map(unread, some)) for some in (self.bounds, self.waiting))
         return replace(self, bounds=bounds, waiting=waiting, deleted=())
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerState:
+class PlanHistory:
     """What earlier plans of this process leave for later ones."""
 
     first_ends: Mapping[PartitionRef, int] = field(default_factory=dict)  # where each partition ended when first seen
@@ -101,7 +104,7 @@ class PlannerState:
     unsaved: bool = False  # records were read since that checkpoint
     tried_checkpoint: bool = False  # to shrink a state over its limit that nothing else can shrink
 
-    def saw(self, bounds: Iterable[Bounds]) -> PlannerState:
+    def saw(self, bounds: Iterable[Bounds]) -> PlanHistory:
         """Notes where partitions end. A partition's first end may move down: its topic may be recreated, and
         shorter."""
         known = self.first_ends
@@ -128,7 +131,7 @@ class Planner:
         self._rejoined_at: list[int] = []
         self._densities: Densities[PartitionRef] = Densities()
         self._sizes = RecordSizes()
-        self._history = PlannerState()
+        self._history = PlanHistory()
         self._planned_at_ms: int | None = None
         self.status = SourceStatus()
 
@@ -146,9 +149,9 @@ class Planner:
         records wait that no later plan could read either.
 
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
-        where it starts, and when rows of the state are due to go out (T3). A plan that reads also fixes where the
-        partitions of other members start: `startFrom: latest` may mean another offset after a restart. Without `reads`
-        the plan reads nothing.
+        where it starts, to store that an input has begun which has no partition yet, and when rows of the state are due
+        to go out (T3). A plan that reads also fixes where the partitions of other members start: `startFrom: latest`
+        may mean another offset after a restart. Without `reads` the plan reads nothing.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -164,9 +167,9 @@ class Planner:
         self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
         # While all unread records of an input are in partitions that others hold, the other inputs wait for it: their
         # rows would only fill the state.
-        reads_now = reads and not self._lacks_partitions(state, snapshot)
-        if not reads_now:
-            snapshot = snapshot.unread()
+        lacks = self._lacks_partitions(state, snapshot)
+        if lacks or not reads:
+            snapshot = snapshot.unread(state.inputs if reads else None)
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
             first_ends, paused = self._history.first_ends, self.status.paused
             shares = read_shares(
@@ -179,7 +182,7 @@ class Planner:
                 for bound, count in shares
             ]
         plan, self._history = next_plan(
-            state, snapshot, ranges, pauses, self._settings, self._history, fixes_starts=reads_now, always=always
+            state, snapshot, ranges, pauses, self._settings, self._history, fixes_starts=reads, always=always
         )
         if plan is not None and reads:
             self._planned_at_ms = now_ms
@@ -394,11 +397,11 @@ def next_plan(
     ranges: Collection[Range],
     pauses: Pauses,
     settings: PlanSettings,
-    history: PlannerState,
+    history: PlanHistory,
     *,
     fixes_starts: bool,
     always: bool,
-) -> tuple[EpochPlan | None, PlannerState]:
+) -> tuple[EpochPlan | None, PlanHistory]:
     """Returns the plan that reads these ranges (None if it would do nothing), and what later plans need to know. With
     `fixes_starts` it says where partitions start that it does not read and no plan has read. If the state is over a
     limit that no reading can relieve, first tries one checkpoint, which merges segments and drops rows that are no
@@ -423,7 +426,9 @@ def next_plan(
     saves = unsaved_ms >= max(1, settings.checkpoint_interval_ms) and bool(state.remaining)
     unplanned = _new_starts(bounds, ranges, inputs)
     starts = unplanned if fixes_starts else {}
-    if not (ranges or _is_shared(starts, bounds) or checkpoint or snapshot.deleted or always or closes or saves):
+    begins = _new_topic_ids(snapshot.waiting, inputs).keys() - {bound.partition.input for bound in bounds}
+    reasons = (ranges, _is_shared(starts, bounds), begins, checkpoint, snapshot.deleted, always, closes, saves)
+    if not any(reasons):
         return None, history
     if checkpoint:
         history = replace(history, checkpointed_ms=snapshot.now_ms, unsaved=False)

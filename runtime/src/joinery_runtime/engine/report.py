@@ -51,8 +51,8 @@ class PartCount:
 
 @dataclass(frozen=True, slots=True)
 class PartTotals:
-    """The statistics of seed 001 for one part of the state: rows `stored` in it and `expired` from it so far; `peak` is
-    the most rows that it held after any epoch."""
+    """What all epochs so far did to one part of the state: rows `stored` in it and `expired` from it, `lookups` and
+    `matches` as in `PartCount`. `peak` is the most rows that it held after any epoch."""
 
     stored: int = 0
     expired: int = 0

@@ -195,10 +195,7 @@ class StepTask:
         chosen = self._segments_to_merge(side, self.sides[side], self._written(side))
         if self._lasting(side):
             return chosen
-        decoded = ([kept.run.batch.nbytes for kept in self._kept(side, group)] for group in chosen)  # may read them
-        return [
-            part for group, sizes in zip(chosen, decoded, strict=True) for part in compaction.that_fit(group, sizes)
-        ]
+        return [part for group in chosen for part in compaction.that_fit(group, self._decoded(side, group))]
 
     def _written(self, side: int) -> HashRange:
         """The hashes whose segments this shard merges."""

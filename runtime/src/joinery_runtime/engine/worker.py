@@ -96,6 +96,9 @@ class WorkerParts:
 
 
 class Worker:
+    """Runs the tasks of one job in this process. What its tasks yield is addressed to shards; shard number `shards`
+    stands for the reports that go to `collect`."""
+
     def __init__(self, parts: WorkerParts) -> None:
         self._parts, self._pipeline = parts, parts.pipeline
         self._cache = SegmentCache(parts.cache, parts.store, parts.job, parts.cache_bytes, parts.hasher)
@@ -113,6 +116,9 @@ class Worker:
     # --- read -------------------------------------------------------------------------------------------------------
 
     def read(self, work: EpochWork, ranges: Iterable[Range], lane: int = 0) -> Iterator[Sent]:
+        """Reads and prepares the ranges. Yields blocks for the shards, records that may be late, and a report of each
+        range. `lane` is the caller's (`InputAccess`). Raises SourceError, and PlanTooLarge when a range has more bytes
+        than `work.allowed`."""
         by_input: dict[str, list[Range]] = {}
         for planned in ranges:
             if planned.partition in work.gone:
@@ -358,6 +364,8 @@ class Worker:
     # --- collect ----------------------------------------------------------------------------------------------------
 
     def collect(self, work: EpochWork, reports: Iterable[ReadReport | LateRecords], attempt: str) -> ReadSummary:
+        """Writes the dead letters of an epoch under the attempt's name, where the job has an output for them, and sums
+        up what was read."""
         listed = list(reports)
         ranges = (report.read for report in listed if isinstance(report, ReadReport))
         reads = tuple(sorted(ranges, key=lambda read: read.partition))

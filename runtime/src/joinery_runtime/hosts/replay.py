@@ -25,7 +25,6 @@ from joinery_runtime.engine.job_state import JobState, compare_with_state
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan, input_states, partition_id
 from joinery_runtime.engine.report import result_json
-from joinery_runtime.engine.stored_rows import decoded
 from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
 from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
 from joinery_runtime.hosts.local import LocalHost
@@ -34,6 +33,7 @@ from joinery_runtime.job import Job
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state import migrations
+from joinery_runtime.state.live_segments import decoded
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, SegmentReader, Standing, StateReader
 from joinery_runtime.state.upgrade import outdated
 

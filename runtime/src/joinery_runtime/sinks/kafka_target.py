@@ -36,6 +36,10 @@ _NEWS_SECONDS = 2.0  # how much later than others a broker may learn of a new to
 
 _DELIVERY = ("delivery.timeout.ms", "message.timeout.ms")  # one property with two names
 _CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.properties"
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_RAISE_LIMITS = (
+    "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again"
+)
 
 # By default, stamina reports every retry on standard output, where `joinery run` prints JSON lines.
 stamina.instrumentation.set_on_retry_hooks(())
@@ -196,6 +200,8 @@ class KafkaTarget:
     def failure(self, error: KafkaError, errors: LastError, what: str, facts: str, todo: str = "") -> SinkError:
         """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A refused login shows
         only in `errors`, which the client reports in the background."""
+        if error.code() in _TOO_LARGE:
+            return self.problem(what, facts, _RAISE_LIMITS)
         if not is_away(error):
             return self.problem(what, facts, todo)
         facts = f"{facts}; {errors}"

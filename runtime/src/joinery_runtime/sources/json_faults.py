@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable
@@ -33,6 +34,8 @@ class Explainer:
         looks = looks_like(record)
         if looks is not None:
             return f"not JSON: it looks like {looks}"
+        if record.startswith(codecs.BOM_UTF8):
+            return "not JSON: it begins with a byte order mark; let the producer leave it out"
         try:
             text = record.decode("utf-8")
         except UnicodeDecodeError as error:

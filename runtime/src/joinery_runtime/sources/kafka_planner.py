@@ -8,7 +8,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from joinery_runtime.errors import DataLoss, Unavailable
 from joinery_runtime.job.model.duration import format_time
-from joinery_runtime.job.model.inputs import KafkaInput
+from joinery_runtime.job.model.inputs import AtOffsets, KafkaInput
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets
 from joinery_runtime.sources.kafka_client import Cluster, logger
@@ -17,6 +17,10 @@ from joinery_runtime.sources.kafka_metadata import KafkaMetadata, Topic
 from joinery_runtime.sources.kafka_positions import LogOffsets, Positions, log_offsets
 from joinery_runtime.sources.kafka_topics import InputTopics
 from joinery_runtime.store_identity import StoreIdentity
+
+BEGUN = "topics:begun"
+"""The name stored, like a topic with an id, where an input has begun before any topic matched: those that come are read
+from their earliest record, also after a restart. A topic's name cannot have a colon."""
 
 
 class KafkaPlanner:
@@ -38,6 +42,7 @@ class KafkaPlanner:
         self._positions = Positions(kafka, self._admin)
         self._ids: dict[str, str] = {}
         self._ends: dict[PartitionRef, int] = {}
+        self._warned: set[str] = set()  # fields that name partitions which are not there
         self._reported: set[tuple[PartitionRef, int]] = set()  # losses that the job allows, with the stored offset
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
@@ -53,7 +58,10 @@ class KafkaPlanner:
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
         found = log_offsets(self._admin, sorted(partitions))
         self._ends |= {ref: offsets.stable for ref, offsets in found.items()}
-        starts = self._positions.starts(valid.offsets, found, later=bool(ours))
+        later = bool(ours) or BEGUN in stored.topic_ids
+        starts = self._positions.starts(valid.offsets, found, later=later)
+        if topics and not later:
+            self._warn_of_partitions(found)
         stops = self._positions.stops(valid.stops, found)
         self._member.follow(topics, starts)
         held = self._member.assigned()
@@ -61,6 +69,8 @@ class KafkaPlanner:
             fresh = found.keys() - valid.offsets.keys()
             begun = {ref for ref in fresh if starts[ref] <= found[ref].earliest}
             self._check_since(self._since, {ref: found[ref] for ref in begun if found[ref].earliest})
+        if not topics and not later and self._kafka.start_from != "earliest":
+            return [Bounds(PartitionRef(self._cluster.input, BEGUN, 0), 0, 0, topic_id="begun", waits=True)]
         return [
             *(
                 Bounds(ref, at, at, final=True, held=False, deleted=True)
@@ -68,7 +78,7 @@ class KafkaPlanner:
                 if ref.topic not in topics
             ),
             *(
-                self._bounds(ref, starts[ref], stops.get(ref), offsets, topics[ref.topic], held=ref in held)
+                self._bounds(ref, valid, starts[ref], stops.get(ref), offsets, topics[ref.topic], held=ref in held)
                 for ref, offsets in found.items()
             ),
         ]
@@ -118,14 +128,35 @@ class KafkaPlanner:
             del self._ends[ref]
         self._ids |= {name: topic.id for name, topic in topics.items()}
 
+    def _warn_of_partitions(self, found: Collection[PartitionRef]) -> None:
+        """Warns once of partitions that the job names and that are not there: the job would read others from another
+        place than somebody thinks."""
+        there = {ref.partition for ref in found}
+        for field, at in (("startFrom", self._kafka.start_from), ("stopAt", self._kafka.stop_at)):
+            missing = sorted(at.offsets.keys() - there) if isinstance(at, AtOffsets) else []
+            if missing and field not in self._warned:
+                name, topics = self._cluster.input, self._kafka.topics
+                has = f"{topics} has {counted(len(there), 'partition')}, numbered from 0"
+                logger.warning("input %s: %s names partition %d, and %s: correct it", name, field, missing[0], has)
+                self._warned.add(field)
+
     def _bounds(
-        self, ref: PartitionRef, start: int, stop: int | None, offsets: LogOffsets, topic: Topic, *, held: bool
+        self,
+        ref: PartitionRef,
+        stored: StoredOffsets,
+        start: int,
+        stop: int | None,
+        offsets: LogOffsets,
+        topic: Topic,
+        *,
+        held: bool,
     ) -> Bounds:
         lost = 0
         # A loss in a partition of another member is judged when the partition comes back. A partition that was read to
         # its stop cannot lose anything.
         if held and not (stop is not None and start >= stop) and not offsets.earliest <= start <= offsets.stable:
-            start, lost = self._after_loss(ref, start, offsets)
+            named = ref not in stored.offsets and isinstance(self._kafka.start_from, AtOffsets)
+            start, lost = self._after_loss(ref, start, offsets, named=named)
         end = max(start, offsets.stable if stop is None else min(stop, offsets.stable))
         final = stop is not None and stop <= max(offsets.stable, start)
         last = offsets.high if stop is None else min(stop, offsets.high)
@@ -155,12 +186,17 @@ class KafkaPlanner:
                 logger.warning("input %s: %s: %s", self._cluster.input, what, facts)
                 self._reported.add((ref, offsets.earliest))
 
-    def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets) -> tuple[int, int]:
+    def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets, *, named: bool) -> tuple[int, int]:
         """Returns where to go on, and how many offsets are gone. Retention deletes unread records: reading goes on with
-        the first one that remains. A truncated log has lost records that were read: everything else was read too."""
+        the first one that remains. A truncated log has lost records that were read: everything else was read too.
+        `named`: nothing has been read, and the job has the position (`startFrom`)."""
+        other = "Or correct startFrom.offsets" if named else "Or start the job with new state"
         if position < offsets.earliest:
             following, lost = offsets.earliest, offsets.earliest - position
             gone, place = f"{counted(lost, 'record', 'are')} gone", "the earliest offset"
+        elif named:
+            following, lost = offsets.stable, 0
+            gone, place = "startFrom names an offset that no record has yet", "the log's end"
         else:
             following, lost = offsets.stable, position - offsets.stable
             earlier = counted(lost, "offset")
@@ -172,7 +208,7 @@ class KafkaPlanner:
             raise DataLoss(
                 f"Input {self._cluster.input}: {what}",
                 facts=f"{facts} ({self._cluster.at(ref.topic)})",
-                todo=f"Set onDataLoss: continue to go on at {place}. Or start the job with new state",
+                todo=f"Set onDataLoss: continue to go on at {place}. {other}",
             )
         if (ref, position) not in self._reported:
             logger.warning("input %s: %s: %s; it goes on at %s", self._cluster.input, what, facts, place)

@@ -13,9 +13,9 @@ from psycopg import sql
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.state.connection import Connection
 
-# `state` and `offsets` are the seeds' two tables with more columns. state_blob is EXTERNAL: blobs are compressed
-# already, and an UPDATE of other columns copies an 18-byte pointer, not the blob. The fill factors leave free space for
-# heap-only (HOT) updates, which touch no index; so no column that a commit changes may be indexed.
+# state_blob is EXTERNAL: blobs are compressed already, and an UPDATE of other columns copies an 18-byte pointer, not
+# the blob. The fill factors leave free space for heap-only (HOT) updates, which touch no index; so no column that a
+# commit changes may be indexed.
 _STEP_1 = """
 CREATE TABLE {schema}.jobs (
     pipeline_name TEXT PRIMARY KEY,

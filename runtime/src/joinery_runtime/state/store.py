@@ -4,7 +4,7 @@ Every store implements all of them (`StateStore`). Callers take the port they ne
 (`TaskStore`), a driver runs epochs (`DriverStore`), an inspection changes nothing (`StateReader`), `joinery state`
 works on jobs from outside (`Admin`, `Savepoints`). All are keyed by `job` ("namespace/name" or "name") and thread-safe.
 
-What safety rests on (seeds 000 and 003, architecture "the commit protocol"):
+What safety rests on (docs/architecture.md, "Epochs"):
 
 * `acquire` hands out generations 1, 2, 3, ...; from then on every write with an older generation raises Fenced.
 * `stage` is invisible: staged segments are never part of `JobRecord.segments` until a commit names their keys. `stage`

@@ -9,8 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import GroupError, Groups, States
-from joinery_runtime.core.aggregates.present import Present
+from joinery_runtime.core.aggregates.base import GroupError, Groups, Present, States
 
 _SORTED_AS = {
     **{kind: kind for kind in (pa.int32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64())},

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates.base import Groups, Make, States
-from joinery_runtime.core.aggregates.present import Present
+from joinery_runtime.core.aggregates.base import Groups, Make, Present, States
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasketches import HLL_8, hll_sketch, hll_union
 
-from joinery_runtime.core.aggregates.base import Groups, States
+from joinery_runtime.core.aggregates.base import Groups, Present, States
 from joinery_runtime.core.aggregates.distinct import distinct
-from joinery_runtime.core.aggregates.present import Present
 from joinery_runtime.core.table.keyhash import key_hash
 
 LG_K = 12

@@ -20,10 +20,10 @@ from joinery_runtime.core.aggregates.base import (
     GroupError,
     Groups,
     Make,
+    Present,
     States,
     ValueAccumulator,
 )
-from joinery_runtime.core.aggregates.present import Present
 
 _Doubles = tuple[np.ndarray, np.ndarray]  # sums, rests
 

@@ -144,7 +144,7 @@ class _JoinCompiler:
     def _side(self, of: _SplitStep, side: int) -> SideSpec:
         inputs = of.left if side == LEFT else (of.step.right,)
         time = of.left_time if side == LEFT else of.step.right
-        preserved = of.step.type in {("left", "right")[side], "full"}
+        preserved = of.step.preserved[side]
         return SideSpec(
             part=part_name(of.number, side),
             inputs=inputs,

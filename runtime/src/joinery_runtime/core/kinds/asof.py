@@ -25,8 +25,6 @@ from joinery_runtime.core.kinds.rows import (
     Selection,
     as_segment,
     gather,
-    in_arrival_order,
-    in_closing_order,
     project,
     residual,
     rows_at_once,
@@ -281,7 +279,8 @@ def _join(
     pairs = _pairs(step, asked, runs, work.horizons[RIGHT].current, failures)
     padded = Pairs(_without_partner(rows, pairs), None) if step.sides[LEFT].preserved else None
     parts = [part for part in (pairs, padded) if part is not None]
-    made = [_made(step, part, failures, ordered=work.ordered, closing=closing) for part in parts]
+    arrived = None if closing else LEFT
+    made = [project(step, part, failures, ordered=work.ordered, arrived=arrived) for part in parts]
     output = _in_order_of(parts, made) if made else pa.RecordBatch.from_pylist([], step.output_schema())
     return _Joined(output, len(asked), len(pairs) if pairs is not None else 0)
 
@@ -304,13 +303,6 @@ def _without_partner(rows: pa.RecordBatch, pairs: Pairs | None) -> Selection:
     if pairs is not None and pairs.left is not None:
         alone[pairs.left.index] = False
     return Selection(rows, np.flatnonzero(alone))
-
-
-def _made(step: StepSpec, pairs: Pairs, failures: PairFailures, *, ordered: bool, closing: bool) -> pa.RecordBatch:
-    rows = project(step, pairs, failures)
-    if not ordered:
-        return rows
-    return in_closing_order(rows, pairs) if closing else in_arrival_order(rows, LEFT, pairs)
 
 
 def _in_order_of(parts: Sequence[Pairs], made: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -17,8 +17,6 @@ from joinery_runtime.core.kinds.rows import (
     Selection,
     bounded,
     confirm,
-    in_arrival_order,
-    in_closing_order,
     pieces,
     project,
     rows_at_once,
@@ -97,10 +95,7 @@ class WindowOutput:
             yield self._rows(some, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
-        rows = project(self._step, pairs, self.failures)
-        if not self._ordered:
-            return rows
-        return in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)
+        return project(self._step, pairs, self.failures, ordered=self._ordered, arrived=arrived)
 
 
 def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -20,17 +20,15 @@ from joinery_runtime.core.kinds.rows import (
     as_segment,
     bounded,
     confirm,
-    in_arrival_order,
-    in_closing_order,
     project,
     split_joinable,
+    without_late,
 )
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
 from joinery_runtime.core.pipeline.spec import Distance, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, clamp, earlier
-from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import find_ranges, list_pairs
 from joinery_runtime.job import Interval, JoinStep
@@ -164,9 +162,6 @@ class IntervalJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "j3"
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
-        return horizon is not None and row.ts < horizon
-
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
         return self._passed(step, row.side, row.ts, outlook)
 
@@ -282,12 +277,7 @@ class _IntervalEpoch:
                     yield from self._close(side, rows)
 
     def _close(self, side: int, rows: _JoinableRows) -> Iterator[pa.RecordBatch]:
-        horizon = self._work.horizons[side]
-        if horizon.current is None:
-            return
-        leaves = rows.run.ts < horizon.current
-        if horizon.previous is not None:
-            leaves &= rows.run.ts >= horizon.previous
+        leaves = self._work.horizons[side].passes(rows.run.ts)
         assert rows.matched is not None, "rows of preserved sides have flags"
         alone = np.flatnonzero(leaves & ~rows.matched)
         yield from self._padded(side, Selection(rows.run.batch, alone), None)
@@ -325,10 +315,7 @@ class _IntervalEpoch:
             yield self._rows(chunk, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
-        rows = project(self._step, pairs, self.failures)
-        if not self._work.ordered:
-            return rows
-        return in_closing_order(rows, pairs) if arrived is None else in_arrival_order(rows, arrived, pairs)
+        return project(self._step, pairs, self.failures, ordered=self._work.ordered, arrived=arrived)
 
     def _note(self, side: int, rows: _JoinableRows, pairs: Pairs) -> None:
         selected = pairs.side(side)
@@ -409,20 +396,9 @@ def _newly_matched(rows: _JoinableRows) -> np.ndarray:
 
 
 def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:
-    rows, late = _without_late(work.arrivals[number], work.accept_from[number])
+    rows, late = without_late(work.arrivals[number], work.accept_from[number])
     if rows is None:
         return _Arrivals(None, None, late)
     can, cannot = split_joinable(side, rows)
     joinable = _JoinableRows.arriving(can, flags=side.flags) if can.num_rows else None
     return _Arrivals(joinable, cannot if cannot.num_rows else None, late)
-
-
-def _without_late(batch: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
-    """Returns the rows that are not late, and the number of late ones (J6)."""
-    if batch is None or accept_from is None:
-        return batch, 0
-    accepted = batch.column(TS).to_numpy() >= accept_from
-    late = len(accepted) - int(accepted.sum())
-    if late == len(accepted):
-        return None, late
-    return (batch.filter(pa.array(accepted)) if late else batch), late

@@ -170,8 +170,12 @@ def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
     return _column(step, pairs, side, name)
 
 
-def project(step: StepSpec, pairs: Pairs, failures: PairFailures) -> pa.RecordBatch:
-    """Makes the output rows of these pairs, in `step.output_schema()`. A column that cannot be computed is NULL."""
+def project(
+    step: StepSpec, pairs: Pairs, failures: PairFailures, *, ordered: bool, arrived: int | None
+) -> pa.RecordBatch:
+    """Makes the output rows of these pairs, in `step.output_schema()`; if `ordered`, with ORDER_COLUMNS after it. A
+    column that cannot be computed is NULL. `arrived` is the side whose row arrived last (None: a closing puts the rows
+    out)."""
     made = {
         c.name: c.expression.evaluate(lambda ref: resolve(step, pairs, ref), len(pairs))
         for c in step.output
@@ -179,7 +183,10 @@ def project(step: StepSpec, pairs: Pairs, failures: PairFailures) -> pa.RecordBa
     }
     failures.count += len({row for of in made.values() for row in of.failed})
     columns = [made[c.name].values.cast(c.type) if c.name in made else _output(step, pairs, c) for c in step.output]
-    return pa.record_batch(columns, schema=step.output_schema())
+    rows = pa.record_batch(columns, schema=step.output_schema())
+    if not ordered:
+        return rows
+    return _in_closing_order(rows, pairs) if arrived is None else _in_arrival_order(rows, arrived, pairs)
 
 
 def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
@@ -202,13 +209,13 @@ def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
 # --- the order of a trace's rows --------------------------------------------------------------------------------------
 
 
-def in_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
-    """Adds ORDER_COLUMNS to matches and rows padded at once. In each, the row of `side` arrived last."""
+def _in_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
+    """Orders matches and rows padded at once. In each, the row of `side` arrived last."""
     return _with_order(rows, ARRIVAL, np.zeros(len(pairs), dtype=np.int64), np.full(len(pairs), side), side, pairs)
 
 
-def in_closing_order(rows: pa.RecordBatch, pairs: Pairs) -> pa.RecordBatch:
-    """Adds ORDER_COLUMNS to rows that a closing put out. A pair takes its left row's place."""
+def _in_closing_order(rows: pa.RecordBatch, pairs: Pairs) -> pa.RecordBatch:
+    """Orders rows that a closing put out. A pair takes its left row's place."""
     side = LEFT if pairs.left is not None else RIGHT
     own = pairs.side(side)
     assert own is not None, "there is a row on one side at least"
@@ -233,6 +240,18 @@ def _place(rows: Selection | None, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 # --- rows that arrive -------------------------------------------------------------------------------------------------
+
+
+def without_late(rows: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
+    """Returns the rows that are not late (None: no rows), and the number of late ones. `accept_from` is the side's in
+    `StepWork`."""
+    if rows is None or accept_from is None:
+        return rows, 0
+    accepted = rows.column(TS).to_numpy() >= accept_from
+    late = len(accepted) - int(accepted.sum())
+    if late == len(accepted):
+        return None, late
+    return (rows.filter(pa.array(accepted)) if late else rows), late
 
 
 def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:

@@ -141,9 +141,6 @@ class WindowJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "w2"
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
-        return horizon is not None and row.ts < self.keep_from(row.side, horizon)
-
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
         end = row.ts // self.slide * self.slide + self.size
         slower = slower_watermark(step, self.allowed_lateness, outlook)

@@ -100,6 +100,8 @@ def prepare(
     checks: RecordChecks = NO_CHECKS,
     hasher: KeyHash = key_hash,
 ) -> Prepared:
+    """Prepares the records of an input, all of one partition, for the side that reads it. `hasher` gives the key
+    hashes (uint64[n])."""
     rows, offsets = records.rows, records.offsets
     times = rows.column(intake.event_time).cast(pa.int64())
     values, usable = _event_times(times)

@@ -42,7 +42,8 @@ class Kind(ABC):
 
     @property
     @abstractmethod
-    def allowed_lateness(self) -> int: ...
+    def allowed_lateness(self) -> int:
+        """How much longer state is kept for rows behind the watermark (ms)."""
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -183,15 +184,18 @@ class Kind(ABC):
     def leaves_by(self, side: int) -> str:
         """The id of the rule in docs/semantics.md that says when a row of the side leaves the state."""
 
-    @abstractmethod
     def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
-        """Whether the row is gone from the state in an epoch in which its part has this horizon."""
+        """Whether the row is gone from the state in an epoch in which its part has this horizon; by default, whether
+        `keep_from` is above it."""
+        since = None if horizon is None else self.keep_from(row.side, horizon)
+        return since is not None and row.ts < since
 
     @abstractmethod
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
         """The condition on which the row leaves: `the watermark of payments (...) is above ...`."""
 
     def count_text(self, shown: Sequence[Shown]) -> str:
+        """How much is stored of a key: `3 rows`."""
         return counted(len(shown), "row")
 
     def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> Summary | None:

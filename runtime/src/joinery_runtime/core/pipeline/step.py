@@ -36,6 +36,14 @@ class Horizon:
     previous: int | None = None
     current: int | None = None
 
+    def passes(self, ts: np.ndarray) -> np.ndarray:
+        """bool[n]: which of the event times (int64[n]) lie in `previous <= ts < current`, so that this epoch closes
+        them and no other one does."""
+        if self.current is None:
+            return np.zeros(len(ts), dtype=bool)
+        closed = ts < self.current
+        return np.asarray(closed if self.previous is None else closed & (ts >= self.previous))
+
 
 Horizons = Mapping[str, Horizon]  # by part of the state, and COMPLETE
 

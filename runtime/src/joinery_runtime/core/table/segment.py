@@ -80,12 +80,6 @@ class Run:
         rows = self.rows_in(owned)
         return Run.view(self.batch.slice(rows.start, rows.stop - rows.start))
 
-    def since(self, ts: int) -> Run:
-        """The rows with event time >= ts, still sorted."""
-        if not len(self) or self.ts.min() >= ts:
-            return self
-        return Run.view(self.batch.filter(pa.array(self.ts >= ts)))
-
 
 def first_key(key: str) -> str:
     """The key that a segment had when it was written. A migration changes the key, but not the row numbers, so existing

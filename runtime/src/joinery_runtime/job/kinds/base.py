@@ -75,6 +75,7 @@ class StepKind(ABC):
     chains: ClassVar[bool] = False
     """Whether it can be one of several steps, do without keys, and take late rows back (`lateData: reopen`)."""
     chain_rule: ClassVar[str] = ""
+    """The rule that keeps it out of chains, to follow `do not take part in chains`: ` (rule W4)`."""
     never_late: ClassVar[str] = ""
     """Why no row is late; empty: rows may be."""
     what_is_final: ClassVar[str] = ""
@@ -98,16 +99,20 @@ class StepKind(ABC):
     cel: ClassVar[Mapping[Any, tuple[Rule, ...]]] = {}
     """The rules that the API server can check, by model, or by model and field."""
     cel_of_step: ClassVar[tuple[Rule, ...]] = ()
+    """The same over the fields of a step besides its own."""
     cel_of_job: ClassVar[tuple[Rule, ...]] = ()
+    """The same over all of `spec`, such as the names of inputs."""
     schemas: ClassVar[Mapping[Any, dict[str, Any]]] = {}
     """What pydantic's JSON schema does not know, by model and field."""
 
     @property
     @abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The kind in signatures and in `JoinStep.kind`: `asOf`."""
 
     @property
     def title(self) -> str:
+        """The kind in `<type> <title> join`: `as-of`."""
         return f"{self.name} window"
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -168,17 +168,13 @@ class _SessionEpoch:
     def complete(self) -> Iterator[pa.RecordBatch]:
         """Puts out the sessions that became complete since the last epoch, unless they have gone out already (S4, S5).
         Then forgets those behind the part's horizon."""
-        now = self._complete.current
-        if now is not None and now != self._complete.previous:
+        if self._complete.current != self._complete.previous:
             for rows, chosen in self._kept.where(self._completes):
                 yield from self._out.emit(rows, chosen, CLOSING)
         self._kept.forget(self._horizon.current)
 
     def _completes(self, rows: pa.RecordBatch) -> np.ndarray:
-        last, before = rows.column(TS).to_numpy(), self._complete.previous
-        complete = last < cast(int, self._complete.current)
-        if before is not None:
-            complete &= last >= before
+        complete = self._complete.passes(rows.column(TS).to_numpy())
         return np.asarray(complete & ~_bools(rows, EMITTED) & ~_bools(rows, FORCED))
 
     def arrive(self) -> Iterator[pa.RecordBatch]:

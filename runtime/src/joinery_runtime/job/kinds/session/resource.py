@@ -1,4 +1,4 @@
-"""`SessionWindow`: the whole resource (seed 003), with the views that the engine needs."""
+"""`SessionWindow`: the whole resource, with the views that the engine needs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reads rows of stored segments for commands: decoded, with the flags that were added later."""
+"""Reads live segments beside a running driver, which may replace them meanwhile; decodes their rows and flags."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -12,11 +12,38 @@ import pyarrow.compute as pc
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import FLAG, ROW, SEGMENT
 from joinery_runtime.core.table.segment import Run, SegmentMeta, first_key
+from joinery_runtime.errors import StateError, StoreUnavailable
 from joinery_runtime.state import migrations
+from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.store import JobRecord, StateReader
-from joinery_runtime.state.upgrade import read_live
 
 T = TypeVar("T")
+
+_TRIES = 5
+
+
+def read_live(
+    store: StateReader, record: JobRecord, choose: Callable[[JobRecord], list[SegmentMeta]]
+) -> Iterator[tuple[JobRecord, dict[str, bytes]]]:
+    """Yields the blobs of the live segments that `choose` selects, batch by batch, each with the record they belong to.
+
+    A running driver may replace a segment before it is read; then `choose` gets the newest record. Raises StateError if
+    a segment is missing all the same.
+    """
+    done: set[str] = set()
+    tries = 0
+    while wanted := next(by_bytes((meta.key, meta.bytes) for meta in choose(record) if meta.key not in done), None):
+        try:
+            yield record, store.read_segments(record.job, wanted)
+            done.update(wanted)
+        except StoreUnavailable:
+            raise
+        except StateError:
+            now = store.record(record.job)
+            tries += 1
+            if now is None or now.segments == record.segments or tries == _TRIES:
+                raise
+            record = now
 
 
 def decoded(meta: SegmentMeta, blob: bytes) -> Run:
