@@ -62,7 +62,9 @@ def _reconcile_living(ctx: ReconcileContext) -> Decision:
         status = status.model_copy(update={"page": page, "selector": selector(labels(resource, "executor"))})
     if (in_force := ctx.revision(status.revision, status.image)) is not None:
         status = status.model_copy(update={"state_place": state_place_text(in_force.job.spec)})
-    status = with_conditions(ctx, status, job_phase(ctx, status, plan, children))
+    stays = undeleted(children.actions, ctx.observed.delete_refused)
+    phase = job_phase(ctx, status, plan, children.blocked, creates=children.creates, undeleted=stays)
+    status = with_conditions(ctx, status, phase)
     return _decision(ctx, status, (*deletion.finalizer_actions(ctx), *children.actions))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from joinery_operator.reconcile.children import ChildActions, undeleted
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.driver import OFTEN_INTERRUPTED, DriverPlan
 from joinery_operator.reconcile.pods import PodObservation
@@ -58,21 +57,31 @@ def deletion_phase(fault: Fault | None, way_out: str) -> JobPhase:
     return JobPhase("Deleting", "Deleting", cut(f"{message}. {way_out}"), degraded)
 
 
-def job_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None, children: ChildActions) -> JobPhase:
-    """The phase of a resource that is not being deleted. `children`: what is to be done about them."""
-    found = _driver_phase(ctx, status, plan, children.blocked)
+def job_phase(
+    ctx: ReconcileContext,
+    status: Status,
+    plan: DriverPlan | None,
+    blocked: Fault | None,
+    *,
+    creates: bool,
+    undeleted: Fault | None,
+) -> JobPhase:
+    """The phase of a resource that is not being deleted. `blocked`: why the pod that should run cannot be created;
+    `creates`: whether a child is missing; `undeleted`: why one that should be gone is there."""
+    found = _driver_phase(ctx, status, plan, blocked)
     lasting = _lasting_fault(ctx, status)
     degraded = found.degraded or lasting
     if lasting is not None and found.ready:
         # `kubectl get` shows the reason of Ready. It must not say Running to a user whose edit was refused.
         found = replace(found, reason=lasting.reason, message=f"{found.message}. {lasting.message}")
-    if degraded is None and children.creates and (refused := ctx.observed.create_refused):
+    if degraded is None and creates and (refused := ctx.observed.create_refused):
         # A driver may run even though its Service, or the check of another revision, cannot be created.
         degraded = Fault(CREATE_REFUSED, cut(refused))
-    if (stays := undeleted(children.actions, ctx.observed.delete_refused)) is not None:
-        degraded = stays if degraded is None else replace(degraded, message=f"{degraded.message}. {stays.message}")
+    if undeleted is not None:
+        words = f". {undeleted.message}"
+        degraded = replace(degraded, message=degraded.message + words) if degraded is not None else undeleted
         if not found.ready:
-            found = replace(found, message=f"{found.message}. {stays.message}")
+            found = replace(found, message=found.message + words)
     return JobPhase(found.phase, found.reason, cut(found.message), degraded, found.waits)
 
 
