@@ -18,7 +18,8 @@ class UpsertTable:
         self._groups = job.sessions.group_by
         self._counts = [of.as_ for of in job.sessions.aggregates if of.function == "count"]
         self._rows: dict[Hashable, dict[str, Any]] = {}
-        self._taken_back: set[Hashable] = set()
+        self._taken_back: dict[Hashable, dict[str, Any]] = {}
+        self._forgotten: set[Hashable] = set()
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
@@ -36,7 +37,7 @@ class UpsertTable:
         before = self._rows.pop(key, None)
         assert before is not None, f"{row} takes back what is not there"
         assert not differences([before], [_values(row)]), f"{row} takes back another row than {before}"
-        self._taken_back.add(key)
+        self._taken_back[key] = before
 
     def _put(self, key: Hashable, row: dict[str, Any]) -> None:
         """Sessions only grow: a second one of one id that is no larger has lost rows, or says nothing new."""
@@ -47,11 +48,27 @@ class UpsertTable:
         self._rows[key] = _values(row)
 
     def check_apart(self) -> None:
-        """No two sessions of a group share a moment: for jobs that take back what they replace."""
-        ordered = sorted(self.rows, key=lambda row: (str(self._group(row)), row["window_start"]))
+        """No two sessions of a group in the state share a moment: for jobs that take back what they replace."""
+        there = [row for key, row in self._rows.items() if key not in self._forgotten]
+        ordered = sorted(there, key=lambda row: (str(self._group(row)), row["window_start"]))
         for one, other in pairwise(ordered):
             together = self._group(one) == self._group(other) and one["window_end"] >= other["window_start"]
             assert not together, f"{one} and {other} overlap"
+
+    def forget(self, last: int | None) -> None:
+        """Sessions that ended before `last` have left the state. One that is there, and takes late rows, may come to
+        share a moment with such a session, and may get a start that was replaced inside it (S5)."""
+        if last is None:
+            return
+        self._forgotten |= {key for key, row in self._rows.items() if row["window_end"] < last}
+        there = [row for key, row in self._rows.items() if key not in self._forgotten]
+        self._taken_back = {
+            key: old for key, old in self._taken_back.items() if any(self._holds(row, old) for row in there)
+        }
+
+    def _holds(self, row: dict[str, Any], other: dict[str, Any]) -> bool:
+        same = self._group(row) == self._group(other)
+        return same and row["window_start"] <= other["window_start"] <= row["window_end"]
 
     def compare(self, shape: SessionShape, arrivals: Iterable[Row]) -> None:
         """With all rows of a history at once."""

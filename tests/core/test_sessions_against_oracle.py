@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from budget import examples
 from core.cases import HISTORIES, Case, Epoch
-from core.harness import check_against_oracle, few_hashes, merge_early, run
+from core.harness import Result, check_against_oracle, few_hashes, merge_early, run
 from core.random_sessions import INPUT, NO_CAP, SessionJob, punctual_sessions, session_cases, session_cuts
 from core.session_table import UpsertTable
 from joinery_devkit.oracle import Row, multiset
@@ -28,16 +28,27 @@ def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(case: Case, hasher: KeyHash = key_hash) -> None:
     """Every epoch as the oracle says, and a reader can follow it."""
-    table = UpsertTable(case.job.job)
-    for result in check_against_oracle(case, hasher):
-        table.apply(result.rows)
     jobs = [case.job.job, *(epoch.job.job for epoch in case.epochs if epoch.job is not None)]
     # One that reached the cap may lie inside an open one: beside its mark if the cap is narrow, or when that is gone.
     # Under a longer gap a kept one may take a row that is near to one that was forgotten, too.
     longer = any(job.sessions.gap > case.job.job.sessions.gap for job in jobs)
     capped = any(job.spec.max_duration != NO_CAP for job in jobs)
-    if case.job.job.spec.emit_retractions and not longer and not capped:
-        table.check_apart()
+    apart = case.job.job.spec.emit_retractions and not longer and not capped
+    reopens = any(job.spec.late_data == "reopen" for job in jobs)
+    table = UpsertTable(case.job.job)
+    for result in check_against_oracle(case, hasher):
+        table.apply(result.rows)
+        if apart:
+            table.check_apart()
+        if reopens:
+            table.forget(_forgotten_before(result))
+
+
+def _forgotten_before(result: Result) -> int | None:
+    """Sessions whose last row is older have left the state by the end of this epoch."""
+    watermark, job = result.report.watermarks[INPUT], result.job
+    assert isinstance(job, SessionWindow)
+    return None if watermark is None else watermark - job.spec.gap - job.spec.allowed_lateness
 
 
 @settings(HISTORIES, max_examples=examples(160))
@@ -126,3 +137,24 @@ def test_a_late_row_inside_a_session_that_is_longer_than_an_edited_cap() -> None
     sessions = [(row["window_start"], row["window_end"], row["rows"]) for found in results for row in found.rows]
     assert sessions == [(100, 124, 6), (100, 124, 7), (130, 130, 1)]
     assert [found.report.dropped.get(INPUT) for found in results if found.report.dropped] == [{"late": 1}]
+
+
+def test_a_kept_session_may_take_a_late_row_from_the_time_of_one_that_is_forgotten() -> None:
+    """Then two sessions of a group share a moment, and no row is in both (S5)."""
+    late = {"lateData": "reopen", "allowedLateness": "25ms"}
+    job = one_group(gap="5ms", maxDuration=f"{NO_CAP}ms", emitRetractions=True, **late)
+    first = [at(offset, ts) for offset, ts in enumerate([95, 100, 105, 109, 140])]
+    epochs = (
+        Epoch({INPUT: first}),
+        Epoch({INPUT: [at(5, 110)]}),
+        Epoch({INPUT: [at(6, 107), at(7, 104)]}),
+        Epoch({}, final=(INPUT,)),
+    )
+    case = Case(job, {INPUT: (0,)}, epochs)
+    check(case)
+    table, results = UpsertTable(job.job), run(case)
+    for result in results:
+        table.apply(result.rows)
+    sessions = [(row["window_start"], row["window_end"], row["rows"]) for row in table.rows]
+    assert sorted(sessions) == [(95, 109, 4), (107, 110, 2), (140, 140, 1)]
+    assert [found.report.dropped for found in results if found.report.dropped] == [{INPUT: {"late": 1}}]
