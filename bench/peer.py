@@ -23,7 +23,7 @@ import psutil
 
 from bench.background import Background
 from bench.outputs import Ends, Fingerprint, Output, fingerprint
-from bench.usage import cpu_seconds, end_all, memory_bytes
+from bench.usage import CpuMeter, end_all, memory_bytes
 
 WARM_FROM = 0.25
 _LOOK_SECONDS = 0.2
@@ -84,12 +84,13 @@ class Looks(Background):
         self.taken: list[Look] = []
         self.peak_bytes = 0
         self._output, self._others = output, {process.pid for process in psutil.Process().children()}
-        self._cpu, self._started = cpu_seconds(), time.monotonic()
+        self._meter = CpuMeter()
+        self._cpu, self._started = self._meter.seconds(), time.monotonic()
 
     def _run(self) -> None:
         while not self._done.wait(_LOOK_SECONDS):
             ends = self._output.ends()
-            self.taken.append(Look(time.monotonic() - self._started, cpu_seconds() - self._cpu, ends))
+            self.taken.append(Look(time.monotonic() - self._started, self._meter.seconds() - self._cpu, ends))
             if len(self.taken) % _MEMORY_EVERY == 0:
                 self.peak_bytes = max(self.peak_bytes, memory_bytes(without=self._others))
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
+_LIST_EVERY_SECONDS = 1.0
 
 
 def adopt_orphans() -> None:
@@ -26,8 +27,23 @@ def adopt_orphans() -> None:
 
 def cpu_seconds() -> float:
     """CPU seconds of every descendant so far, those that ended included, this process not."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime + sum(map(_cpu_seconds_of, psutil.Process().children(recursive=True)))
+    return CpuMeter().seconds()
+
+
+class CpuMeter:
+    """`cpu_seconds`, again and again. Lists processes often at first, when an engine starts its own, later once a
+    second: to list those of the whole machine takes CPU from the engine that is measured."""
+
+    def __init__(self) -> None:
+        self._known: list[psutil.Process] = []
+        self._list_at = self._began = time.monotonic()
+
+    def seconds(self) -> float:
+        if (now := time.monotonic()) >= self._list_at:
+            self._known = psutil.Process().children(recursive=True)
+            self._list_at = now + min(_LIST_EVERY_SECONDS, (now - self._began) / 4)
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime + sum(map(_cpu_seconds_of, self._known))
 
 
 def _cpu_seconds_of(process: psutil.Process) -> float:

@@ -280,10 +280,8 @@ def _finalizers(observed: ObservedSavepoint) -> tuple[str, ...]:
 
 def _finalizer(observed: ObservedSavepoint) -> Iterator[Action]:
     """For a resource that lives: what `cleanup` says may change at any time."""
-    wanted, others = (
-        _cleanup(observed.resource) == "delete",
-        [each for each in _finalizers(observed) if each != FINALIZER],
-    )
+    wanted = _cleanup(observed.resource) == "delete"
+    others = [each for each in _finalizers(observed) if each != FINALIZER]
     if wanted != (FINALIZER in _finalizers(observed)):
         yield SetFinalizers((*others, FINALIZER) if wanted else tuple(others))
 
