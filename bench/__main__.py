@@ -35,12 +35,12 @@ Told = tuple[Any, str]  # figures, and the text that shows them
 
 
 def _joins(work: Path, given: argparse.Namespace) -> Told:
-    found = joins.run(work, given.rows, given.peers, 1 if given.quick else RUNS)
+    found = joins.run(work, given.rows, given.peers, given.runs)
     return found, table.rates(f"Inner join within 60 s, 2 x {given.rows:,} records", found)
 
 
 def _sessions(work: Path, given: argparse.Namespace) -> Told:
-    found = sessions.run(work, given.rows, given.peers, 1 if given.quick else RUNS)
+    found = sessions.run(work, given.rows, given.peers, given.runs)
     return found, table.rates(f"Sessions with a gap of 60 s, {given.rows:,} records", found)
 
 
@@ -90,6 +90,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     given = parser.parse_args()
     given.rows = given.rows or (QUICK_ROWS if given.quick else ROWS)
+    given.runs = 1 if given.quick else RUNS
     adopt_orphans()
     # Modules are compiled, as where they are installed: else each start compiles those that have changed.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

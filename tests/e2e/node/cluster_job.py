@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from e2e.kill_harness import Log
 from e2e.node.works import STORE_SCHEMA, Manifest, Work
 from joinery_devkit.kubernetes.binaries import program
-from joinery_devkit.kubernetes.kubectl import Kubectl
+from joinery_devkit.kubernetes.kubectl import Kubectl, wait_until
 from joinery_runtime.engine.job_state import input_offsets
 from joinery_runtime.engine.plan import InputState
 
@@ -134,17 +133,11 @@ class ClusterJob:
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wait(self, what: str, met: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-        """What `met` looks for may not be there yet: a status gets its fields one after another."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                if met():
-                    return
-                missing = ""
-            except LookupError as error:
-                missing = f", {error!r}"
-            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s{missing}\n{self.told()}"
-            time.sleep(_LOOK_S)
+        """Waits as `wait_until` does, and fails with what the cluster says of the job."""
+        try:
+            wait_until(what, met, seconds, poll_seconds=_LOOK_S)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.told()}") from error
 
     def wait_until_running(self) -> None:
         """The driver of the resource as it is now, with its executors, and epochs that it commits."""

@@ -106,9 +106,12 @@ def _is_established(crd: Mapping[str, Any]) -> bool:
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
-def wait_until(what: str, met: Callable[[], object], seconds: float = 240.0) -> None:
+def wait_until(
+    what: str, met: Callable[[], object], seconds: float = 240.0, *, poll_seconds: float = _POLL_SECONDS
+) -> None:
     """Polls `met` until it is true. Raises TimeoutError, naming `what`, if it is not true within `seconds`, which are
-    for what hangs: a busy machine takes its time. What `met` looks up may not be there yet."""
+    for what hangs: a busy machine takes its time. What `met` looks up may not be there yet: a status gets its fields
+    one after another."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -119,7 +122,7 @@ def wait_until(what: str, met: Callable[[], object], seconds: float = 240.0) -> 
             missing = f", {error!r}"
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {seconds:.0f} s{missing}")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(poll_seconds)
 
 
 # Pods of one container that runs a command
