@@ -66,6 +66,7 @@ def test_helm_installs_and_kubernetes_takes_every_pod(release: Release) -> None:
     assert f"It was made in: {release.namespace}." in notes
     assert "PRODUCTION" not in notes
     (listing,) = (each.strip() for each in notes.splitlines() if "kubectl get sj,sw,jsp" in each)
+    release.kubectl.await_definitions()
     release.kubectl(*shlex.split(listing)[1:])
     assert listing.replace("--all-namespaces", "-A") in OPERATIONS.read_text()
     deployment = release.kubectl.get("deployment", release.operator, release.namespace)

@@ -62,12 +62,23 @@ class Kubectl:
         return self(*command, "-", stdin=yaml.safe_dump_all(many))
 
     def define(self, crds: Path | Mapping[str, Any]) -> None:
-        """Applies CustomResourceDefinitions, and waits until the API server accepts objects of their kinds.
+        """Applies CustomResourceDefinitions, and waits until the API server accepts objects of their kinds."""
+        self.apply(crds)
+        self.await_definitions()
+
+    def await_definitions(self) -> None:
+        """Waits until the API server accepts objects of every kind that is defined, and names the kind to clients: it
+        does that a moment later.
 
         Does not use `kubectl wait`, which fails for a definition that has no conditions yet.
         """
-        self.apply(crds)
-        wait_until("the API server takes the definitions", lambda: all(map(_is_established, self.list("crd"))))
+
+        def known() -> bool:
+            defined = self.list("crd")
+            named = self("api-resources", "-o", "name").split()  # always asked anew, for later calls too
+            return all(_is_established(crd) and crd["metadata"]["name"] in named for crd in defined)
+
+        wait_until("the API server takes the definitions", known)
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
         """The object; None if there is none."""

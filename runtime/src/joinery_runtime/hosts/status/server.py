@@ -99,7 +99,9 @@ def _serving_at(
             facts=error.strerror or str(error),
             todo="Name another --status-port, or 0 for none, or another --status-host",
         ) from error
-    thread = threading.Thread(target=server.serve_forever, name="joinery-status", daemon=True)
+    # How long the end of a job waits for the server, at most.
+    polled = {"poll_interval": 0.05}
+    thread = threading.Thread(target=server.serve_forever, kwargs=polled, name="joinery-status", daemon=True)
     thread.start()
     try:
         yield ip_address(str(server.server_address[0])), server.server_address[1]
