@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NO_ROW = (ValueError, TypeError, pa.ArrowException)
 
 
 class EncodedRows(Protocol):
@@ -98,16 +99,32 @@ class SchemaOutput(ABC):
         """Decodes framed records into lines of JSON with the rows' columns, with `defaults` for nulls. A record that is
         not such a row stays unchanged. Raises SinkError and OutputUnavailable as `registered` does."""
         rows: list[dict[str, Any]] = []
-        other = {}
+        other: dict[int, bytes] = {}
         for place, record in enumerate(records):
             try:
                 row = self._reader_of(int.from_bytes(record[1:5]))(record[5:])
-                pa.Table.from_pylist([row], schema=self.rows)
-            except (ValueError, TypeError, LookupError, EOFError, SchemaRejected, pa.ArrowException):
+            except (*_NO_ROW, LookupError, EOFError, SchemaRejected):
                 row, other[place] = {}, record
             rows.append(row)
-        lines = rows_to_json(without_nulls(pa.Table.from_pylist(rows, schema=self.rows), defaults))
+        misfits: list[int] = []
+        table = self._table(rows, 0, misfits)
+        other |= {place: records[place] for place in misfits}
+        lines = rows_to_json(without_nulls(table, defaults))
         return [other.get(place, line) for place, line in enumerate(lines)]
+
+    def _table(self, rows: Sequence[dict[str, Any]], first: int, misfits: list[int]) -> pa.Table:
+        """A table with an empty row for each of `rows` whose values are not of the columns' types. Adds the places of
+        these, counted from `first`, to `misfits`. Halves what does not fit as a whole: Arrow takes as long for one row
+        as for many."""
+        try:
+            return pa.Table.from_pylist(rows, schema=self.rows)
+        except _NO_ROW:
+            if len(rows) == 1:
+                misfits.append(first)
+                return pa.Table.from_pylist([{}], schema=self.rows)
+        middle = len(rows) // 2
+        halves = (self._table(rows[:middle], first, misfits), self._table(rows[middle:], first + middle, misfits))
+        return pa.concat_tables(halves)
 
     @abstractmethod
     def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
