@@ -74,7 +74,7 @@ class Sender(Background):
     def __init__(self, bootstrap: str, partitions: int = _PARTITIONS, linger_ms: int = 0) -> None:
         super().__init__()
         self._produced, self._partitions = 0, partitions
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": linger_ms})
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": linger_ms})
         self._per_tick = int(RATE * _TICK_SECONDS)
 
     @property

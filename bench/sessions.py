@@ -53,7 +53,7 @@ class _GoesOn(Background):
 
     def __init__(self, bootstrap: str, last_ms: int) -> None:
         super().__init__()
-        self._producer, self._last_ms = Producer({"bootstrap.servers": bootstrap}), last_ms
+        self._producer, self._last_ms = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True}), last_ms
 
     def _run(self) -> None:
         while not self._done.wait(1.0):

@@ -60,7 +60,7 @@ def _produce_topic(bootstrap: str, workload: Workload, topic: str) -> None:
 
 
 def _producer(bootstrap: str) -> Producer:
-    return Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 1 << 20,
+    return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 50, "batch.size": 1 << 20,
                      "queue.buffering.max.messages": 1_000_000, "compression.type": "lz4"})  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def topic(kafka_broker: KafkaAdmin) -> str:
 
 
 def fill(broker: KafkaAdmin, topic: str) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     for partition, size in ((0, 20), (1, 10)):
         for number in range(size):
             producer.produce(topic, b"{}", partition=partition, timestamp=1_000 * (number + 1))

@@ -61,7 +61,7 @@ class Topics:
         return Written(parse_job(text, "job.yaml"), STEPS, self._cache)
 
     def send(self, value: bytes, topic: str = "", key: bytes | None = None) -> None:
-        producer = Producer({"bootstrap.servers": self._broker.bootstrap, "linger.ms": 0})
+        producer = Producer({"bootstrap.servers": self._broker.bootstrap, "enable.idempotence": True, "linger.ms": 0})
         producer.produce(f"{self.name}{topic}", value, key, partition=0)
         assert producer.flush(30) == 0
 

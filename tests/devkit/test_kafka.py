@@ -17,7 +17,7 @@ def consumer(kafka_broker):
 
 
 def write(broker, topic, values, **fields):
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     for value in values:
         producer.produce(topic, value, partition=0, **fields)
     assert producer.flush(30) == 0

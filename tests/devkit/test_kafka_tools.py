@@ -9,7 +9,7 @@ pytestmark = pytest.mark.services
 
 def test_a_group_with_a_member_as_kafka_s_own_tool_sees_it(kafka_broker):
     kafka_broker.create_topic("tools-lag", partitions=2)
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap})
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "enable.idempotence": True})
     for _ in range(5):
         producer.produce("tools-lag", b"x", partition=1)
     assert producer.flush(30) == 0

@@ -110,7 +110,7 @@ def joined(*numbers: int) -> list[tuple[Any, ...]]:
 
 def produce(bootstrap: str, topic: str, records: Sequence[dict[str, Any] | bytes]) -> None:
     """In order, into partition 0."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
     for record in records:
         value = record if isinstance(record, bytes) else json.dumps(record).encode()
         producer.produce(topic, value, partition=0)

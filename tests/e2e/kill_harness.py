@@ -103,7 +103,7 @@ class Feeder:
     """Produces orders and payments at a steady pace until it is stopped: some late, some out of order, some broken."""
 
     def __init__(self, bootstrap: str, job: str, seed: int) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
         self._job, self._random = job, random.Random(seed)
         self._clock_ms = 1_760_000_000_000
         self._number = 0

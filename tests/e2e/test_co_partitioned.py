@@ -93,7 +93,7 @@ def produced(broker: KafkaAdmin, orders: int, misplaced: tuple[int, ...] = ()) -
     for topic, count in PARTITIONS.items():
         broker.create_topic(f"{name}.{topic}", count)
     conf = {"partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
-    producer = Producer({"bootstrap.servers": broker.bootstrap, **conf})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, **conf})
 
     def arrived(error: Any, message: Any) -> None:
         assert error is None

@@ -60,7 +60,7 @@ def topic(secure: KafkaBroker) -> str:
     """A topic with one record."""
     name = next(_names)
     secure.create_topic(name)
-    producer = Producer({"bootstrap.servers": secure.bootstrap})
+    producer = Producer({"bootstrap.servers": secure.bootstrap, "enable.idempotence": True})
     producer.produce(name, b'{"ts": 1}')
     assert producer.flush(30) == 0
     return name

@@ -88,7 +88,7 @@ def ends(count: int) -> Callable[[list[RawBatch], list[ConsumerEvent]], bool]:
 @services
 def test_keys_values_nulls_and_timestamps_of_several_topics(broker: KafkaAdmin, client: RecordClient) -> None:
     topics = [unique("clients"), unique("clients")]
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     sent: list[Row] = []
     for name in topics:
         broker.create_topic(name, 2)
@@ -109,7 +109,7 @@ def test_keys_values_nulls_and_timestamps_of_several_topics(broker: KafkaAdmin, 
 
 @services
 def test_headers_are_read_where_the_input_names_them(broker: KafkaAdmin, topic: str, way: str) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     for headers in ([("a", b"1"), ("b", b"2"), ("a", b"3")], None, [("a", None), ("b", b"")]):
         producer.produce(topic, b"v", partition=0, headers=headers)
     assert producer.flush(30) == 0

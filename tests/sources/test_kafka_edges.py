@@ -110,7 +110,7 @@ def read(reader: SourceReader, topic: str, start: int, end: int, partition: int 
 
 def producer(broker: KafkaAdmin, **settings: Any) -> Producer:
     names = {name.replace("_", "."): value for name, value in settings.items()}
-    return Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, **names})
+    return Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "linger.ms": 0, **names})
 
 
 def send(client: Producer, topic: str, values: Sequence[bytes | None], **fields: Any) -> None:

@@ -31,7 +31,9 @@ class Sender:
 
     def __init__(self, bootstrap: str, records: Sequence[GeneratedRecord], seconds: float) -> None:
         self._records, self._seconds = records, seconds
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0})
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
+        )
         self._go, self._stopping = Event(), Event()
         self._thread = Thread(target=self._send, name="sender", daemon=True)
         self.sent = 0

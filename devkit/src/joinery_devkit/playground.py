@@ -60,7 +60,7 @@ def send(bootstrap: str, topic: str) -> int:
     """Sends the lines of standard input, and returns how many there were."""
     with suppress(KafkaException):  # the topic exists already
         KafkaAdmin(bootstrap).create_topic(topic, 4)
-    producer, count = Producer({"bootstrap.servers": bootstrap}), 0
+    producer, count = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True}), 0
     for line in sys.stdin:
         if line.strip():
             producer.produce(topic, line.strip().encode())

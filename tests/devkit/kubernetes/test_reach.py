@@ -55,7 +55,7 @@ def run_python(cluster: KubernetesCluster, cluster_image: Callable[[str], str], 
 def test_a_pod_writes_to_the_broker_and_reads_from_it(run_python: RunPython, cluster_kafka: KafkaAdmin) -> None:
     for topic in ("from-pod", "to-pod"):
         cluster_kafka.create_topic(topic)
-    producer = Producer({"bootstrap.servers": cluster_kafka.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster_kafka.bootstrap, "enable.idempotence": True})
     producer.produce("to-pod", b"said outside")
     assert producer.flush(30) == 0
 
