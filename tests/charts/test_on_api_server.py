@@ -16,7 +16,7 @@ import yaml
 
 from charts.rendering import CHART, ROOT, Chart
 from joinery_devkit.kubernetes.api_server import ApiServer
-from joinery_devkit.kubernetes.kubectl import Kubectl, KubectlFailed
+from joinery_devkit.kubernetes.kubectl import Kubectl, KubectlFailed, wait_until
 from joinery_operator.kube.resources import JOBS as RESOURCES
 
 pytestmark = pytest.mark.services
@@ -128,6 +128,7 @@ def _columns(kubectl: Kubectl, definition: str) -> list[str]:
 def test_rights_cluster_wide(release: Release, tmp_path: Path) -> None:
     release.install()
     operator = release.kubectl.log_in_as(release.operator, release.namespace, tmp_path / "operator")
+    wait_until("its rights count", lambda: _may(operator, "watch", JOBS[0], "-n", "default"))
     for place in (["-n", "default"], ["--all-namespaces"]):
         assert all(_may(operator, "watch", job, *place) for job in JOBS)
         assert _may(operator, "list", "pods", *place)
@@ -144,6 +145,8 @@ def test_rights_in_namespaces_only(release: Release, tmp_path: Path) -> None:
     release.install(watch__namespaces=[release.namespace])
     operator = release.kubectl.log_in_as(release.operator, release.namespace, tmp_path / "operator")
     driver = release.kubectl.log_in_as("joinery-driver", release.namespace, tmp_path / "driver")
+    there = ("-n", release.namespace)
+    wait_until("rights count", lambda: _may(operator, "watch", JOBS[0], *there) and _may(driver, "get", "pods", *there))
     for job in JOBS:
         assert _may(operator, "watch", job, "-n", release.namespace)
         assert not _may(operator, "watch", job, "-n", "default")

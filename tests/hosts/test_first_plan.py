@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
+from e2e.kill_harness import topic_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.errors import SinkError
@@ -45,18 +45,6 @@ spec:
 """
 
 
-def ids_in(bootstrap: str, topic: str) -> Counter[str]:
-    """Those of rows that a `read_committed` reader gets."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": "reader", "isolation.level": "read_committed"}
-    consumer = Consumer({**settings, "enable.partition.eof": True})
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found: Counter[str] = Counter()
-    while (message := consumer.poll(30)) is not None and message.error() is None:
-        found[json.loads(message.value())["id"]] += 1
-    consumer.close()
-    return found
-
-
 def test_a_row_that_kafka_refuses_is_mended_by_an_edit(
     kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path
 ) -> None:
@@ -81,5 +69,6 @@ def test_a_row_that_kafka_refuses_is_mended_by_an_edit(
     with closing(PostgresStore(postgres_dsn, "first_plan")) as store:
         assert list(store.claims("first-plan"))
     run()
-    assert ids_in(kafka_broker.bootstrap, "first-plan") == Counter(ids)
+    found = Counter(row["id"] for row in topic_rows(kafka_broker.bootstrap, "first-plan"))
+    assert found == Counter(ids)
     assert "Job first-plan was edited before it has committed anything: its first epoch is planned anew" in said

@@ -72,4 +72,4 @@ def test_a_dead_broker_does_not_keep_the_driver_from_ending(guarded, monkeypatch
     planner.release({ref("dying"): 1})
     started = time.monotonic()
     planner.close()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 15

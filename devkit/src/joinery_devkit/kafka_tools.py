@@ -10,7 +10,8 @@ from joinery_devkit.kafka_node import kafka_java
 from joinery_devkit.processes import without_frames
 from joinery_runtime.errors import EnvironmentProblem
 
-_TOOL_SECONDS = 60.0
+_TOOL_SECONDS = 240.0
+_ANSWER_MS = "120000"  # the tool itself gives a broker 5 s, which a cold JVM on a busy machine may take
 _GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 _CONFIGS = "kafka.admin.ConfigCommand"
 _CHANGED = "Completed updating config"
@@ -34,7 +35,7 @@ def describe_groups(bootstrap: str, *groups: str) -> list[GroupRow]:
     """Runs `kafka-consumer-groups --describe --group`; rows are ordered by topic and partition. There are no rows if
     one of the groups does not exist. Raises EnvironmentProblem with the tool's output."""
     named = [argument for group in groups for argument in ("--group", group)]
-    text = _run(_GROUPS, "--bootstrap-server", bootstrap, "--describe", *named)
+    text = _run(_GROUPS, "--bootstrap-server", bootstrap, "--timeout", _ANSWER_MS, "--describe", *named)
     if _NO_GROUP in text:
         return []
     if _FAILED in text:  # the tool's exit code is 0 all the same

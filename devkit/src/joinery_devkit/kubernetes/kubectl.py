@@ -99,6 +99,8 @@ class Kubectl:
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         self("create", "namespace", name)
         try:
+            # A controller makes it a moment later, and without it pods are refused.
+            wait_until("the namespace has its service account", lambda: self.get("serviceaccount", "default", name))
             yield name
         finally:
             self("delete", "namespace", name, "--wait=false")
