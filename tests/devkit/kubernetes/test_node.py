@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 
 import pytest
 
@@ -97,7 +98,8 @@ def test_a_service_is_reached_from_a_pod_and_through_the_api_server(
     assert found is not None
 
     address = found["spec"]["clusterIP"]
-    fetch = f"for i in 1 2 3 4 5 6 7 8 9; do wget -qO- http://{address}/ && exit; sleep 1; done; exit 1"
+    # Who routes to the pod learns of it a moment later.
+    fetch = f"until wget -qO- http://{address}/ 2>/dev/null; do sleep 1; done"
     busybox.kubectl.apply(pod("client", IMAGE, "sh", "-c", fetch), cluster_namespace)
 
     assert log_of(busybox.kubectl, "client", cluster_namespace) == "served\n"
@@ -148,7 +150,8 @@ def test_a_container_beyond_its_memory_limit_is_killed(busybox: KubernetesCluste
 
     ended = busybox.kubectl.get("pod", "glutton", cluster_namespace)
     assert ended is not None
-    assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
+    # Whether the reason is OOMKilled or Error depends on which of two events containerd hears of first.
+    assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
 
 
 def test_a_deployment_replaces_a_pod_that_is_deleted(busybox: KubernetesCluster, cluster_namespace: str) -> None:

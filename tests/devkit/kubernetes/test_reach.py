@@ -22,12 +22,12 @@ import sys
 from confluent_kafka import Consumer, Producer
 
 servers = {"bootstrap.servers": sys.argv[1]}
-producer = Producer(servers)
+producer = Producer({**servers, "enable.idempotence": True})
 producer.produce("from-pod", b"said in a pod")
-assert producer.flush(30) == 0
+assert producer.flush(240) == 0
 consumer = Consumer({**servers, "group.id": "g", "auto.offset.reset": "earliest"})
 consumer.subscribe(["to-pod"])
-message = consumer.poll(30)
+message = consumer.poll(240)
 print(message.value().decode())
 consumer.close()
 """

@@ -67,8 +67,9 @@ def test_strangers_reach_no_port_of_its_pods(job: ClusterJob) -> None:
     executor = job.running("executor")[1]["metadata"]["name"]
     with job.feeder:
         job.wait("strangers are kept out", lambda: not probe.reached_by_stranger(job))
-        assert probe.reached_from(job, operator, OPERATOR_NAMESPACE) == {probe.STATUS}
-        assert probe.reached_from(job, executor, job.namespace) == set(probe.ports(job))
+        by_operator, by_executor = {probe.STATUS}, set(probe.ports(job))
+        job.wait("the operator is let in", lambda: probe.reached_from(job, operator, OPERATOR_NAMESPACE) == by_operator)
+        job.wait("executors are let in", lambda: probe.reached_from(job, executor, job.namespace) == by_executor)
         seen = job.status["epoch"]
         job.wait("the operator reads its status", lambda: job.status["epoch"] > seen)
         job.wait_for_more_epochs(3)
