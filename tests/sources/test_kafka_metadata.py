@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from joinery_runtime import kafka_errors
@@ -20,18 +21,21 @@ REF = PartitionRef("orders", "orders", 0)
 
 
 class Answers(KafkaMetadata):
-    """Each request has the next of these offsets, the last one for ever."""
+    """Each request has the next of these offsets or errors, the last one for ever."""
 
-    def __init__(self, *offsets: int) -> None:
+    def __init__(self, *found: int | KafkaError) -> None:
         super().__init__(Cluster("orders", "orders", "127.0.0.1:1", {}))
-        self.offsets_to_come = list(offsets)
+        self.to_come = list(found)
 
     def ask(self, partitions: Any, spec: Any) -> Mapping[PartitionRef, Future[Any]]:
-        offset = self.offsets_to_come[0]
-        if len(self.offsets_to_come) > 1:
-            del self.offsets_to_come[0]
+        found = self.to_come[0]
+        if len(self.to_come) > 1:
+            del self.to_come[0]
         answer: Future[Any] = Future()
-        answer.set_result(SimpleNamespace(offset=offset))
+        if isinstance(found, KafkaError):
+            answer.set_exception(KafkaException(found))
+        else:
+            answer.set_result(SimpleNamespace(offset=found))
         return {REF: answer}
 
 
@@ -46,3 +50,13 @@ def test_a_broker_that_goes_on_like_this_is_away(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kafka_errors, "SETTLE_SECONDS", 0.0)
     with pytest.raises(SourceUnavailable, match="the broker answered -1001"):
         Answers(-1001).offsets([REF], OffsetSpec.latest())
+
+
+def test_a_partition_of_which_the_client_knows_no_leader_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the moment when its broker dies: a job that took it for a mistake in its file would end."""
+    no_leader = KafkaError(KafkaError._NOENT, "Failed to query partition leaders: No leaders found")
+    monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
+    assert Answers(no_leader, 7).offsets([REF], OffsetSpec.latest()) == [{REF: 7}]
+    monkeypatch.setattr(kafka_errors, "SETTLE_SECONDS", 0.0)
+    with pytest.raises(SourceUnavailable, match="No leaders found"):
+        Answers(no_leader).offsets([REF], OffsetSpec.latest())

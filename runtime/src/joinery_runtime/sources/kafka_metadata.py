@@ -120,7 +120,10 @@ class KafkaMetadata:
             try:
                 offset = int(self._result(answer).offset)
             except KafkaException as error:
-                yield ref, error.args[0]
+                cause: KafkaError = error.args[0]
+                # The client's own word for a partition without a leader, as when its broker has just died.
+                leaderless = cause.code() == KafkaError._NOENT
+                yield ref, KafkaError(KafkaError.LEADER_NOT_AVAILABLE, cause.str()) if leaderless else cause
             else:
                 if offset < _NO_RECORD:
                     yield ref, no_offset(offset)
