@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from bench import flink_peer, joinery_jobs, streams_peer
 from bench.background import Background
 from bench.peer import Peer, running
 from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.topics import ordered_producer
 
 RATE = 2_000  # records per second and topic
 WARM_UP_SECONDS = 15.0
@@ -74,7 +75,7 @@ class Sender(Background):
     def __init__(self, bootstrap: str, partitions: int = _PARTITIONS, linger_ms: int = 0) -> None:
         super().__init__()
         self._produced, self._partitions = 0, partitions
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": linger_ms})
+        self._producer = ordered_producer(bootstrap, {"linger.ms": linger_ms})
         self._per_tick = int(RATE * _TICK_SECONDS)
 
     @property

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from confluent_kafka import Producer
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
 from bench.background import Background
@@ -24,6 +23,7 @@ from bench.section import PARTITIONS, Candidates, Ground, only, run_all
 from bench.topics import produce_records
 from joinery_devkit import clicks
 from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.topics import ordered_producer
 
 GAP_S = 60
 CLICKS_PER_USER = 30
@@ -53,7 +53,7 @@ class _GoesOn(Background):
 
     def __init__(self, bootstrap: str, last_ms: int) -> None:
         super().__init__()
-        self._producer, self._last_ms = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True}), last_ms
+        self._producer, self._last_ms = ordered_producer(bootstrap), last_ms
 
     def _run(self) -> None:
         while not self._done.wait(1.0):

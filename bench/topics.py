@@ -15,6 +15,8 @@ import numpy as np
 import polars as pl
 from confluent_kafka import Producer
 
+from joinery_devkit.topics import ordered_producer
+
 START_MS = 1_760_000_000_000
 RECORDS_PER_SECOND = 1_000
 DISORDER_MS = 2_000
@@ -60,8 +62,8 @@ def _produce_topic(bootstrap: str, workload: Workload, topic: str) -> None:
 
 
 def _producer(bootstrap: str) -> Producer:
-    return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 50, "batch.size": 1 << 20,
-                     "queue.buffering.max.messages": 1_000_000, "compression.type": "lz4"})  # fmt: skip
+    batches = {"linger.ms": 50, "batch.size": 1 << 20, "compression.type": "lz4"}
+    return ordered_producer(bootstrap, {**batches, "queue.buffering.max.messages": 1_000_000})
 
 
 def _send(producer: Producer, topic: str, records: Iterable[Keyed]) -> None:

@@ -8,11 +8,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from cli.commands import Joinery
 from job.resources import edited
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.errors import Fenced
@@ -36,7 +36,7 @@ def topic(kafka_broker: KafkaAdmin) -> str:
 
 
 def fill(broker: KafkaAdmin, topic: str) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
+    producer = ordered_producer(broker.bootstrap)
     for partition, size in ((0, 20), (1, 10)):
         for number in range(size):
             producer.produce(topic, b"{}", partition=partition, timestamp=1_000 * (number + 1))

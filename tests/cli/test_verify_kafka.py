@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
 
 from cli.verified import Written, left_join
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.cli.verify import verify
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import parse_job
@@ -61,7 +61,7 @@ class Topics:
         return Written(parse_job(text, "job.yaml"), STEPS, self._cache)
 
     def send(self, value: bytes, topic: str = "", key: bytes | None = None) -> None:
-        producer = Producer({"bootstrap.servers": self._broker.bootstrap, "enable.idempotence": True, "linger.ms": 0})
+        producer = ordered_producer(self._broker.bootstrap, {"linger.ms": 0})
         producer.produce(f"{self.name}{topic}", value, key, partition=0)
         assert producer.flush(30) == 0
 

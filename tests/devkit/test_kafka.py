@@ -1,7 +1,8 @@
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from joinery_devkit.kafka import KafkaBroker
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.errors import EnvironmentProblem
 
 pytestmark = pytest.mark.services
@@ -17,7 +18,7 @@ def consumer(kafka_broker):
 
 
 def write(broker, topic, values, **fields):
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
+    producer = ordered_producer(broker.bootstrap)
     for value in values:
         producer.produce(topic, value, partition=0, **fields)
     assert producer.flush(30) == 0

@@ -1,7 +1,8 @@
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from joinery_devkit.kafka_tools import GroupRow, describe_groups
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.errors import EnvironmentProblem
 
 pytestmark = pytest.mark.services
@@ -9,7 +10,7 @@ pytestmark = pytest.mark.services
 
 def test_a_group_with_a_member_as_kafka_s_own_tool_sees_it(kafka_broker):
     kafka_broker.create_topic("tools-lag", partitions=2)
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "enable.idempotence": True})
+    producer = ordered_producer(kafka_broker.bootstrap)
     for _ in range(5):
         producer.produce("tools-lag", b"x", partition=1)
     assert producer.flush(30) == 0

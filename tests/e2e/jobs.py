@@ -12,9 +12,9 @@ from typing import Any
 
 import psycopg
 import pyarrow.parquet as pq
-from confluent_kafka import Producer
 
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.topics import ordered_producer
 
 _JOB = """
 apiVersion: joinery.dev/v1alpha1
@@ -110,7 +110,7 @@ def joined(*numbers: int) -> list[tuple[Any, ...]]:
 
 def produce(bootstrap: str, topic: str, records: Sequence[dict[str, Any] | bytes]) -> None:
     """In order, into partition 0."""
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
+    producer = ordered_producer(bootstrap, {"linger.ms": 0})
     for record in records:
         value = record if isinstance(record, bytes) else json.dumps(record).encode()
         producer.produce(topic, value, partition=0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import psycopg
-from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from deltalake import DeltaTable
 from psycopg.rows import dict_row
@@ -24,7 +24,7 @@ from e2e.driver_process import PATIENCE_S, Run
 from e2e.jobs import json_rows, parquet_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
-from joinery_devkit.topics import Record, milliseconds, read_topic, readable
+from joinery_devkit.topics import Record, milliseconds, ordered_producer, read_topic, readable
 from joinery_devkit.verify import JoinVerdict, verify
 from joinery_runtime.job import Job as AnyJob
 from joinery_runtime.job import StreamJoin, load_job
@@ -103,7 +103,7 @@ class Feeder:
     """Produces orders and payments at a steady pace until it is stopped: some late, some out of order, some broken."""
 
     def __init__(self, bootstrap: str, job: str, seed: int) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
+        self._producer = ordered_producer(bootstrap, {"linger.ms": 0})
         self._job, self._random = job, random.Random(seed)
         self._clock_ms = 1_760_000_000_000
         self._number = 0

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from cli.commands import Ended
 from e2e.jobs import fresh_name, json_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.spark_cluster import StandaloneCluster
+from joinery_devkit.topics import ordered_producer
 
 JOB = """
 apiVersion: joinery.dev/v1alpha1
@@ -93,7 +93,7 @@ def produced(broker: KafkaAdmin, orders: int, misplaced: tuple[int, ...] = ()) -
     for topic, count in PARTITIONS.items():
         broker.create_topic(f"{name}.{topic}", count)
     conf = {"partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, **conf})
+    producer = ordered_producer(broker.bootstrap, conf)
 
     def arrived(error: Any, message: Any) -> None:
         assert error is None

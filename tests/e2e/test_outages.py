@@ -67,7 +67,8 @@ def test_a_broker_that_dies_between_epochs(scene_at: SceneAt) -> None:
                 entries = scene.finish(feeder, run)
     assert systems(run) <= {"input", "output"}
     assert of_kind(run, "back")
-    assert len({entry["generation"] for entry in entries}) == 2, "one driver recovered and went on"
+    first, _ = sorted({entry["generation"] for entry in entries})  # one driver recovered and went on
+    assert first == 1
     goes_on_soon(run, answers)
 
 

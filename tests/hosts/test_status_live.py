@@ -25,6 +25,7 @@ from joinery_devkit.processes import free_port
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.job.crd import DriverStatus, Ending
 from joinery_runtime.state.postgres import PostgresStore
+from sources.kafka_bench import eventually
 
 pytestmark = pytest.mark.services
 
@@ -103,6 +104,13 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
+def of_one_moment(run: Run) -> dict[tuple[str, Any], float] | None:
+    """The metrics; None if an epoch was committed between two of them."""
+    known = samples(run.get("/metrics")[1])
+    counted = known["joinery_epoch_seconds_count", ()], known["joinery_epochs_committed_total", ()]
+    return known if counted[0] == counted[1] else None
+
+
 def test_a_running_job_tells_where_it_stands_and_goes_on_counting_after_a_restart(
     unbounded: tuple[Job, Path], postgres_dsn: str, tmp_path: Path
 ) -> None:
@@ -126,9 +134,7 @@ def test_a_running_job_tells_where_it_stands_and_goes_on_counting_after_a_restar
         assert hot.inputs[0].watermark is not None
         assert hot.state_bytes
         assert (hot.last_error, hot.executors, hot.late) == (None, None, 0)
-        known = samples(run.get("/metrics")[1])
-        while known["joinery_epoch_seconds_count", ()] != known["joinery_epochs_committed_total", ()]:
-            known = samples(run.get("/metrics")[1])  # an epoch was committed meanwhile
+        known = eventually(lambda: of_one_moment(run))
         assert known["joinery_info", (("name", job.name), ("revision", "abc123"), ("version", "0.1.0"))] == 1
         assert known["joinery_rows_in_total", (("input", "orders"),)] == 7
         assert known["joinery_state_rows", ()] == 7

@@ -3,14 +3,13 @@ the topic, the marks or the transactions."""
 
 from __future__ import annotations
 
-import json
-import time
 from itertools import count
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer
 
+from e2e.kill_harness import topic_rows
 from joinery_devkit.kafka import KafkaCluster
 from joinery_runtime.errors import SinkError, Superseded
 from joinery_runtime.sinks.kafka_producers import Producers
@@ -50,31 +49,6 @@ def written(cluster, topic, target, names, epoch, on_point=lambda _: None):
     raise AssertionError(f"epoch {epoch} was not written in {TRIES} tries")
 
 
-def visible(cluster, topic, expected):
-    """The rows that a reader sees, once there are as many as `expected`: a broker writes a transaction's end some time
-    after it has answered."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": cluster.bootstrap,
-            "group.id": "reader",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found, deadline = [], time.monotonic() + 240
-    while time.monotonic() < deadline:
-        message = consumer.poll(1)
-        if message is not None and message.error() is None:
-            found.append(json.loads(message.value())["n"])
-        elif message is not None and len(found) >= expected:
-            break  # the end
-    consumer.close()
-    return sorted(found)
-
-
 @pytest.mark.parametrize("role", ["the topic", "__consumer_offsets", "__transaction_state"])
 def test_a_broker_that_dies_in_the_middle_of_a_transaction(cluster, role) -> None:
     topic = next(_names)
@@ -91,7 +65,8 @@ def test_a_broker_that_dies_in_the_middle_of_a_transaction(cluster, role) -> Non
     written(cluster, topic, target, names, 2, kill)
     cluster.start(victim)
     written(cluster, topic, target, names, 3)
-    assert visible(cluster, topic, 6) == [10, 11, 20, 21, 30, 31]
+    rows = topic_rows(cluster.bootstrap, topic)
+    assert sorted(row["n"] for row in rows) == [10, 11, 20, 21, 30, 31]
 
 
 def test_records_and_coordinators_outlive_any_one_broker(cluster) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_tls import SecureAccess
 from joinery_devkit.processes import deadline_after
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.errors import JoineryError, SinkError, SourceError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import StreamJoin, explain, parse_job
@@ -60,7 +61,7 @@ def topic(secure: KafkaBroker) -> str:
     """A topic with one record."""
     name = next(_names)
     secure.create_topic(name)
-    producer = Producer({"bootstrap.servers": secure.bootstrap, "enable.idempotence": True})
+    producer = ordered_producer(secure.bootstrap)
     producer.produce(name, b'{"ts": 1}')
     assert producer.flush(30) == 0
     return name

@@ -10,9 +10,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Bounds, PartitionRef, SourcePlanner, StoredOffsets, planner_for
 from stores import STORE
@@ -87,7 +88,7 @@ def held(planner: SourcePlanner, known: StoredOffsets | None = None) -> set[int]
 
 
 def send(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, timestamp: int = 1) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "enable.idempotence": True})
+    producer = ordered_producer(bootstrap, {"linger.ms": 0})
     for value in values:
         producer.produce(topic, value, partition=partition, timestamp=timestamp)
     assert producer.flush(30) == 0

@@ -14,10 +14,11 @@ import confluent_kafka
 import numpy as np
 import psutil
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime import librdkafka
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.sources import Range, kafka_clients, reader_for
@@ -88,7 +89,7 @@ def ends(count: int) -> Callable[[list[RawBatch], list[ConsumerEvent]], bool]:
 @services
 def test_keys_values_nulls_and_timestamps_of_several_topics(broker: KafkaAdmin, client: RecordClient) -> None:
     topics = [unique("clients"), unique("clients")]
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
+    producer = ordered_producer(broker.bootstrap)
     sent: list[Row] = []
     for name in topics:
         broker.create_topic(name, 2)
@@ -109,7 +110,7 @@ def test_keys_values_nulls_and_timestamps_of_several_topics(broker: KafkaAdmin, 
 
 @services
 def test_headers_are_read_where_the_input_names_them(broker: KafkaAdmin, topic: str, way: str) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
+    producer = ordered_producer(broker.bootstrap)
     for headers in ([("a", b"1"), ("b", b"2"), ("a", b"3")], None, [("a", None), ("b", b"")]):
         producer.produce(topic, b"v", partition=0, headers=headers)
     assert producer.flush(30) == 0

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.processes import deadline_after
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.engine.read_report import DeadLetters
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job import Input
@@ -110,7 +111,7 @@ def read(reader: SourceReader, topic: str, start: int, end: int, partition: int 
 
 def producer(broker: KafkaAdmin, **settings: Any) -> Producer:
     names = {name.replace("_", "."): value for name, value in settings.items()}
-    return Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "linger.ms": 0, **names})
+    return ordered_producer(broker.bootstrap, {"linger.ms": 0, **names})
 
 
 def send(client: Producer, topic: str, values: Sequence[bytes | None], **fields: Any) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer
 
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.engine.read_report import DeadLetters
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, Range, RawBatch, decoder_for, reader_for
@@ -49,7 +49,7 @@ def topic(broker: KafkaAdmin) -> str:
 
 
 def send(broker: KafkaAdmin, topic: str, records: Sequence[Record]) -> None:
-    client = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True})
+    client = ordered_producer(broker.bootstrap, {"linger.ms": 0})
     for key, value, timestamp in records:
         client.produce(topic, value, key=key, partition=0, timestamp=timestamp)
     assert client.flush(30) == 0

@@ -13,11 +13,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from confluent_kafka import Producer
-
 from joinery_devkit.datagen import GeneratedRecord
 from joinery_devkit.oracle.rows import END
 from joinery_devkit.processes import ChildProcess
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 
 _FIRST_SHARE = 0.02  # of the records, sent before the job starts
@@ -31,9 +30,7 @@ class Sender:
 
     def __init__(self, bootstrap: str, records: Sequence[GeneratedRecord], seconds: float) -> None:
         self._records, self._seconds = records, seconds
-        self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
-        )
+        self._producer = ordered_producer(bootstrap, {"linger.ms": 5, "log_level": 0})
         self._go, self._stopping = Event(), Event()
         self._thread = Thread(target=self._send, name="sender", daemon=True)
         self.sent = 0

@@ -16,10 +16,11 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.embedded import embedded_postgres
 
@@ -60,7 +61,7 @@ def send(bootstrap: str, topic: str) -> int:
     """Sends the lines of standard input, and returns how many there were."""
     with suppress(KafkaException):  # the topic exists already
         KafkaAdmin(bootstrap).create_topic(topic, 4)
-    producer, count = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True}), 0
+    producer, count = ordered_producer(bootstrap), 0
     for line in sys.stdin:
         if line.strip():
             producer.produce(topic, line.strip().encode())

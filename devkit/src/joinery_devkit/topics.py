@@ -1,4 +1,5 @@
-"""Reads whole topics, from the first record to the last stable one, with a plain consumer of its own."""
+"""Reads whole topics, from the first record to the last stable one, with a plain consumer of its own, and makes
+producers for topics whose records must stay in order."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 from joinery_devkit.processes import deadline_after
 from joinery_runtime.errors import SourceError
@@ -31,6 +33,12 @@ class Record:
     partition: int
     offset: int
     value: bytes | None
+
+
+def ordered_producer(bootstrap: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Producer:
+    """A producer with these settings of librdkafka. It is idempotent: after a request that was refused and retried, as
+    for a topic that was made a moment ago, another producer's records are in another order."""
+    return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **settings})
 
 
 def read_topic(bootstrap: str, topic: str) -> list[Record]:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
 
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.kubernetes.kubectl import log_of, pod
 from joinery_devkit.kubernetes.providers import KubernetesCluster
-from joinery_devkit.topics import read_topic
+from joinery_devkit.topics import ordered_producer, read_topic
 
 pytestmark = pytest.mark.node
 
@@ -55,7 +54,7 @@ def run_python(cluster: KubernetesCluster, cluster_image: Callable[[str], str], 
 def test_a_pod_writes_to_the_broker_and_reads_from_it(run_python: RunPython, cluster_kafka: KafkaAdmin) -> None:
     for topic in ("from-pod", "to-pod"):
         cluster_kafka.create_topic(topic)
-    producer = Producer({"bootstrap.servers": cluster_kafka.bootstrap, "enable.idempotence": True})
+    producer = ordered_producer(cluster_kafka.bootstrap)
     producer.produce("to-pod", b"said outside")
     assert producer.flush(30) == 0
 
