@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from pyspark import java_gateway
 
+from joinery_runtime.cli.ending import Stopped
+from joinery_runtime.cli.run import Signals
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.java_process import _WITHOUT_MODULE, JavaStart, _under_way, kill_starts
 
@@ -94,6 +97,67 @@ def test_a_signal_during_the_start_leaves_no_process(launching: Any) -> None:
     with pytest.raises(KeyboardInterrupt), JavaStart().made_here():
         java_gateway.launch_gateway()
     assert made[0].poll() is not None
+
+
+def test_a_signal_kills_what_is_being_started_before_it_cuts_the_start_short(launching: Any) -> None:
+    """PySpark then removes the folder to which Java writes its address, and Java would print a traceback."""
+
+    def waits(process: subprocess.Popen[bytes]) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Stopped:
+            assert process.wait(60) == -signal.SIGKILL
+            raise
+
+    launching(waits)
+    before, stop = signal.getsignal(signal.SIGTERM), threading.Event()
+    try:
+        with Signals(stop, [signal.SIGTERM], signal.raise_signal).end_a_start(), JavaStart().made_here():
+            java_gateway.launch_gateway()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.is_set()
+
+
+ENDED = """
+from pyspark import SparkContext
+from joinery_runtime.hosts import java_process, spark
+
+
+class Interrupted(SparkContext):
+    def __init__(self, conf):
+        raise KeyboardInterrupt
+
+
+def end(process, ends=java_process._end):
+    SparkContext._jvm.org.apache.logging.log4j.LogManager.getRootLogger().error("Error initializing SparkContext.")
+    ends(process)
+
+
+java_process._end = end
+java = java_process.JavaStart()
+"""
+GIVEN_UP = """
+spark.start_context("ended", {}, "local[1]", java)
+java.give_up()
+"""
+CUT_SHORT = """
+spark.SparkContext = Interrupted
+try:
+    spark.start_context("ended", {}, "local[1]", java)
+except KeyboardInterrupt:
+    pass
+"""
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("how", [GIVEN_UP, CUT_SHORT], ids=["given up", "cut short by a signal"])
+def test_java_is_silent_once_its_start_is_over(how: str) -> None:
+    """A context that is being made in a Java that ends says that it cannot be made."""
+    program = f"{ENDED}{how}print(java._process.returncode)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(128 + signal.SIGTERM)]
 
 
 def test_java_is_started_without_the_module_that_it_would_warn_of() -> None:

@@ -96,9 +96,11 @@ class Signals:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self.stop.is_set():
-            kill_starts()
-            self._again(number)
+        again = self.stop.is_set()
         self.stop.set()
+        if again or self._starting:
+            kill_starts()
+        if again:
+            self._again(number)
         if self._starting:
             raise Stopped

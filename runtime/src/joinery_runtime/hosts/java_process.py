@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from py4j.protocol import Py4JError
 
 from joinery_runtime.errors import EnvironmentProblem
 
@@ -42,9 +44,9 @@ _WITHOUT_MODULE = """() {
 
 
 def kill_starts() -> None:
-    """Kills the Java processes that are being started. To be called when this process ends or abandons a start without
-    `give_up`: PySpark has then removed the folder to which Java writes its address, and a Java that cannot write there
-    never ends."""
+    """Kills the Java processes that are being started. To be called when this process ends, and before an exception cuts
+    a start short: PySpark then removes the folder to which Java writes its address, and a Java that cannot write there
+    prints a traceback and never ends."""
     for process in list(_under_way):
         process.kill()
 
@@ -95,6 +97,8 @@ class JavaStart:
             java_gateway.Popen = self._popen
             try:
                 yield
+                with self._lock:
+                    self._refuse_if_given_up()
             except BaseException:
                 self.give_up()
                 raise
@@ -107,7 +111,26 @@ class JavaStart:
         with self._lock:
             self._given_up = True
         if self._process is not None:
+            self._silence()
             _end(self._process)
+
+    def _silence(self) -> None:
+        """Turns off Java's log: a context that is being made when Java ends says that it cannot be made."""
+        from pyspark import SparkContext  # noqa: PLC0415
+
+        gateway = SparkContext._gateway
+        if gateway is None or gateway.proc is not self._process:
+            return  # Java has not answered, so nobody has asked it for a context
+
+        def turn_off() -> None:
+            with suppress(Py4JError, OSError):
+                log4j = gateway.jvm.org.apache.logging.log4j
+                log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+
+        # A signal may have cut short a call of this thread, whose answer is still to come on the thread's connection.
+        call = threading.Thread(target=turn_off, name="joinery-java-silence", daemon=True)
+        call.start()
+        call.join(_PATIENCE_S)
 
     def forget(self) -> None:
         """Makes PySpark forget the process, so that the next start makes a new one. To be called after `give_up`, once
@@ -121,11 +144,14 @@ class JavaStart:
     def _popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         options["env"] |= {"BASH_FUNC_exec%%": _WITHOUT_MODULE}
         with self._lock:
-            if self._given_up:
-                raise EnvironmentProblem("The start of Spark was given up", facts="the job has ended")
+            self._refuse_if_given_up()
             self._process = subprocess.Popen(command, **options)
             _under_way.add(self._process)
             return self._process
+
+    def _refuse_if_given_up(self) -> None:
+        if self._given_up:
+            raise EnvironmentProblem("The start of Spark was given up", facts="the job has ended")
 
 
 # --- the archive of classes -------------------------------------------------------------------------------------------

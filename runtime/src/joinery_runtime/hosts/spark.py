@@ -253,7 +253,12 @@ def _started(settings: SparkConf, java: JavaStart) -> SparkContext:
             arguments.set(key, value)
     with java.made_here():
         SparkContext._ensure_initialized(conf=arguments)
-    context = SparkContext(conf=settings)
+    try:
+        context = SparkContext(conf=settings)
+    except BaseException as error:
+        if not isinstance(error, Exception):  # a signal
+            java.give_up()
+        raise
     # The server receives accumulators, which our tasks do not use. A JVM that ends first must not show as its error.
     context._accumulatorServer.handle_error = lambda *_: None
     return context
