@@ -330,7 +330,7 @@ def test_a_job_that_is_deleted_before_its_finalizer_is_told_of_and_can_be_waited
     )
     program, *arguments = shlex.split(line.replace("JOB", JOB))
     assert program == "kubectl"
-    world.kubectl(*arguments, "-n", world.namespace)
+    world.kubectl(*arguments, "-n", world.namespace, "--timeout=120s")
     assert world.job["metadata"]["finalizers"] == ["joinery.dev/delete-state"]
     world.edit(cleanup="retainState")
     wait_until("it is let go", lambda: not world.job["metadata"].get("finalizers"))

@@ -44,9 +44,9 @@ _WITHOUT_MODULE = """() {
 
 
 def kill_starts() -> None:
-    """Kills the Java processes that are being started. To be called when this process ends, and before an exception cuts
-    a start short: PySpark then removes the folder to which Java writes its address, and a Java that cannot write there
-    prints a traceback and never ends."""
+    """Kills the Java processes that are being started. To be called when this process ends, and before an exception
+    cuts a start short: PySpark then removes the folder to which Java writes its address, and a Java that cannot write
+    there prints a traceback and never ends."""
     for process in list(_under_way):
         process.kill()
 
