@@ -32,6 +32,7 @@ class Topic:
     exact: bool = False
     upsert_key: tuple[str, ...] = ()
     retracted: str | None = None
+    notes: Sequence[str] = ()
 
     def texts(self, rows: pa.Table) -> list[bytes]:
         return rows_to_json(rows)
@@ -61,6 +62,11 @@ def compared(
     into.rows = whole.compare(into, 1, 3, alone=alone, may_repeat=may_repeat, since=since)
     whole.close()
     return into, whole.notes
+
+
+def test_what_the_topic_hides_is_told(tmp_path: Path) -> None:
+    into, notes = compared(Topic([*map(row, (1, 2))], notes=["a transaction has been open"]), tmp_path)
+    assert (into.counted["missing"], notes) == (1, ["output: a transaction has been open"])
 
 
 @pytest.mark.parametrize(("alone", "ours"), [(True, True), (False, True), (True, False)])

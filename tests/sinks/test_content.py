@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
+from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks import content as content_of_outputs
 from joinery_runtime.sinks.avro import AvroOutput
 from joinery_runtime.sinks.content import SEPARATOR, Content, KafkaContent, KafkaRecords
 from joinery_runtime.sinks.encode import rows_to_json
@@ -114,10 +118,10 @@ def test_a_null_reads_as_the_default_where_a_field_has_no_presence(monkeypatch: 
 
 
 class Starting:
-    """A consumer of a topic with one partition, whose broker answers offsets from the third question on."""
+    """A consumer of a topic with one partition, whose broker gives these answers."""
 
-    def __init__(self) -> None:
-        self.answers = [(-1001, -1001), (0, -1001), (0, 7)]
+    def __init__(self, *answers: tuple[int, int]) -> None:
+        self.answers = list(answers)
 
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=[0])})
@@ -132,8 +136,41 @@ class Starting:
 def test_a_topic_whose_broker_is_starting_is_not_taken_for_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(KafkaContent, "_refuse_compacted", lambda self: None)
-    monkeypatch.setattr(KafkaTarget, "connect", lambda *_: Starting())
+    monkeypatch.setattr(KafkaTarget, "connect", lambda *_: Starting((-1001, -1001), (0, -1001), (0, 7)))
     assert KafkaContent(KafkaTarget("joined", "nowhere:1"), 0)._records.ranges == {0: (0, 7)}
+
+
+def test_a_transaction_that_is_about_to_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker answers a commit before the records can be seen, and rows of a committed epoch would seem to be lost."""
+    monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
+
+    def connect(_: object, __: object, settings: Mapping[str, Any], ___: object) -> Starting:
+        return (
+            Starting((0, 7)) if settings["isolation.level"] == "read_uncommitted" else Starting((0, 5), (0, 5), (0, 8))
+        )
+
+    monkeypatch.setattr(KafkaTarget, "connect", connect)
+    records = KafkaRecords(KafkaTarget("joined", "nowhere:1"), "group")
+    assert (records.ranges, records.notes) == ({0: (0, 8)}, [])
+
+
+@pytest.mark.services
+def test_a_transaction_that_stays_open_is_named(kafka_broker: KafkaAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content_of_outputs, "_END_SECONDS", 0.0)
+    topic = "open-transaction"
+    kafka_broker.create_topic(topic)
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "transactional.id": topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"row")
+    producer.flush(60)
+    with closing(KafkaRecords(KafkaTarget(topic, kafka_broker.bootstrap), "group")) as records:
+        assert records.ranges == {0: (0, 0)}
+    assert records.notes == [
+        f"a transaction has been open in {topic}-0 for 0 s or longer: records from offset 0 on cannot be seen until it "
+        "has ended"
+    ]
+    producer.abort_transaction(60)
 
 
 @pytest.mark.services

@@ -189,6 +189,7 @@ def _topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
     """The committed records of a topic, up to its present end."""
     with closing(KafkaRecords(target, _GROUP)) as records:
         ranges = records.ranges
+        notes += records.notes
 
     def batches() -> Iterator[pl.DataFrame]:
         other: list[str] = []

@@ -144,6 +144,7 @@ class WholeOutput:
             ours = pa.repeat(pa.scalar(piece.ours and alone), len(piece.texts))
             texts = pa.array(piece.texts, pa.binary())
             self._insert("present", [texts, pa.array(piece.places), pa.array(piece.numbers, pa.int64()), ours])
+        self.notes += [f"{self.name}: {note}" for note in self.content.notes]
         self._forget_what_is_cut_off()
         if self.content.upsert_key:
             self._db.execute(_NEWEST)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -20,6 +20,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import ConfigResource
 
+from joinery_runtime import kafka_errors
 from joinery_runtime.kafka_errors import LastError, watermarks
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sinks.kafka_records import Records
@@ -29,6 +30,7 @@ from joinery_runtime.sinks.schema_output import without_nulls
 SEPARATOR = b"\0"
 """Separates a record's value from its key and headers. JSON never contains this byte."""
 _AT_ONCE, _TURN_SECONDS = 10_000, 0.1  # the most records per call, and how long it waits for them
+_END_SECONDS = 10.0  # how long to wait for the ends of transactions
 _HEAD = 100  # how many first records to keep of a partition that has lost its beginning
 _NULL = b"\\N"
 
@@ -68,6 +70,11 @@ class Content(Protocol):
         """The first remaining texts of each partition whose oldest records are gone. Known once `pieces` has ended."""
         ...
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Why rows that were written may not be seen."""
+        ...
+
     def texts(self, rows: pa.Table) -> list[bytes]:
         """Output rows as the texts that this output would have."""
         ...
@@ -82,15 +89,19 @@ class Content(Protocol):
 
 class KafkaRecords:
     """The records that a `read_committed` reader sees, up to the topic's end at creation, or in `ranges`: by partition,
-    the first offset and the one after the last. Nothing is committed to `group`."""
+    the first offset and the one after the last. Nothing is committed to `group`.
+
+    Waits at creation for transactions that are open then: a broker writes the end of a transaction into its partitions
+    some time after it has answered, so rows of a committed epoch may not be visible yet. `notes` name the partitions
+    in which a transaction stays open."""
 
     def __init__(self, target: KafkaTarget, group: str, ranges: Mapping[int, tuple[int, int]] | None = None) -> None:
-        self._target, self._errors = target, LastError()
-        settings = {
+        self._target, self._errors, self.notes = target, LastError(), list[str]()
+        self._settings = {
             **target.client_settings(), "group.id": group, "isolation.level": "read_committed",
             "enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error",
         }  # fmt: skip
-        self._consumer: Consumer = target.connect(Consumer, settings, self._errors)
+        self._consumer: Consumer = target.connect(Consumer, self._settings, self._errors)
         try:
             self.ranges = self._asked_ranges() if ranges is None else ranges
         except BaseException:
@@ -98,17 +109,34 @@ class KafkaRecords:
             raise
 
     def _asked_ranges(self) -> dict[int, tuple[int, int]]:
+        everything = {**self._settings, "isolation.level": "read_uncommitted"}
+        with closing(self._target.connect(Consumer, everything, self._errors)) as consumer:
+            ends = {partition: end for partition, (_, end) in self._ranges_by(consumer).items()}
+        deadline = time.monotonic() + _END_SECONDS
+        while True:
+            ranges = self._ranges_by(self._consumer)
+            hidden = [partition for partition, end in ends.items() if ranges[partition][1] < end]
+            if not hidden or time.monotonic() >= deadline:
+                break
+            time.sleep(kafka_errors.RETRY_SECONDS)
+        self.notes += [
+            f"a transaction has been open in {self._target.topic}-{partition} for {_END_SECONDS:.0f} s or longer: "
+            f"records from offset {ranges[partition][1]} on cannot be seen until it has ended"
+            for partition in hidden
+        ]
+        return ranges
+
+    def _ranges_by(self, consumer: Consumer) -> dict[int, tuple[int, int]]:
+        """The first offset of each partition, and the one after the last as this consumer sees it."""
         topic = self._target.topic
         with _asking(self._target, self._errors):
-            found = self._consumer.list_topics(topic, ANSWER_SECONDS).topics[topic]
+            found = consumer.list_topics(topic, ANSWER_SECONDS).topics[topic]
             if found.error is not None:
                 raise KafkaException(found.error)
-            return {partition: watermarks(partial(self._asked_range, partition)) for partition in found.partitions}
-
-    def _asked_range(self, partition: int) -> tuple[int, int]:
-        place = TopicPartition(self._target.topic, partition)
-        low, high = self._consumer.get_watermark_offsets(place, ANSWER_SECONDS, cached=False)
-        return low, high
+            return {
+                partition: watermarks(partial(_asked_range, consumer, topic, partition))
+                for partition in found.partitions
+            }
 
     def messages(self) -> Iterator[list[Message]]:
         topic = self._target.topic
@@ -147,6 +175,11 @@ class KafkaRecords:
         self._consumer.close()
 
 
+def _asked_range(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), ANSWER_SECONDS, cached=False)
+    return low, high
+
+
 class KafkaContent:
     """The records in the topic at creation. `committed` is the newest epoch that was committed before."""
 
@@ -159,7 +192,7 @@ class KafkaContent:
         self._refuse_compacted()
         self._defaults = {} if target.schema_output is None else target.schema_output.defaults()
         self._records = KafkaRecords(target, "joinery.verify")
-        ranges = self._records.ranges
+        ranges, self.notes = self._records.ranges, self._records.notes
         self.heads: dict[int, list[bytes]] = {partition: [] for partition, (low, _) in ranges.items() if low > 0}
 
     def _refuse_compacted(self) -> None:

@@ -36,6 +36,7 @@ class PostgresContent:
 
     exact: ClassVar[bool] = True
     heads: ClassVar[Mapping[int, Sequence[bytes]]] = {}
+    notes: ClassVar[Sequence[str]] = ()
 
     def __init__(
         self,
@@ -178,6 +179,7 @@ class LakeContent:
 
     exact: ClassVar[bool] = True
     heads: ClassVar[Mapping[int, Sequence[bytes]]] = {}
+    notes: ClassVar[Sequence[str]] = ()
     upsert_key: ClassVar[tuple[str, ...]] = ()
     retracted: ClassVar[str | None] = None
 
