@@ -20,7 +20,7 @@ from job.resources import edited
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin, load_job
-from joinery_runtime.sinks import output_topic
+from joinery_runtime.sinks import content, output_topic
 from joinery_runtime.sinks.files import write_parquet
 from joinery_runtime.state.postgres import PostgresStore
 from sources.registry import registry
@@ -141,7 +141,14 @@ def test_what_cannot_be_asked(joinery: Joinery, job_file: Path, asked: str, said
 
 @pytest.mark.parametrize("form", ["json", "avro", "protobuf"])
 def test_rows_in_a_topic(
-    joinery: Joinery, tmp_path: Path, stored_in: str, kept: None, kafka_broker: KafkaAdmin, schema: str, form: str
+    joinery: Joinery,
+    tmp_path: Path,
+    stored_in: str,
+    kept: None,
+    kafka_broker: KafkaAdmin,
+    schema: str,
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those that are committed, in every format; as many are read as the query needs; what is none of them is said."""
     kafka_broker.create_topic(schema, 1)
@@ -183,6 +190,14 @@ def test_rows_in_a_topic(
         few = joinery("sql", path, "SELECT left_order_id FROM output LIMIT 2")
         assert few.lines == [{"left_order_id": "o0"}, {"left_order_id": "o1"}]
         assert few.err == "", "it has not come to the last record"
+        producer.begin_transaction()
+        producer.produce(schema, b"{}")
+        assert producer.flush(30) == 0
+        monkeypatch.setattr(content, "_END_SECONDS", 0.0)
+        hidden = joinery("sql", path, "SELECT count(*) AS n FROM output")
+        assert hidden.lines == [{"n": count}]
+        assert f"a transaction has been open in {schema}-0 for 0 s or longer: records from" in hidden.err
+        producer.abort_transaction(30)
 
 
 def test_a_query_over_a_table_is_answered_by_postgres(

@@ -89,6 +89,17 @@ def test_a_start_that_was_given_up_makes_no_process(launching: Any) -> None:
     assert java_gateway.Popen is subprocess.Popen
 
 
+def test_a_java_that_answers_after_its_start_was_given_up_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = JavaStart()
+    monkeypatch.setattr(
+        java_gateway, "launch_gateway", lambda: (java_gateway.Popen(["sleep", "600"], env={}), start.give_up())
+    )
+    with pytest.raises(EnvironmentProblem, match="given up"), start.made_here():
+        java_gateway.launch_gateway()
+    assert start._process is not None
+    assert start._process.poll() is not None
+
+
 def test_a_signal_during_the_start_leaves_no_process(launching: Any) -> None:
     def waits(_: subprocess.Popen[bytes]) -> None:
         raise KeyboardInterrupt

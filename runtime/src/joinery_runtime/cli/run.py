@@ -97,10 +97,10 @@ class Signals:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         again = self.stop.is_set()
-        self.stop.set()
         if again or self._starting:
             kill_starts()
         if again:
             self._again(number)
+        self.stop.set()
         if self._starting:
             raise Stopped

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -46,7 +47,7 @@ _WITHOUT_MODULE = """() {
 def kill_starts() -> None:
     """Kills the Java processes that are being started. To be called when this process ends, and before an exception
     cuts a start short: PySpark then removes the folder to which Java writes its address, and a Java that cannot write
-    there prints a traceback and never ends."""
+    there prints a traceback and never ends. Spark's empty temporary folder may stay."""
     for process in list(_under_way):
         process.kill()
 
@@ -143,11 +144,21 @@ class JavaStart:
 
     def _popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         options["env"] |= {"BASH_FUNC_exec%%": _WITHOUT_MODULE}
-        with self._lock:
-            self._refuse_if_given_up()
-            self._process = subprocess.Popen(command, **options)
-            _under_way.add(self._process)
-            return self._process
+        made: Future[subprocess.Popen[bytes]] = Future()
+
+        def launch() -> None:
+            try:
+                with self._lock:
+                    self._refuse_if_given_up()
+                    self._process = subprocess.Popen(command, **options)
+                    _under_way.add(self._process)
+                made.set_result(self._process)
+            except BaseException as error:
+                made.set_exception(error)
+
+        # Signals cut short the main thread. In another one, a process that has begun is always known.
+        threading.Thread(target=launch, name="joinery-java-launch", daemon=True).start()
+        return made.result()
 
     def _refuse_if_given_up(self) -> None:
         if self._given_up:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
@@ -111,32 +110,38 @@ class KafkaRecords:
     def _asked_ranges(self) -> dict[int, tuple[int, int]]:
         everything = {**self._settings, "isolation.level": "read_uncommitted"}
         with closing(self._target.connect(Consumer, everything, self._errors)) as consumer:
-            ends = {partition: end for partition, (_, end) in self._ranges_by(consumer).items()}
+            ends = {number: self._range(consumer, number)[1] for number in self._partitions(consumer)}
+        ranges = {number: self._range(self._consumer, number) for number in ends}
         deadline = time.monotonic() + _END_SECONDS
-        while True:
-            ranges = self._ranges_by(self._consumer)
-            hidden = [partition for partition, end in ends.items() if ranges[partition][1] < end]
-            if not hidden or time.monotonic() >= deadline:
+        while hidden := [number for number, end in ends.items() if ranges[number][1] < end]:
+            if time.monotonic() >= deadline:
                 break
             time.sleep(kafka_errors.RETRY_SECONDS)
+            ranges |= {number: self._range(self._consumer, number) for number in hidden}
         self.notes += [
-            f"a transaction has been open in {self._target.topic}-{partition} for {_END_SECONDS:.0f} s or longer: "
-            f"records from offset {ranges[partition][1]} on cannot be seen until it has ended"
-            for partition in hidden
+            f"a transaction has been open in {self._target.topic}-{number} for {_END_SECONDS:.0f} s or longer: "
+            f"records from offset {ranges[number][1]} on cannot be seen until it has ended"
+            for number in hidden
         ]
         return ranges
 
-    def _ranges_by(self, consumer: Consumer) -> dict[int, tuple[int, int]]:
-        """The first offset of each partition, and the one after the last as this consumer sees it."""
-        topic = self._target.topic
+    def _partitions(self, consumer: Consumer) -> list[int]:
         with _asking(self._target, self._errors):
-            found = consumer.list_topics(topic, ANSWER_SECONDS).topics[topic]
+            found = consumer.list_topics(self._target.topic, ANSWER_SECONDS).topics[self._target.topic]
             if found.error is not None:
                 raise KafkaException(found.error)
-            return {
-                partition: watermarks(partial(_asked_range, consumer, topic, partition))
-                for partition in found.partitions
-            }
+            return list(found.partitions)
+
+    def _range(self, consumer: Consumer, partition: int) -> tuple[int, int]:
+        """The first offset, and the one after the last as this consumer sees it."""
+        place = TopicPartition(self._target.topic, partition)
+
+        def ask() -> tuple[int, int]:
+            low, high = consumer.get_watermark_offsets(place, ANSWER_SECONDS, cached=False)
+            return low, high
+
+        with _asking(self._target, self._errors):
+            return watermarks(ask)
 
     def messages(self) -> Iterator[list[Message]]:
         topic = self._target.topic
@@ -173,11 +178,6 @@ class KafkaRecords:
 
     def close(self) -> None:
         self._consumer.close()
-
-
-def _asked_range(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
-    low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), ANSWER_SECONDS, cached=False)
-    return low, high
 
 
 class KafkaContent:
