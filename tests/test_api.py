@@ -428,7 +428,7 @@ def interrupt_twice():
     stop.wait()
     time.sleep(1)  # as a person: one that comes just before the main thread waits for Spark again is not seen until it has waited
     os.kill(os.getpid(), signal.SIGINT)
-    while not raised.wait(20):  # that second was too short
+    while not raised.wait(60):  # that second was too short
         os.kill(os.getpid(), signal.SIGINT)
 
 stop, raised, handler = threading.Event(), threading.Event(), signal.getsignal(signal.SIGINT)

@@ -228,16 +228,18 @@ def test_it_waits_for_as_long_as_it_takes_at_growing_distance(away: Unavailable)
 
 
 class Patient(Scripted):
-    """Its epoch takes until the loop has said that the output is back, which is away at first."""
+    """Its epoch takes until the loop has said that the output is back, which is away at first. Questions before the
+    epoch have no part in that."""
 
     def __init__(self, script: Iterator[object], answers: Iterator[Unavailable | None]) -> None:
         super().__init__(script)
-        self.answers, self.heard = answers, Heard()
+        self.answers, self.heard, self.running = answers, Heard(), False
 
     def away(self) -> Unavailable | None:
-        return next(self.answers)
+        return next(self.answers) if self.running else None
 
     def run(self, plan: object) -> object:
+        self.running = True
         deadline = time.monotonic() + 60
         while not self.heard.back:
             assert time.monotonic() < deadline

@@ -85,17 +85,19 @@ def test_an_error_is_raised_when_no_part_runs_any_more(threads: Threads) -> None
 
 
 def test_who_stops_taking_stops_the_parts() -> None:
-    threads, ended = Threads(2), []
+    threads, ended, running = Threads(2), [], (threading.Event(), threading.Event())
 
-    def endless() -> Iterator[int]:
+    def endless(runs: threading.Event) -> Iterator[int]:
         try:
             while True:
+                runs.set()
                 yield 0
         finally:
             ended.append(True)
 
-    taking = threads.merge([endless(), endless()])
+    taking = threads.merge([endless(runs) for runs in running])
     assert next(taking) == 0
+    assert all(runs.wait(PATIENCE_S) for runs in running)
     taking.close()
     assert ended == [True, True]
     threads.close()

@@ -145,7 +145,7 @@ def end(process, ends=java_process._end):
     ends(process)
 
 
-java_process._end = end
+java_process._end, java_process._PATIENCE_S = end, 100
 java = java_process.JavaStart()
 """
 GIVEN_UP = """

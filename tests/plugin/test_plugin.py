@@ -183,6 +183,21 @@ def test_where_there_is_nothing_to_ask_it_says_what_to_do(
     assert not [asked for asked in kubectl.asked if "create" in asked]
 
 
+def test_half_an_answer_is_not_taken_for_one(kubectl: FakeKubectl, plugin: Run) -> None:
+    kubectl.knows(_job(suspend=True, phase="Suspended", **IN_FORCE))
+    kubectl.answer(
+        "get",
+        "configmaps",
+        "--field-selector=metadata.name=orders-payments-job-1a2b",
+        out={"items": [_in_force(_job())]},
+    )
+    kubectl.answer("logs", out="ro", code=1)
+    _questions_are_pods(kubectl, "Succeeded", {"name": "joinery", "state": {"terminated": {"exitCode": 0}}})
+    ended = plugin("state", "orders-payments", "show", "--key", "order_id=7")
+    assert (ended.code, ended.out) == (1, "ro")
+    assert re.search(r"The answer may not be whole: kubectl logs .* ended with 1\. Ask again", ended.err)
+
+
 def test_a_pod_of_a_question_that_does_not_start_says_why_and_goes(
     kubectl: FakeKubectl, plugin: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,14 +152,14 @@ def test_rows_that_the_broker_refuses_and_writing_after_that(broker) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr("joinery_runtime.sinks.kafka_target.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sinks.kafka_target.ANSWER_SECONDS", 3.0)
     monkeypatch.setattr("joinery_runtime.sinks.kafka_target.DELIVERY_SECONDS", 1.0)
     return None
 
 
 def test_no_broker(impatient) -> None:
     sink = KafkaSink(KafkaTarget("any", "127.0.0.1:1"))
-    with pytest.raises(OutputUnavailable, match=r"does not answer: waited 1 s; .*Connection refused"):
+    with pytest.raises(OutputUnavailable, match=r"does not answer: waited 3 s; .*Connection refused"):
         sink.prepare(ROWS.schema)
     with pytest.raises(OutputUnavailable, match=r"Output topic any: .*rows were not written"):
         sink.writer().write(attempt(), ROWS)

@@ -4,7 +4,7 @@ job instead of ending it. Brokers, here a client's queue, and time are the test'
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,8 +159,9 @@ def test_a_transaction_that_took_too_long_is_no_other_attempt_s_work(
 
 
 @pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clients whose `send_offset` does not come back while a test runs, and little patience."""
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Clients whose `send_offset` does not come back while a test runs. Yields what leaves little patience with them,
+    to be called once they are made."""
     ended = threading.Event()
 
     class Hanging(Client):
@@ -168,26 +169,25 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ended.wait()
 
     monkeypatch.setattr("joinery_runtime.sinks.record_producers.BatchProducer", Hanging)
-    monkeypatch.setattr("joinery_runtime.sinks.kafka_producers._CALL_SECONDS", 0.05)
-    yield
+    yield lambda: monkeypatch.setattr("joinery_runtime.sinks.kafka_producers._CALL_SECONDS", 0.05)
     ended.set()
 
 
-@pytest.mark.usefixtures("hanging")
-def test_a_call_that_ignores_its_time_limit_is_given_up_soon_after_it() -> None:
+def test_a_call_that_ignores_its_time_limit_is_given_up_soon_after_it(hanging: Callable[[], None]) -> None:
     """As librdkafka's calls do whose broker goes away: the patience for rows, an hour here, does not count for them."""
     producer = OwningProducer(KafkaTarget("joined", "kafka:9092", properties={"delivery.timeout.ms": "3600000"}), "j-1")
     producer.begin()
+    hanging()
     with pytest.raises(OutputUnavailable, match="the Kafka client does not come back"):
         producer.send("joined", [rows(1)], "j-0", EpochMarker(1, "life", 1))
 
 
-@pytest.mark.usefixtures("hanging")
-def test_after_a_call_that_was_given_up_no_client_of_before_is_used() -> None:
+def test_after_a_call_that_was_given_up_no_client_of_before_is_used(hanging: Callable[[], None]) -> None:
     """Each of them would have to be given up too, one after the other."""
     target, names, here = KafkaTarget("joined", "kafka:9092"), PartNames("j"), Producers()
     for number in range(3):
         here.put(target, "j", OwningProducer(target, f"j-{number}"))
+    hanging()
     with pytest.raises(OutputUnavailable, match=r"transactional id j-2; a call has taken longer"):
         PartWrite(target, names, attempt(), pa.table({"n": [1]}), here).run()
     assert here.take(target, "j") is None

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 
 from joinery_devkit.topics import ordered_producer
 from joinery_runtime.job import Input
@@ -88,15 +88,17 @@ def held(planner: SourcePlanner, known: StoredOffsets | None = None) -> set[int]
 
 
 def send(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, timestamp: int = 1) -> None:
-    producer = ordered_producer(bootstrap, {"linger.ms": 0})
+    producer, refused = ordered_producer(bootstrap, {"linger.ms": 0}), list[Any]()
     for value in values:
-        producer.produce(topic, value, partition=partition, timestamp=timestamp)
+        producer.produce(
+            topic,
+            value,
+            partition=partition,
+            timestamp=timestamp,
+            on_delivery=lambda error, _: error and refused.append(error),
+        )
     assert producer.flush(30) == 0
-
-
-def add_partitions(bootstrap: str, topic: str, total: int) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_partitions([NewPartitions(topic, total)])[topic].result(PATIENCE_SECONDS)
+    assert refused == []
 
 
 def published(bootstrap: str, group: str, topic: str) -> dict[int, int]:

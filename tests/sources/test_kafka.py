@@ -440,7 +440,7 @@ def silent_server() -> Iterator[str]:
 @pytest.mark.parametrize("turn", [0.1, 5.0])
 def test_a_broker_that_never_answers(silent_server, monkeypatch, turn: float) -> None:
     """Turns of 5 s let the client's own limit end first: "Failed while waiting for controller" told nobody anything."""
-    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 3.0)
     monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._TURN_SECONDS", turn)
     with pytest.raises(SourceUnavailable, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
         bounds_of(kafka_input(silent_server, "any"))
@@ -484,7 +484,7 @@ def test_a_certificate_that_is_not_trusted_is_told_with_what_to_set(secure_port:
 
 
 def test_tls_to_a_port_without_is_told_with_what_to_set(monkeypatch, broker) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 3.0)
     with pytest.raises(SourceError, match=r"does not answer.*SSL.*Check security\.protocol"):
         bounds_of(kafka_input(broker.bootstrap, "any", properties={"security.protocol": "SSL"}))
 
@@ -498,8 +498,8 @@ def test_a_task_without_a_broker_does_not_say_that_the_topic_is_missing(monkeypa
 
 
 def test_no_broker_at_all(monkeypatch) -> None:
-    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
-    with pytest.raises(SourceUnavailable, match=r"does not answer: waited 1 s; .*Connection refused"):
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 3.0)
+    with pytest.raises(SourceUnavailable, match=r"does not answer: waited 3 s; .*Connection refused"):
         bounds_of(kafka_input("127.0.0.1:1", "any"))
 
 

@@ -20,7 +20,6 @@ from joinery_runtime.sources import Bounds, Range, SourcePlanner, StoredOffsets,
 from sources.kafka_bench import (
     EAGER,
     PlainMember,
-    add_partitions,
     eventually,
     joined,
     kafka_input,
@@ -131,7 +130,7 @@ def test_start_from_decides_at_the_first_start_only(broker, prefix, start) -> No
         joined(planner)
     broker.create_topic(third)
     send(broker.bootstrap, third, [b"x"] * 2)
-    add_partitions(broker.bootstrap, first, 2)
+    broker.add_partitions(first, 2)
     send(broker.bootstrap, first, [b"x"], partition=1)
     with planning(model) as planner:
         known = StoredOffsets({ref(first): 3, ref(second): 1})

@@ -150,11 +150,12 @@ def test_a_recovery_that_takes_longer_than_the_package_waits_is_waited_for(
 ) -> None:
     pid_file = tmp_path / "data" / "postmaster.pid"
     with other_user(tmp_path) as other:
-        server = int(pid_file.read_text().split()[0])
-        for pid in (other.pid, server):
+        server = psutil.Process(int(pid_file.read_text().split()[0]))
+        processes = [server, *server.children(recursive=True)]
+        for pid in (other.pid, server.pid):
             os.kill(pid, signal.SIGKILL)
-    while psutil.pid_exists(server):
-        """Init takes a moment to reap it; before that the next server refuses to start."""
+    # Init takes a moment to reap it, and its children hold its shared memory: the next server refuses to start before.
+    psutil.wait_procs(processes, timeout=60)
     package = embedded._package().postgres_server
     real = package.pgexec
 

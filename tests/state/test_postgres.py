@@ -8,7 +8,7 @@ import re
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -288,11 +288,25 @@ def test_a_commit_that_waited_for_a_new_driver_is_fenced(postgres: PostgresStore
     assert outcomes == [Fenced]
 
 
-def test_making_a_segment_live_does_not_rewrite_its_blob(postgres: PostgresStore, dsn: str, job: str) -> None:
-    record = postgres.acquire(job)
+@pytest.fixture(scope="module")
+def undisturbed() -> Iterator[str]:
+    """A server of this module's own: a server's log has the writes of all its databases."""
+    with (
+        tempfile.TemporaryDirectory(prefix="joinery-postgres-") as directory,
+        embedded_postgres(Path(directory)) as dsn,
+    ):
+        yield dsn
+
+
+@pytest.mark.services
+def test_making_a_segment_live_does_not_rewrite_its_blob(undisturbed: str, job: str) -> None:
     size = 4_000_000
-    postgres.stage(job, [segment("big", blob=b"\x5a" * size)])
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with (
+        closing(PostgresStore(undisturbed, "own")) as postgres,
+        psycopg.connect(undisturbed, autocommit=True) as connection,
+    ):
+        record = postgres.acquire(job)
+        postgres.stage(job, [segment("big", blob=b"\x5a" * size)])
         written = "SELECT pg_current_wal_insert_lsn() - '0/0'"
         before = connection.execute(written).fetchone()
         postgres.commit(job, record.generation, commit_of(1, ["big"]))
@@ -311,13 +325,10 @@ def test_making_a_segment_live_does_not_rewrite_its_blob(postgres: PostgresStore
 
 
 @pytest.mark.services
-def test_an_unchanged_definition_is_not_written_again(job: str) -> None:
-    """On a server of its own: its log has the writes of all its databases."""
+def test_an_unchanged_definition_is_not_written_again(undisturbed: str, job: str) -> None:
     with (
-        tempfile.TemporaryDirectory(prefix="joinery-postgres-") as directory,
-        embedded_postgres(Path(directory)) as dsn,
-        closing(PostgresStore(dsn, "own")) as postgres,
-        psycopg.connect(dsn, autocommit=True) as connection,
+        closing(PostgresStore(undisturbed, "own")) as postgres,
+        psycopg.connect(undisturbed, autocommit=True) as connection,
     ):
         record = postgres.acquire(job)
         definition = {"text": random.Random(1).randbytes(200_000).hex()}

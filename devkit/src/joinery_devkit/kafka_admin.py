@@ -14,6 +14,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -36,7 +37,7 @@ class KafkaAdmin:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, *, replication_factor: int = 1
     ) -> None:
-        """Creates a topic. Returns when every partition has a leader."""
+        """Creates a topic. Returns when every partition has a leader that serves it."""
         topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
         self._admin.create_topics([topic])[name].result(_ADMIN_SECONDS)
         self._await(f"topic {name} has no leader", lambda: self._led_everywhere(name, partitions))
@@ -49,7 +50,7 @@ class KafkaAdmin:
         )
 
     def add_partitions(self, topic: str, count: int) -> None:
-        """Raises the topic's number of partitions to `count`; returns when each has a leader."""
+        """Raises the topic's number of partitions to `count`; returns when each has a leader that serves it."""
         self._admin.create_partitions([NewPartitions(topic, count)])[topic].result(_ADMIN_SECONDS)
         self._await(f"a new partition of {topic} has no leader", lambda: self._led_everywhere(topic, count))
 
@@ -96,7 +97,12 @@ class KafkaAdmin:
         return all(
             name in topics and sum(each.leader >= 0 for each in topics[name].partitions.values()) == partitions
             for topics in self._topics_everywhere()
-        )
+        ) and self._served(name, partitions)
+
+    def _served(self, name: str, partitions: int) -> bool:
+        """A broker names itself as a leader some time before it answers as one."""
+        wanted = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        return all(asked.exception(_ADMIN_SECONDS) is None for asked in self._admin.list_offsets(wanted).values())
 
     def _await(self, otherwise: str, condition: Callable[[], bool]) -> None:
         deadline = deadline_after(_ADMIN_SECONDS)

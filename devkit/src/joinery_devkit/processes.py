@@ -15,6 +15,7 @@ from pathlib import Path
 # Waits for the end of its input, which comes when the owner dies in any way, and then kills the child.
 _GUARD = 'read -r _; kill -KILL "$1" 2>/dev/null'
 _PORTS = range(15_000, 32_000)
+_given: set[int] = set()
 
 
 class ChildProcess:
@@ -96,18 +97,21 @@ def without_frames(text: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on.
+    """A loopback port that nothing listens on, another one at each call.
 
     It lies below the kernels' ephemeral ranges. Within them, a client that keeps trying the port of a server that is
     down may get that very port as its own and connect to itself; then the server cannot come back.
     """
     for port in random.sample(_PORTS, 200):
+        if port in _given:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.add(port)
             return port
     raise OSError("no free loopback port among 200 tried")
 

@@ -68,7 +68,7 @@ AWAY = NO_ANSWER | {
 }
 
 
-ASK_SECONDS = 1.0  # how long brokers may take to answer `silence`
+ASK_SECONDS = 3.0  # how long brokers may take to answer `silence`: a machine that is busy takes longer than a second
 SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
 RETRY_SECONDS = 0.1
 

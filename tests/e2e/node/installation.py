@@ -20,7 +20,7 @@ OPERATOR = "operator"
 CHART = Path(__file__).parents[3] / "charts" / "joinery"
 OPERATOR_NAMESPACE = "joinery-system"
 _RUNTIME = "localhost/joinery-runtime"
-_INSTALL_S = 180
+_INSTALL_S = 480
 
 
 @contextmanager

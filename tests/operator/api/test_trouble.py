@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from joinery_devkit.kubernetes.kubectl import Kubectl, KubectlFailed, wait_until
+from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_devkit.tcp_proxy import TcpProxy
 from simulated_cluster.fake_node import FakeKubelet
 from simulated_cluster.operator_process import OperatorProcess
@@ -57,8 +57,9 @@ def test_a_namespace_that_is_deleted_stops_no_other_and_is_worked_on_when_it_is_
     """With a namespace go the operator's rights there; kopf ends all watches when the next connection is refused."""
     kubectl, other = with_crds.kubectl, f"{shop}-other"
     kubectl("create", "namespace", other)
-    account = f"--serviceaccount={shop}:joinery-operator"
-    bind = ("create", "rolebinding", "operator", "--clusterrole=cluster-admin", account, "-n", other)
+    account = f"{shop}:joinery-operator"
+    bound = f"--serviceaccount={account}"
+    bind = ("create", "rolebinding", "operator", "--clusterrole=cluster-admin", bound, "-n", other)
     kubectl(*bind)
     kubeconfig = log_in(shop, "joinery-operator")
     port = urlsplit(with_crds.url).port
@@ -70,7 +71,8 @@ def test_a_namespace_that_is_deleted_stops_no_other_and_is_worked_on_when_it_is_
         try:
             operator.wait_until_ready()
             kubectl("delete", "rolebinding", "operator", "-n", other)
-            wait_until("it is forbidden there", lambda: not may_list_pods(kubectl, shop, other))
+            asked = ("list", "pods", "-n", other, "--as", f"system:serviceaccount:{account}")
+            wait_until("it is forbidden there", lambda: not kubectl.may(*asked))
             proxy.cut()
             proxy.restore()
             wait_until("it is left out", lambda: "a namespace is left out" in operator.log)
@@ -109,12 +111,3 @@ def test_it_ends_at_a_sigterm_that_comes_while_a_namespace_is_regained(with_crds
 def fetch(port: int, path: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         return str(answer.read().decode())
-
-
-def may_list_pods(kubectl: Kubectl, home: str, namespace: str) -> bool:
-    account = f"system:serviceaccount:{home}:joinery-operator"
-    try:
-        kubectl("auth", "can-i", "list", "pods", "-n", namespace, "--as", account)
-    except KubectlFailed:
-        return False
-    return True

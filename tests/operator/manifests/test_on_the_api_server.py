@@ -44,7 +44,7 @@ def kubectl(api_server):
 @pytest.fixture
 def stored(job, kubectl, api_namespace):
     """The job as the API server keeps it, in a namespace that enforces the restricted profile."""
-    kubectl("label", "namespace", api_namespace, "pod-security.kubernetes.io/enforce=restricted")
+    kubectl.restrict(api_namespace)
     kubectl("create", "serviceaccount", "driver-account", "-n", api_namespace)
     written = job.with_spark(**SPARK).resource
     about = {"name": "orders", "namespace": api_namespace}

@@ -18,7 +18,7 @@ from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.certificates import write_kubeconfig
 
 Object = Mapping[str, Any]
-_TIMEOUT_SECONDS = 120.0
+_TIMEOUT_SECONDS = 480.0  # for what hangs: a busy machine takes its time
 _POLL_SECONDS = 0.1
 
 
@@ -38,7 +38,15 @@ class Kubectl:
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
         """Runs kubectl with these arguments, and returns what it prints. Raises KubectlFailed."""
-        done = subprocess.run(
+        done = self._run(arguments, stdin, timeout_seconds)
+        if done.returncode != 0:
+            raise KubectlFailed(f"kubectl {' '.join(arguments)}", done.stderr.strip() or done.stdout.strip())
+        return done.stdout
+
+    def _run(
+        self, arguments: Sequence[str], stdin: str | None = None, timeout_seconds: float = _TIMEOUT_SECONDS
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [str(program("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments],
             input=stdin or "",
             capture_output=True,
@@ -46,9 +54,30 @@ class Kubectl:
             check=False,
             timeout=timeout_seconds,
         )
-        if done.returncode != 0:
-            raise KubectlFailed(f"kubectl {' '.join(arguments)}", done.stderr.strip() or done.stdout.strip())
-        return done.stdout
+
+    def may(self, *what: str) -> bool:
+        """Whether the user has that right: the arguments of `kubectl auth can-i`. A right counts some time after what
+        grants it was made. Raises KubectlFailed if there is no answer."""
+        done = self._run(["auth", "can-i", *what])
+        answer = done.stdout.strip()
+        if answer != "yes" and answer.partition(" ")[0] != "no":  # `no - REASON` while a role is not known yet
+            raise KubectlFailed(f"kubectl auth can-i {' '.join(what)}", done.stderr.strip() or answer)
+        return answer == "yes"
+
+    def restrict(self, namespace: str) -> None:
+        """Has the namespace refuse pods that are not restricted. Returns once it does: the API server learns of a label
+        some time after it has answered."""
+        self("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+
+        def refuses() -> bool:
+            try:
+                made = yaml.safe_dump(pod("unrestricted", "any"))
+                self("create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=made)
+            except KubectlFailed as refused:
+                return "violates PodSecurity" in refused.message
+            return False
+
+        wait_until("pods that are not restricted are refused", refuses)
 
     def apply(self, objects: Path | Object | Sequence[Object], namespace: str | None = None) -> str:
         """Applies, server-side, a file or folder of manifests, or objects. If `namespace` is given, none of them may

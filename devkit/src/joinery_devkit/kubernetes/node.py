@@ -31,7 +31,7 @@ from joinery_devkit.kubernetes.sandbox import Sandbox
 from joinery_runtime.errors import EnvironmentProblem
 
 _LINK = "joinery0"
-_START_SECONDS = 120.0
+_START_SECONDS = 480.0  # for what hangs
 _POLL_SECONDS = 0.1
 _HIDDEN = ("/var/lib", "/var/log", "/run", "/var/run")  # the sandbox has its own
 

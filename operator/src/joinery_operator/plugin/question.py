@@ -32,7 +32,10 @@ def ask(target: KubectlTarget, job: JobResource, why: str, command: Sequence[str
     sys.stderr.write(f"joinery: {why}. This is asked in a pod of its own, {name}\n")
     with _made(target, question_pod(revision, name, command), name, place):
         _wait(target, name, place)
-        target.run("logs", name, place, f"--container={MAIN_CONTAINER}", "--follow")
+        code = target.run("logs", name, place, f"--container={MAIN_CONTAINER}", "--follow")
+        if code != 0:
+            facts = f"kubectl logs {name} ended with {code}"
+            raise JoineryError("The answer may not be whole", facts=facts, todo="Ask again")
         return _exit_code(target, name, place)
 
 

@@ -27,6 +27,14 @@ _CLOSE_SECONDS = 3.0  # a client whose broker is away would take longer to close
 _MAX_POLL_MS = 300_000  # librdkafka's default, and the broker's patience with a rebalance
 
 _FENCED = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
+# Why offsets are not published that no one has to be told. A replaced member reports that itself, and from then on its
+# client refuses everything with a fatal error. While a group rebalances, it takes no offsets.
+_OF_ITSELF = {
+    KafkaError._FATAL,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+}
 _REFUSED = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "Allow this user to Read the group (kafka-acls --operation Read --group), "
     "or name another one as group.id in kafka.properties",
@@ -292,8 +300,7 @@ class GroupMember:
             self._unacknowledged -= 1
             if error is not None:
                 self._told.clear()  # the next release publishes all offsets again
-        # A replaced member reports that itself. From then on its client refuses everything with a fatal error.
-        if error is not None and _FENCED not in error.str() and error.code() != KafkaError._FATAL:
+        if error is not None and _FENCED not in error.str() and error.code() not in _OF_ITSELF:
             logger.warning("kafka group %s: offsets were not published: %s", self._group, error.str())
 
     def _note(self, error: KafkaError) -> None:
