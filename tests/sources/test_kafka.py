@@ -440,7 +440,7 @@ def silent_server() -> Iterator[str]:
 @pytest.mark.parametrize("turn", [0.1, 5.0])
 def test_a_broker_that_never_answers(silent_server, monkeypatch, turn: float) -> None:
     """Turns of 5 s let the client's own limit end first: "Failed while waiting for controller" told nobody anything."""
-    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 3.0)
+    monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("joinery_runtime.sources.kafka_metadata._TURN_SECONDS", turn)
     with pytest.raises(SourceUnavailable, match=rf"does not answer: waited 1 s; .*bootstrapServers {silent_server}"):
         bounds_of(kafka_input(silent_server, "any"))
