@@ -19,10 +19,10 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, RecordError, Superseded
 from joinery_runtime.hosts import worker_builder
+from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.driver_epochs import (
     SPARK_AFTER,
     WAIT_FOR_SPARK,
-    BackgroundCall,
     DriverEpochs,
     cores_of,
     host_here,

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Generic, TypeVar
 
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.tasks import MAX_THREADS
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, Superseded
+from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.spark_security import on_this_machine
@@ -46,8 +44,6 @@ _SMALL_IN_A_ROW = 50  # small epochs in a row until they return
 # Spark starts after this long a time of epochs that are not small. Its start and the move cost some 7 s of CPU
 # (decision 47): on two cores 6 % of a minute, but half of a job of 8 s.
 _SPARK_AFTER_S = 60.0
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 def may_run_here(master: str) -> bool:
@@ -80,36 +76,6 @@ def spark_starts_after(master: str) -> float:
             facts=f"it is {text!r}",
             todo="Give seconds, as 60 or 0.5, or leave it out",
         ) from None
-
-
-class BackgroundCall(Generic[T_co]):
-    """Runs a call in a daemon thread of this name, starting at once.
-
-    `result` waits, and raises whatever the call raised; `join` and `done` do not raise it. An error is lost if nobody
-    asks for the result."""
-
-    def __init__(self, call: Callable[[], T_co], name: str) -> None:
-        self._future: Future[T_co] = Future()
-        self._thread = threading.Thread(target=self._run, args=(call,), name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self, call: Callable[[], T_co]) -> None:
-        try:
-            self._future.set_result(call())
-        except BaseException as error:
-            self._future.set_exception(error)
-
-    @property
-    def done(self) -> bool:
-        return self._future.done()
-
-    def result(self) -> T_co:
-        """Waits for the call and returns its result, or raises what it raised."""
-        return self._future.result()
-
-    def join(self) -> None:
-        """Waits until the call has ended, with a result or an error."""
-        self._thread.join()
 
 
 def is_small(work: EpochWork) -> bool:

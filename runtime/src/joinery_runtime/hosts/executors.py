@@ -15,7 +15,7 @@ from typing import Any
 from pyspark import RDD, SparkContext
 from pyspark.serializers import AutoBatchedSerializer, CartesianDeserializer, CPickleSerializer
 
-from joinery_runtime.hosts.driver_epochs import BackgroundCall
+from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.spark_security import is_local, of_environment
 
 _REGISTRATION_SECONDS = 10.0  # how long a new executor may take until Spark gives it tasks

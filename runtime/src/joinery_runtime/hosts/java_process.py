@@ -15,15 +15,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError
-
 from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.hosts.background_call import BackgroundCall
 
 # Silences the JVM's message, on standard output, that it cannot use the archive. Its other warnings stay.
 _QUIET = "-Xlog:disable -Xlog:all=warning:stderr -Xlog:cds*=off:stderr -Xlog:class+path=off:stderr"
@@ -124,14 +122,11 @@ class JavaStart:
             return  # Java has not answered, so nobody has asked it for a context
 
         def turn_off() -> None:
-            with suppress(Py4JError, OSError):
-                log4j = gateway.jvm.org.apache.logging.log4j
-                log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+            log4j = gateway.jvm.org.apache.logging.log4j
+            log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
 
         # A signal may have cut short a call of this thread, whose answer is still to come on the thread's connection.
-        call = threading.Thread(target=turn_off, name="joinery-java-silence", daemon=True)
-        call.start()
-        call.join(_PATIENCE_S)
+        BackgroundCall(turn_off, "joinery-java-silence").join(_PATIENCE_S)
 
     def forget(self) -> None:
         """Makes PySpark forget the process, so that the next start makes a new one. To be called after `give_up`, once
@@ -144,21 +139,16 @@ class JavaStart:
 
     def _popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         options["env"] |= {"BASH_FUNC_exec%%": _WITHOUT_MODULE}
-        made: Future[subprocess.Popen[bytes]] = Future()
 
-        def launch() -> None:
-            try:
-                with self._lock:
-                    self._refuse_if_given_up()
-                    self._process = subprocess.Popen(command, **options)
-                    _under_way.add(self._process)
-                made.set_result(self._process)
-            except BaseException as error:
-                made.set_exception(error)
+        def launch() -> subprocess.Popen[bytes]:
+            with self._lock:
+                self._refuse_if_given_up()
+                self._process = subprocess.Popen(command, **options)
+                _under_way.add(self._process)
+                return self._process
 
-        # Signals cut short the main thread. In another one, a process that has begun is always known.
-        threading.Thread(target=launch, name="joinery-java-launch", daemon=True).start()
-        return made.result()
+        # In another thread than the main one, which a signal cuts short, a process that has begun is always known.
+        return BackgroundCall(launch, "joinery-java-launch").result()
 
     def _refuse_if_given_up(self) -> None:
         if self._given_up:

@@ -32,8 +32,8 @@ from joinery_runtime.errors import (
     JoineryError,
     Unavailable,
 )
+from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.driver_epochs import (
-    BackgroundCall,
     DriverEpochs,
     cores_of,
     host_here,

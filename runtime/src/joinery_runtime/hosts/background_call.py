@@ -1,0 +1,40 @@
+"""Calls that another thread makes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class BackgroundCall(Generic[T_co]):
+    """Runs a call in a daemon thread of this name, starting at once.
+
+    `result` waits, and raises whatever the call raised; `join` and `done` do not raise it. An error is lost if nobody
+    asks for the result. A signal may cut short the main thread's wait, but never the call."""
+
+    def __init__(self, call: Callable[[], T_co], name: str) -> None:
+        self._future: Future[T_co] = Future()
+        self._thread = threading.Thread(target=self._run, args=(call,), name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], T_co]) -> None:
+        try:
+            self._future.set_result(call())
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> T_co:
+        """Waits for the call and returns its result, or raises what it raised."""
+        return self._future.result()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Waits, for that long at most, until the call has ended, with a result or an error."""
+        self._thread.join(seconds)
