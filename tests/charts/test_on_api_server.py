@@ -16,7 +16,7 @@ import yaml
 
 from charts.rendering import CHART, ROOT, Chart
 from joinery_devkit.kubernetes.api_server import ApiServer
-from joinery_devkit.kubernetes.kubectl import Kubectl, wait_until
+from joinery_devkit.kubernetes.kubectl import Kubectl, KubectlFailed, wait_until
 from joinery_operator.kube.resources import JOBS as RESOURCES
 
 pytestmark = pytest.mark.services
@@ -83,6 +83,12 @@ def test_the_demo_database_is_taken_and_warned_of(release: Release) -> None:
     deployment = release.kubectl.get("deployment", f"{release.name}-joinery-demo-postgres", release.namespace)
     assert deployment is not None
     _dry_run_pod(release, deployment["spec"]["template"])
+
+
+def test_a_pod_that_is_not_restricted_is_refused_there(release: Release) -> None:
+    """So that the two tests above mean something."""
+    with pytest.raises(KubectlFailed, match="violates PodSecurity"):
+        _dry_run_pod(release, {"metadata": {}, "spec": {"containers": [{"name": "x", "image": "x"}]}})
 
 
 def _dry_run_pod(release: Release, template: dict[str, Any]) -> None:

@@ -190,9 +190,9 @@ def test_a_driver_that_failed_waits_and_one_that_is_done_is_not_started_again(wo
     world.wait_for("Running")
     ending = {"outcome": "failed", "error": "the broker is away", "kind": "SourceError", "retry": True}
     end_pod(world.cluster, world.driver(1), 1, json.dumps(ending))
-    # Not its reason BackOff: a slow operator finds that the time is over.
-    wait_until("the failure is told", lambda: world.job["status"]["driver"]["failures"] == 1)
+    wait_until("the back-off is told", lambda: world.condition("Ready")[1] == "BackOff")
     assert "the broker is away" in world.job["status"]["lastError"]
+    assert world.job["status"]["driver"]["failures"] == 1
     wait_until("the next attempt", lambda: world.names.driver(2) in world.pods())
     wait_until("it runs", lambda: world.driver(2)["status"]["phase"] == "Running")
     end_pod(world.cluster, world.driver(2), 0, json.dumps({"outcome": "finished"}))
