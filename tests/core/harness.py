@@ -137,6 +137,7 @@ class PeersHost:
     workers: Sequence[Worker]
     apart: int = 0
     attempts: int = 0
+    cores: int | None = None
 
     def run(self, work: EpochWork) -> EpochOutcome:
         shards, self.attempts = work.plan.shards, self.attempts + 1

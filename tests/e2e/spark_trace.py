@@ -68,6 +68,7 @@ class _WithRecords:
     host: Host
     logs: Mapping[str, StepLog]
     directory: Path
+    cores: int | None = None  # a step of a trace may rescale: its epochs have the shards that it names
 
     def run(self, work: EpochWork) -> EpochOutcome:
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,8 @@ Dealt = Mapping[int, list[Block]]  # by shard
 class SimHost:
     """Runs an epoch's tasks as Spark does: a lost one again under a new attempt, some of them twice at a time."""
 
+    cores = None
+
     def __init__(
         self,
         new_worker: Callable[[], Worker],

@@ -16,7 +16,7 @@ from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState
-from joinery_runtime.engine.planner import Planner, PlanSettings
+from joinery_runtime.engine.planner import Planner, PlanSettings, shards_for_cores
 from joinery_runtime.errors import SourceError
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets, UnsharedSource
 
@@ -805,3 +805,50 @@ def test_a_plan_that_reads_nothing_delays_no_other() -> None:
     job.epoch({}, 30_000, always=True, reads=False)
     assert job.plan(59_999) is None
     assert ranges(job.epoch({}, 60_000)) == {ORDERS[0]: (10, 20)}
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("most", "cores", "shards"),
+    [
+        (512, 2, 4),
+        (512, 100, 256),
+        (512, 1_000, 512),
+        (8, 2, 4),
+        (4, 2, 4),
+        (3, 2, 3),  # of a prime number of shards: all
+        (12, 2, 4),
+        (24, 5, 12),  # 10 does not divide 24
+        (1, 8, 1),
+    ],
+)
+def test_an_epoch_has_as_many_shards_as_its_cores_can_use(most: int, cores: int, shards: int) -> None:
+    assert shards_for_cores(most, cores, 0) == shards
+
+
+@pytest.mark.parametrize(
+    ("newest", "cores", "shards"),
+    [
+        (16, 4, 16),  # an executor of two is lost: it will come back
+        (16, 1, 2),  # the job became much narrower
+        (16, 16, 32),  # it became wider
+        (5, 4, 8),  # before, `shards` was another number
+    ],
+)
+def test_the_number_of_shards_follows_the_cores_with_slack(newest: int, cores: int, shards: int) -> None:
+    assert shards_for_cores(64, cores, newest) == shards
+
+
+def test_plans_follow_the_cores_but_for_co_partitioned_inputs() -> None:
+    """Rows of co-partitioned inputs live by partition, and their shards fit the partitions as the job says."""
+    for co_partitioned, shards in [(False, 2), (True, 4)]:
+        job = Job(*(Source({PartitionRef(name, name, p): (0, 9) for p in (0, 1)}) for name in ("orders", "payments")))
+        job.co_partitioned = co_partitioned
+        job.restart()
+        assert job.epoch({}).shards == 4, "the cores are unknown: as the job says"
+        job.restart()
+        job.planner.cores = 1
+        job.orders.ends = dict.fromkeys(ORDERS, (0, 20))
+        assert job.epoch({}).shards == shards

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -132,17 +131,6 @@ def test_each_shard_has_one_peer_and_no_peer_many_more_than_another(count: int, 
 
 def test_the_reports_have_a_peer_too() -> None:
     assert Peers(3).owner(5, 5) == 0
-
-
-def test_a_block_is_encoded_only_to_leave_its_process() -> None:
-    rows = pa.record_batch({"n": list(range(1000)), "t": [str(n) for n in range(1000)]}).slice(10, 5)
-    block = RowBlock(1, LEFT, rows, read=False)
-    assert block.rows is rows
-    pickled = pickle.dumps(block)
-    assert len(pickled) < 5_000, "of a slice, only its own rows"
-    again = pickle.loads(pickled)
-    assert (again.step, again.side, again.read) == (1, LEFT, False)
-    assert again.rows.equals(rows)
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------

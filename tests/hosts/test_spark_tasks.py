@@ -3,16 +3,21 @@ one of them only."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from joinery_runtime.engine.messages import EpochWork, TaskFailure
+from joinery_runtime.core.pipeline.sides import LEFT
+from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.tasks import Peers, Threads
+from joinery_runtime.engine.read_report import ReadReport
+from joinery_runtime.engine.tasks import Peers, Threads, deal_ranges
+from joinery_runtime.engine.worker import RowBlock
 from joinery_runtime.errors import SourceError
 from joinery_runtime.hosts import spark_tasks
 from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup
@@ -35,18 +40,19 @@ def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PeerTask:
     worker: Any = Unreadable()
     monkeypatch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads())})
     work = EpochWork(1, EpochPlan(epoch=1, shards=3, ranges=tuple(SHARE), watermarks={}), ())
+    monkeypatch.setattr(spark_tasks, "_local_directory", lambda: tmp_path)
     return PeerTask(WorkerSetup("d", lambda _: worker, 1), work, Peers(3))
 
 
 def test_every_peer_hears_of_it(task: PeerTask) -> None:
-    yielded = list(task.read([SHARE]))
+    yielded = list(task.read(0, [SHARE]))
     assert [peer for peer, sent in yielded if isinstance(sent, TaskFailure)] == [0, 1, 2]
 
 
 Body = Callable[[Iterable[Any]], Iterator[Any]]
 TASKS: list[tuple[Callable[[PeerTask], Body], list[Any]]] = [
     (lambda task: task.whole, [0, 0]),
-    (lambda task: task.read, [SHARE, SHARE]),
+    (lambda task: partial(task.read, 0), [SHARE, SHARE]),
     (lambda task: partial(task.stage, 0, 1), [(1, (0, "a block")), (1, TaskFailure(AWAY)), (1, (0, "another"))]),
 ]
 
@@ -57,3 +63,67 @@ def test_a_task_that_fails_takes_all_that_it_is_given(task: PeerTask, body: Any,
     left = iter(given)
     assert any("the broker is away" in repr(result) for result in body(task)(left))
     assert list(left) == []
+
+
+# --- rows that stay where they were read ------------------------------------------------------------------------------
+
+
+class Reads:
+    """Makes a row for each of four shards, and steps each shard to the rows that it got."""
+
+    steps = 1
+
+    def __init__(self) -> None:
+        self.reads: list[object] = []
+
+    def read(self, work: EpochWork, ranges: Iterable[Range], lane: int = 0) -> Iterator[Any]:
+        for planned in ranges:
+            self.reads.append(planned.partition.partition)
+            for shard in range(4):
+                yield shard, RowBlock(0, LEFT, pa.record_batch({"n": [planned.partition.partition * 10 + shard]}))
+            yield 4, ReadReport(PartitionRead(planned.partition, records=4, rows=4), None)
+
+    def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Any], attempt: str) -> Iterator[Any]:
+        numbers = [n for block in blocks for n in block.rows.column("n").to_pylist()]
+        assert all(n % 10 == shard for n in numbers)
+        yield 4, ShardSummary(number, shard, rows_in=len(numbers), rows_out=sum(numbers))
+
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
+        return ReadSummary(tuple(report.read for report in reports))
+
+
+TWO = tuple(Range(PartitionRef("l", "t", partition), 0, 4) for partition in (0, 1))
+SUMS = {0: 0 + 10, 1: 1 + 11, 2: 2 + 12, 3: 3 + 13}
+
+
+def exchanged(worker: Any, patch: pytest.MonkeyPatch, readers: list[Path], steppers: list[Path]) -> dict[int, int]:
+    """An epoch of two peers, each of which reads and steps in these executors' folders. Returns the sums by shard."""
+    patch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads())})
+    work = EpochWork(1, EpochPlan(epoch=1, shards=4, ranges=TWO, watermarks={}), ())
+    task = PeerTask(WorkerSetup("d", lambda _: worker, 1), work, Peers(2))
+    sent = list[Any]()
+    for peer, ranges in enumerate(deal_ranges(TWO, 2)):
+        patch.setattr(spark_tasks, "_local_directory", lambda at=readers[peer]: at)
+        sent += pickle.loads(pickle.dumps(list(task.read(peer, [ranges]))))
+    for folder in {*readers} - {*steppers}:
+        folder.rename(folder.with_name("elsewhere"))
+    results = [
+        result for peer in (0, 1) for _, result in task.stage(0, peer, [item for item in sent if item[0] == peer])
+    ]
+    (read,) = (result for result in results if isinstance(result, ReadSummary))
+    assert sorted(part.partition.partition for part in read.partitions) == [0, 1]
+    return {result.shard: result.rows_out for result in results if isinstance(result, ShardSummary)}
+
+
+def test_rows_of_a_peers_own_shards_stay_in_its_executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    worker = Reads()
+    folders = [tmp_path / "a", tmp_path / "b"]
+    assert exchanged(worker, monkeypatch, folders, folders) == SUMS
+    assert sorted(worker.reads) == [0, 1], "each partition was read once"
+    assert [len(list(folder.rglob("*.arrow"))) for folder in folders] == [1, 1]
+
+
+def test_a_step_in_another_executor_reads_the_rows_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    worker = Reads()
+    assert exchanged(worker, monkeypatch, [tmp_path / "a", tmp_path / "b"], [tmp_path / "b"]) == SUMS
+    assert sorted(worker.reads) == [0, 0, 1], "those of the executor that is gone, and no others"

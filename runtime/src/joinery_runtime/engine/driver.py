@@ -63,6 +63,11 @@ class Host(Protocol):
         """Runs all tasks of one epoch. Raises the JoineryError of a task; may rerun tasks, as Spark does."""
         ...
 
+    @property
+    def cores(self) -> int | None:
+        """How many cores the tasks of the next epoch have. None: it runs as many shards at a time as there are."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
@@ -234,6 +239,7 @@ class Driver:
 
     def _held_plan(self, *, always: bool, reads: bool) -> EpochPlan | None:
         planner = self._parts.planner
+        planner.cores = self._parts.host.cores
         if self.state.pending is None:
             plan = planner.plan(self.state, self._now_ms(), always=always) if reads else None
             if plan is None and any(sink.due(last=not reads) for _, sink in self._sinks()):
@@ -437,6 +443,7 @@ class Driver:
                 raise
 
     def _next_plan(self, after: JobState) -> EpochPlan | None:
+        self._parts.planner.cores = self._parts.host.cores
         try:
             return self._parts.planner.plan(after, self._now_ms())
         except (SourceError, Fenced, LimitReached):

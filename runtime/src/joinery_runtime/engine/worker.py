@@ -26,7 +26,7 @@ from joinery_runtime.core.pipeline.step import StepResult
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
-from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe, encode
+from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
 from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
 from joinery_runtime.engine.flags import FlagCache
@@ -48,20 +48,13 @@ STAGED_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Prepared rows of one side of a step for one shard. `read`: they come from an input, not from a step. A block
-    pickles as an Arrow IPC file; a block that stays in its process is never encoded."""
+    """Prepared rows of one side of a step for one shard. `read`: they come from an input, not from a step. Blocks never
+    leave their process: other processes get parcels (`engine.exchange`)."""
 
     step: int
     side: int
     rows: pa.RecordBatch
     read: bool = True
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _unpickled, (self.step, self.side, encode(self.rows, compression=None), self.read)
-
-
-def _unpickled(step: int, side: int, rows: bytes, read: bool) -> RowBlock:
-    return RowBlock(step, side, decode(rows), read)
 
 
 Block = RowBlock | PossiblyLate | ReadReport | LateRecords | ShardSummary

@@ -8,10 +8,12 @@ from joinery_runtime.engine.worker import Worker
 
 
 class LocalHost:
-    """Implements `engine.driver.Host` with one worker. Attempts are numbered, so runs are repeatable."""
+    """Implements `engine.driver.Host` with one worker. Attempts are numbered, so runs are repeatable. Without `threads`
+    everything runs in the caller's thread, and an epoch has all of the job's shards."""
 
-    def __init__(self, worker: Worker, threads: int = 1) -> None:
-        self._worker, self._threads = worker, Threads(threads)
+    def __init__(self, worker: Worker, threads: int | None = None) -> None:
+        self._worker, self._threads = worker, Threads(threads or 1)
+        self.cores = threads
         self._attempts = 0
 
     def run(self, work: EpochWork) -> EpochOutcome:

@@ -88,6 +88,10 @@ class SparkHost:
         (read,) = (result for result in results if isinstance(result, ReadSummary))
         return outcome(read, results, self._setup.steps, work.plan.shards)
 
+    @property
+    def cores(self) -> int:
+        return self._executors.cores
+
     def warm(self) -> None:
         """Has a process of each executor build its worker, so that the first epoch does not wait for that. What goes
         wrong with it, the first epoch meets too, and says."""
@@ -131,7 +135,7 @@ class SparkHost:
             made = _exchanged(reports.mapPartitionsWithIndex(task.share), 1, executors)
             return made.mapPartitionsWithIndex(partial(task.stage, self._setup.stages))
         shares = deal_ranges(task.work.plan.ranges, count)
-        carried = self._given(shares, executors).mapPartitions(task.read)
+        carried = self._given(shares, executors).mapPartitionsWithIndex(task.read)
         for number in range(self._setup.stages):
             carried = _exchanged(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
         return carried

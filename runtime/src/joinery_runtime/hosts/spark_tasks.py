@@ -2,8 +2,8 @@
 
 With one peer, its task runs the whole epoch. With co-partitioned inputs, a peer's task runs all of its part, and only
 reports go on. Otherwise a task reads, and a task per step follows; what they send each other goes through Spark's
-shuffle as (peer, (shard, block)). A task consumes all of its input, even when it fails: PySpark ends a process that has
-not read its input to the end, and with it consumers, connections and caches.
+shuffle as (peer, parcel) and (peer, (shard, report)) (`engine.exchange`). A task consumes all of its input, even when
+it fails: PySpark ends a process that has not read its input to the end, and with it consumers, connections and caches.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from __future__ import annotations
 import gc
 import os
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pyspark import SparkFiles, TaskContext
 
-from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary, TaskFailure
+from joinery_runtime.engine.exchange import LocalParcel, LocalParcels, Parcel, opened, packed
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.tasks import (
+    Inbox,
     Peers,
     TaskWorker,
     Threads,
+    deal_ranges,
     read_ranges,
     run_epoch,
     run_share,
     run_step,
-    sorted_by_shard,
 )
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
@@ -37,7 +38,8 @@ from joinery_runtime.garbage import collect_rarely
 from joinery_runtime.sources.base import Range
 
 WorkerFactory = Callable[[Path], TaskWorker]
-Carried = tuple[int, Any]  # the receiving peer, and what was sent to it or a TaskFailure
+Carried = tuple[int, Parcel | LocalParcel | Sent | TaskFailure]  # the receiving peer, and what it gets
+Result = ShardSummary | ReadSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,15 @@ class PeerTask:
         except JoineryError as error:
             yield TaskFailure(error)
 
-    def read(self, given: Iterable[Sequence[Range]]) -> Iterator[Carried]:
+    def read(self, peer: int, given: Iterable[Sequence[Range]]) -> Iterator[Carried]:
+        """Reads a peer's ranges. Rows for its own shards stay in the executor."""
         shares = list(given)
         try:
             process = process_for(self.setup, self.peers.threads)
+            local = LocalParcels(_local_directory() / f"joinery-{self.setup.digest}-exchange", self.work, _attempt())
             for ranges in shares:
-                yield from self._carried(read_ranges(process.worker, self.work, ranges, process.threads))
+                for receiver, item in self._packed(read_ranges(process.worker, self.work, ranges, process.threads)):
+                    yield receiver, local.put(item) if receiver == peer and isinstance(item, Parcel) else item
         except JoineryError as error:
             yield from self._to_everybody(error)
 
@@ -99,7 +104,7 @@ class PeerTask:
         except JoineryError as error:
             yield 0, TaskFailure(error)
 
-    def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
+    def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
         """Runs a step of a peer's shards. In the last stage, the peer that gets the reports also ends the epoch."""
         try:
             yield from self._stage(number, peer, carried)
@@ -108,14 +113,23 @@ class PeerTask:
         except JoineryError as error:
             yield from self._to_everybody(error)
 
-    def _stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried]:
+    def _stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
         work, shards, attempt = self.work, self.work.plan.shards, _attempt()
-        inbox = sorted_by_shard(_received(carried))
+        inbox: Inbox = defaultdict(deque)
+        local: list[LocalParcel] = []
+        for item in _received(carried):
+            if isinstance(item, LocalParcel):
+                local.append(item)
+            else:
+                _deliver(inbox, item)
         process = process_for(self.setup, self.peers.threads)
+        own_rows = opened(local)
+        for parcel in self._read_again(process, peer) if own_rows is None else own_rows:
+            _deliver(inbox, parcel)
         own = self.peers.shards_of(peer, shards) if number < self.setup.steps else []
         made = run_step(process.worker, work, number, own, inbox, attempt, process.threads)
         if number < self.setup.stages - 1:
-            yield from self._carried(made)
+            yield from self._packed(made)
             return
         reports = [report for _, report in made]
         yield from ((0, report) for report in reports if isinstance(report, ShardSummary))
@@ -123,16 +137,28 @@ class PeerTask:
             collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]
             yield 0, process.worker.collect(work, collected, attempt)
 
-    def _carried(self, sent: Iterable[Sent]) -> Iterator[Carried]:
+    def _read_again(self, process: _Process, peer: int) -> Iterator[Parcel]:
+        """Reads the rows that a peer's read task has left in another executor. That task has sent everything else."""
+        ranges = deal_ranges(self.work.plan.ranges, self.peers.count)[peer]
+        for receiver, item in self._packed(read_ranges(process.worker, self.work, ranges, process.threads)):
+            if receiver == peer and isinstance(item, Parcel):
+                yield item
+
+    def _packed(self, sent: Iterable[Sent]) -> Iterator[tuple[int, Parcel | Sent]]:
         shards = self.work.plan.shards
-        yield from ((self.peers.owner(shard, shards), (shard, block)) for shard, block in sent)
+        return packed(sent, lambda shard: self.peers.owner(shard, shards))
 
     def _to_everybody(self, error: JoineryError) -> Iterator[Carried]:
         """Sends the error to all peers: Spark may have rerun this task for one of them only, with the others done."""
         yield from ((peer, TaskFailure(error)) for peer in range(self.peers.count))
 
 
-def _received(carried: Iterable[Carried]) -> Iterator[Sent]:
+def _deliver(inbox: Inbox, item: Parcel | Sent) -> None:
+    for shard, block in item.blocks() if isinstance(item, Parcel) else [item]:
+        inbox[shard].append(block)
+
+
+def _received(carried: Iterable[Carried]) -> Iterator[Parcel | LocalParcel | Sent]:
     failures: list[TaskFailure] = []
     for _, sent in carried:
         if isinstance(sent, TaskFailure):
