@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,24 @@ from bench.section import FILES, SHARDS, Ground, epoch_rows
 from bench.usage import cpu_seconds
 
 MASTER = "local[2,4]"
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How `joinery run` is started: its options, and variables of its environment."""
+
+    options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+BY_DEFAULT = How(("--master", MASTER))
+
+
+def on_spark(master: str) -> How:
+    """Every epoch on Spark, also the first ones, for which the job waits."""
+    return How(("--master", master), {"JOINERY_WAIT_FOR_SPARK": "1"})
+
+
 SCHEMAS: dict[str, dict[str, str]] = {
     "orders": {"order_id": "string", "customer": "string", "amount": "double", "ts": "timestamp"},
     "payments": {"payment_id": "string", "order_id": "string", "method": "string", "ts": "timestamp"},
@@ -61,14 +81,31 @@ def compared(kind: str, name: str, spec: dict[str, Any], ground: Ground, slug: s
     return peer(f"Joinery, {name}", settings, document(kind, slug, spec | shared), ground.folder(slug))
 
 
-def peer(name: str, settings: str, job: dict[str, Any], folder: Path) -> Peer:
+def peer(name: str, settings: str, job: dict[str, Any], folder: Path, how: How = BY_DEFAULT) -> Peer:
     """Runs `job` until it is stopped. Dead letters go to files; there are none."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.yaml"
     job["spec"]["deadLetter"] = to_files(folder / "dead")
     path.write_text(yaml.safe_dump(job, sort_keys=False))
-    command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), "--master", MASTER]
-    return Peer(name, settings, command, folder, {"JOINERY_HOME": str(folder / "home")})
+    command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), *how.options]
+    environment = {"JOINERY_HOME": str(folder / "home"), **how.environment}
+    return Peer(name, settings, command, folder, environment, _where_epochs_ran)
+
+
+def _where_epochs_ran(log: Path) -> str:
+    return where_ran(epochs_in(log))
+
+
+def where_ran(epochs: Sequence[Mapping[str, Any]]) -> str:
+    """Where the epochs of a job ran, by their lines."""
+    counts = Counter(str(epoch.get("ran_on", "a place that the job does not say")) for epoch in epochs)
+    return ", ".join(f"{count} epochs on {name}" for name, count in counts.most_common()) or "no epoch"
+
+
+def epochs_in(log: Path) -> list[dict[str, Any]]:
+    """The lines of a job's epochs so far; the last line of the log may be incomplete."""
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+    return [line for line in lines if line["event"] == "epoch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +131,7 @@ def run_to_end(job: Peer) -> Ended:
     with looks, running(job) as ended:
         while (how := ended()) is None:
             time.sleep(0.2)
-    lines = [json.loads(line) for line in (job.folder / "log").read_text().splitlines() if line.startswith("{")]
-    epochs = [line for line in lines if line["event"] == "epoch"]
+    epochs = epochs_in(job.log)
     if not epochs or not how.startswith("ended with 0"):
         raise SystemExit(f"{job.name} {how}")
     rows, seconds = sum(map(rows_in, epochs)), (committed_at(epochs[-1]) - began).total_seconds()

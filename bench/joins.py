@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -22,8 +23,7 @@ ROW = {"order_id": pl.String, "customer": pl.String, "amount": pl.Float64, "paym
 
 def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[Figures]:
     """2 x `records`, `runs` times; `wanted` names some of the peers, None all of them."""
-    # In small runs payments follow sooner, so that most have an order.
-    workload = Workload(records, PARTITIONS, paid_within_ms=min(WINDOW_MS, records // 20))
+    workload = Workload(records, PARTITIONS, paid_within_ms(records))
     with KafkaBroker() as broker:
         for topic in TOPICS:
             broker.create_topic(topic, PARTITIONS)
@@ -34,19 +34,28 @@ def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[F
         return [raw, *run_all(ground, only(PEERS, wanted), expected_pairs(workload, WINDOW_MS))]
 
 
-def _joinery(ground: Ground, slug: str, *, name: str, delivery: str = "exactlyOnce") -> Peer:
+def paid_within_ms(records: int) -> int:
+    """In small runs payments follow sooner, so that most have an order."""
+    return min(WINDOW_MS, records // 20)
+
+
+def job_spec(bootstrap: str) -> dict[str, Any]:
+    """Joinery's job, without what the comparisons' jobs share."""
     step = {
         "right": "payments",
         "keys": {"orders.order_id": "payments.order_id"},
         "interval": {"of": "orders", "lower": f"-{WINDOW_MS}ms", "upper": f"{WINDOW_MS}ms"},
     }
     columns = ("orders.order_id", "orders.customer", "orders.amount", "payments.payment_id", "payments.method")
-    spec = {
-        "inputs": [joinery_jobs.kafka_input(topic, ground.bootstrap) for topic in TOPICS],
+    return {
+        "inputs": [joinery_jobs.kafka_input(topic, bootstrap) for topic in TOPICS],
         "joins": [step],
         "select": [{"column": column, "as": column.partition(".")[2]} for column in columns],
-        "delivery": delivery,
     }
+
+
+def _joinery(ground: Ground, slug: str, *, name: str, delivery: str = "exactlyOnce") -> Peer:
+    spec = job_spec(ground.bootstrap) | {"delivery": delivery}
     return joinery_jobs.compared("StreamJoin", name, spec, ground, slug)
 
 

@@ -17,7 +17,7 @@ PEER = Peer("Joinery", "two cores", ["false"], Path("nowhere"))
 
 
 def seen(*looks: tuple[float, float, int]) -> list[Look]:
-    return [Look(seconds, cpu, {0: visible}) for seconds, cpu, visible in looks]
+    return [Look(seconds, {"java": cpu}, {0: visible}) for seconds, cpu, visible in looks]
 
 
 def counted(*looks: tuple[float, float, int], rows: int = 2000, expected: int = 1000) -> Figures:
@@ -77,7 +77,7 @@ class Grows:
 def test_the_clock_stops_with_the_look_that_saw_the_last_row_of_every_partition() -> None:
     looks = Looks(Grows({0: 0}))
     looks.taken = [
-        Look(at, 0.0, ends) for at, ends in enumerate([{0: 5, 1: 0}, {0: 5, 1: 4}, {0: 6, 1: 5}, {0: 9, 1: 9}])
+        Look(at, {}, ends) for at, ends in enumerate([{0: 5, 1: 0}, {0: 5, 1: 4}, {0: 6, 1: 5}, {0: 9, 1: 9}])
     ]
     assert looks.until({0: 6, 1: 4})[-1].seconds == 2
 
