@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
+from bench.outputs import Schema
 from bench.peer import Figures, Peer, typical
 from bench.raw_read import measure_raw
 from bench.section import PARTITIONS, Candidates, Ground, only, run_all
@@ -18,7 +19,13 @@ from joinery_devkit.kafka import KafkaBroker
 
 WINDOW_MS = 60_000
 TOPICS = ("orders", "payments")
-ROW = {"order_id": pl.String, "customer": pl.String, "amount": pl.Float64, "payment_id": pl.String, "method": pl.String}
+ROW: Schema = {
+    "order_id": pl.String,
+    "customer": pl.String,
+    "amount": pl.Float64,
+    "payment_id": pl.String,
+    "method": pl.String,
+}
 
 
 def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[Figures]:
@@ -54,9 +61,16 @@ def job_spec(bootstrap: str) -> dict[str, Any]:
     }
 
 
-def _joinery(ground: Ground, slug: str, *, name: str, delivery: str = "exactlyOnce") -> Peer:
+def _joinery(
+    ground: Ground,
+    slug: str,
+    *,
+    name: str,
+    delivery: str = "exactlyOnce",
+    how: joinery_jobs.How = joinery_jobs.BY_DEFAULT,
+) -> Peer:
     spec = job_spec(ground.bootstrap) | {"delivery": delivery}
-    return joinery_jobs.compared("StreamJoin", name, spec, ground, slug)
+    return joinery_jobs.compared("StreamJoin", name, spec, ground, slug, how)
 
 
 def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
@@ -84,9 +98,13 @@ def _streams(ground: Ground, slug: str, *, how: streams_peer.How) -> Peer:
 
 
 PEERS: Candidates = {
-    "joinery-files": partial(_joinery, name="into files"),
-    "joinery-exactly-once": partial(_joinery, name="into Kafka exactly once"),
-    "joinery-at-least-once": partial(_joinery, name="into Kafka at least once", delivery="atLeastOnce"),
+    **joinery_jobs.with_and_without_spark(
+        {
+            "files": partial(_joinery, name="into files"),
+            "exactly-once": partial(_joinery, name="into Kafka exactly once"),
+            "at-least-once": partial(_joinery, name="into Kafka at least once", delivery="atLeastOnce"),
+        }
+    ),
     "spark": partial(_spark, release=spark_peer.current),
     "spark-newest": partial(_spark, release=spark_peer.newest),
     "flink-heap": partial(_flink, how=flink_peer.HEAP),

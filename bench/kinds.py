@@ -56,11 +56,12 @@ def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
         for kind in kinds:
             peer = _peer(kind, broker.bootstrap, records, work)
             ended = joinery_jobs.run_to_end(peer)
+            notes = peer.notes()
             shutil.rmtree(peer.folder, ignore_errors=True)
             found.append(
                 Figures(
                     peer.name,
-                    peer.settings,
+                    notes,
                     ended.rows,
                     ended.rows_out,
                     cold_rate=ended.cold_rate,

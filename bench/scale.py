@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import joinery_jobs, joins
 from bench.peer import Figures, Peer
-from bench.section import FILES, PARTITIONS, SHARDS, Ground, epoch_rows, run_all
+from bench.section import FILES, PARTITIONS, SHARDS, Candidates, Ground, epoch_rows, run_all
 from bench.topics import Workload, expected_pairs, produce
 from bench.usage import DRIVER, JAVA, WORKERS
 from joinery_devkit.kafka import KafkaBroker
@@ -25,9 +25,6 @@ from joinery_devkit.spark_cluster import StandaloneCluster
 PARTITIONER = "murmur2"
 SERIES = (4, 16, 64, 512)  # shards
 _SERIES_EPOCH_ROWS = 400_000  # of both inputs: what a shard costs per epoch shows
-# Executors of one machine read each other's blocks from the disk otherwise.
-_CONF = {"spark.shuffle.readHostLocalDisk": "false"}
-_EXECUTOR_MB = 2048
 
 PYTHON = (DRIVER, WORKERS)
 SPARK = (JAVA, *PYTHON)
@@ -47,9 +44,8 @@ class Layout:
         if self.master is not None:
             yield joinery_jobs.on_spark(self.master)
             return
-        with StandaloneCluster(workers=2, cores=1, memory=f"{_EXECUTOR_MB}m") as cluster:
-            how = joinery_jobs.on_spark(cluster.master_url)
-            yield joinery_jobs.How(how.options, {**cluster.environment, **how.environment})
+        with StandaloneCluster(workers=2, cores=1, memory=f"{joinery_jobs.EXECUTOR_MB}m") as cluster:
+            yield joinery_jobs.on_spark(cluster.master_url, cluster.environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ class Line:
 
 def _local_cluster(executors: int, cores: int) -> Layout:
     settings = f"{executors} executor{'s' if executors > 1 else ''} with {cores} core{'s' if cores > 1 else ''} each"
-    return Layout(f"cluster-{executors}x{cores}", settings, f"local-cluster[{executors},{cores},{_EXECUTOR_MB}]")
+    return Layout(f"cluster-{executors}x{cores}", settings, joinery_jobs.local_cluster(executors, cores))
 
 
 LOCAL = Layout("local-2", "Spark in the driver's JVM with two cores", joinery_jobs.MASTER)
@@ -111,7 +107,7 @@ def run(work: Path, records: int, wanted: Sequence[str] | None, runs: int) -> li
         ground = Ground(broker, work, 2 * records, joins.ROW, runs)
         for layout, of_layout in groupby(lines, key=lambda line: line.layout):
             with layout.started() as how:
-                candidates = {line.name + FILES: partial(_peer, line=line, how=how) for line in of_layout}
+                candidates: Candidates = {line.name + FILES: partial(_peer, line=line, how=how) for line in of_layout}
                 found += run_all(ground, candidates, expected)
     return found
 
@@ -125,7 +121,6 @@ def _peer(ground: Ground, slug: str, *, line: Line, how: joinery_jobs.How) -> Pe
         "output": joinery_jobs.to_files(ground.files(slug)),
         "shards": line.shards,
         "trigger": {"maxRecordsPerEpoch": epoch},
-        "spark": {"conf": _CONF},
     }
     settings = (
         f"{line.layout.settings}; {line.shards} shards, epochs of {epoch:,} records"
