@@ -120,10 +120,12 @@ def peer(name: str, settings: str, job: dict[str, Any], folder: Path, how: How =
 
 def where_ran(log: Path) -> str:
     """Where the epochs of a job ran, by its own lines."""
-    masters = [str(line.get("master")) for line in _lines_of(log) if line["event"] == "started"]
-    counts = Counter(epoch.get("runs_on") for epoch in epochs_in(log))
-    parts = [f"{count} epochs on {name}" for name, count in counts.most_common()]
-    return f"{' and '.join(parts) or 'no epoch'} (master {', '.join(dict.fromkeys(masters))})"
+    masters = {str(line.get("master")): None for line in _lines_of(log) if line["event"] == "started"}
+    counts = Counter(str(epoch.get("runs_on")) for epoch in epochs_in(log))
+    if not counts:
+        return "no epoch ran"
+    epochs = " and ".join(f"{count} epochs on {name}" for name, count in counts.most_common())
+    return f"{epochs} (master {', '.join(masters)})"
 
 
 def epochs_in(log: Path) -> list[dict[str, Any]]:
