@@ -55,6 +55,7 @@ def local_cluster(executors: int, cores: int) -> str:
     return f"local-cluster[{executors},{cores},{EXECUTOR_MB}]"
 
 
+_PLACES = {"driver": "in the driver", "spark": "on Spark"}  # by what an epoch's line says
 SCHEMAS: dict[str, dict[str, str]] = {
     "orders": {"order_id": "string", "customer": "string", "amount": "double", "ts": "timestamp"},
     "payments": {"payment_id": "string", "order_id": "string", "method": "string", "ts": "timestamp"},
@@ -115,17 +116,15 @@ def peer(name: str, settings: str, job: dict[str, Any], folder: Path, how: How =
     path.write_text(yaml.safe_dump(job, sort_keys=False))
     command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), *how.options]
     environment = {"JOINERY_HOME": str(folder / "home"), **how.environment}
-    return Peer(name, settings, command, folder, environment, where_ran)
+    return Peer(name, settings, command, folder, environment, lambda: epoch_places(folder / "log"))
 
 
-def where_ran(log: Path) -> str:
+def epoch_places(log: Path) -> str:
     """Where the epochs of a job ran, by its own lines."""
-    masters = {str(line.get("master")): None for line in _lines_of(log) if line["event"] == "started"}
-    counts = Counter(str(epoch.get("runs_on")) for epoch in epochs_in(log))
-    if not counts:
-        return "no epoch ran"
-    epochs = " and ".join(f"{count} epochs on {name}" for name, count in counts.most_common())
-    return f"{epochs} (master {', '.join(masters)})"
+    counts = Counter(_PLACES.get(epoch.get("runs_on", ""), "at an unknown place") for epoch in epochs_in(log))
+    masters = {line["master"]: None for line in _lines_of(log) if line["event"] == "started" and "master" in line}
+    epochs = ", ".join(f"{count} {where}" for where, count in counts.most_common()) or "none"
+    return f"epochs: {epochs}" + (f" (master {', '.join(masters)})" if masters else "")
 
 
 def epochs_in(log: Path) -> list[dict[str, Any]]:

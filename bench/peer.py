@@ -36,23 +36,22 @@ _SHORT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine with its settings. `command` is started in a directory of its own, `folder`, where its log is. What
-    `log_note` reads from that log after a run is added to the settings."""
+    """An engine with its settings. `command` is started in a directory of its own, `folder`, where its log is. `note`
+    says after a run what belongs to the settings and is known only then."""
 
     name: str
     settings: str  # for the table's notes
     command: Sequence[str]
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    log_note: Callable[[Path], str] | None = None
+    note: Callable[[], str] | None = None
 
     @property
     def log(self) -> Path:
         return self.folder / "log"
 
-    def notes(self) -> str:
-        """The settings, and what the log says."""
-        return self.settings if self.log_note is None else f"{self.settings}; {self.log_note(self.log)}"
+    def settings_after_run(self) -> str:
+        return self.settings if self.note is None else f"{self.settings}; {self.note()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Fig
             if last is None and (problem := ended() or (time.monotonic() > deadline and "was given up") or None):
                 visible = sum(output.ends().values())
                 seen = f"{visible:,} of {expected.rows:,} rows are visible"
-                return Figures(peer.name, peer.notes(), rows, visible, problem=f"{problem}: {seen}")
+                return Figures(peer.name, peer.settings_after_run(), rows, visible, problem=f"{problem}: {seen}")
         taken = looks.until(last)
     return figures(peer, rows, expected, fingerprint(output.read()), taken, looks.peak_bytes)
 
@@ -196,7 +195,7 @@ def figures(
     warm_cpu = _cpu_us_per_row(last.cpu, warm.cpu, warm_rows) if warm else None
     return Figures(
         peer.name,
-        peer.notes(),
+        peer.settings_after_run(),
         rows,
         found.rows,
         cold_rate=rows / last.seconds,

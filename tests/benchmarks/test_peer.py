@@ -30,7 +30,8 @@ def test_the_cold_rate_counts_from_the_start_and_the_warm_one_from_a_quarter_of_
     assert (found.cold_rate, found.cold_cpu_us) == (250, 3500)
     # From 400 of 1,000 rows out on: 1,200 of 2,000 rows in, in 2 s of the clock and of CPU.
     assert (found.warm_rate, found.warm_cpu_us) == pytest.approx((600, 1e6 * 2 / 1200))
-    assert (found.cold_cpu_by_kind, found.warm_cpu_by_kind) == ({"java": 3500}, {"java": pytest.approx(1e6 * 2 / 1200)})
+    assert found.cold_cpu_by_kind == {"java": 3500}
+    assert found.warm_cpu_by_kind == {"java": pytest.approx(1e6 * 2 / 1200)}
     assert found.problem is None
 
 

@@ -14,7 +14,7 @@ from bench.peer import Figures, Peer
 from bench.section import FILES
 from bench.table import cpu_by_kind, goals
 
-from joinery_runtime.job import load_job
+from joinery_runtime.job import StreamJoin, load_job
 
 LINES = {line.name: line for line in scale.LINES}
 
@@ -28,7 +28,7 @@ def figures(line: str, rate: float | None = 100.0, problem: str | None = None, *
 
 
 def rows(*found: Figures) -> dict[str, tuple[float, str, str]]:
-    return {text: (pytest.approx(value), bound, verdict) for text, value, bound, verdict in scale.goal_rows(found)}
+    return {text: (round(value, 6), bound, verdict) for text, value, bound, verdict in scale.goal_rows(found)}
 
 
 def test_rates_and_cpu_are_compared_with_the_goals_of_the_lines_that_were_measured() -> None:
@@ -94,9 +94,10 @@ def peer_of(line: str, folder: Path) -> Peer:
 @pytest.mark.parametrize("line", LINES)
 def test_the_job_of_every_line_is_valid_and_its_blocks_cross_the_network(line: str, tmp_path: Path) -> None:
     peer = peer_of(line, tmp_path)
-    spec = load_job(tmp_path / "job.yaml").spec
-    assert spec.spark.conf["spark.shuffle.readHostLocalDisk"] == "false"
-    assert spec.joins[0].co_partitioned is line.endswith("co-partitioned")
+    job = load_job(tmp_path / "job.yaml")
+    assert isinstance(job, StreamJoin)
+    assert job.spec.spark.conf["spark.shuffle.readHostLocalDisk"] == "false"
+    assert job.joins[0].co_partitioned is line.endswith("co-partitioned")
     assert peer.environment["JOINERY_WAIT_FOR_SPARK"] == "1"
     assert peer.environment["SPARK_CONF_DIR"] == "/conf"
 
@@ -132,7 +133,7 @@ def test_latency_is_measured_by_default_without_spark_and_on_two_executors(tmp_p
     }
 
 
-def log_of(folder: Path, *events: dict[str, object]) -> Path:
+def log_of(folder: Path, *events: dict[str, str]) -> Path:
     log = folder / "log"
     log.write_text("\n".join(["JVM says something", *map(json.dumps, events), '{"event": "epo']))
     return log
@@ -140,12 +141,12 @@ def log_of(folder: Path, *events: dict[str, object]) -> Path:
 
 def test_notes_say_where_epochs_ran(tmp_path: Path) -> None:
     epochs = [{"event": "epoch", "runs_on": name} for name in ["driver", "driver", *["spark"] * 5]]
-    log_of(tmp_path, {"event": "started", "master": "local[2,4]"}, *epochs)
-    peer = Peer("Joinery", "4 shards", ["joinery"], tmp_path, log_note=joinery_jobs.where_ran)
-    assert peer.notes() == "4 shards; 5 epochs on spark and 2 epochs on driver (master local[2,4])"
+    log = log_of(tmp_path, {"event": "started", "master": "local[2,4]"}, *epochs)
+    peer = Peer("Joinery", "4 shards", ["joinery"], tmp_path, note=lambda: joinery_jobs.epoch_places(log))
+    assert peer.settings_after_run() == "4 shards; epochs: 5 on Spark, 2 in the driver (master local[2,4])"
 
 
 def test_notes_of_a_job_that_failed_early_say_that_no_epoch_ran(tmp_path: Path) -> None:
-    log_of(tmp_path)
-    peer = Peer("Joinery", "4 shards", ["joinery"], tmp_path, log_note=joinery_jobs.where_ran)
-    assert peer.notes() == "4 shards; no epoch ran"
+    log = log_of(tmp_path)
+    peer = Peer("Joinery", "4 shards", ["joinery"], tmp_path, note=lambda: joinery_jobs.epoch_places(log))
+    assert peer.settings_after_run() == "4 shards; epochs: none"
