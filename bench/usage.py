@@ -11,9 +11,8 @@ import resource
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import psutil
@@ -57,60 +56,40 @@ class ProcessTimes(NamedTuple):
     ended_children: float
 
 
-@dataclass(slots=True)
-class _Known:
-    """A process as it was last seen. `counted_twice`: seconds of children that are gone, which were counted while they
-    lived, and of which `ended_children` does not yet tell."""
-
-    times: ProcessTimes
-    kind: str
-    counted_twice: float = 0.0
-
-
 class CpuByKind:
     """Adds up CPU seconds by kind of process, look by look.
 
-    A child that ends adds its time to its parent's `ended_children`. What was not seen of it while it lived, its last
-    moments or all of a short life, counts as the kind of its parent's other children.
+    A child that ends adds its time to the `ended_children` of the process that waits for it: its parent, or the root if
+    the parent has ended. What was not seen of it while it lived, its last moments or all of a short life, counts as the
+    kind of that process's other children.
     """
 
     def __init__(self, root: int) -> None:
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self._root = root
-        self._known = {root: _Known(ProcessTimes(root, 0, 0.0, 0.0), DRIVER)}
+        self._known: dict[int, ProcessTimes] = {}
         self._kind_of_children: dict[int, str] = {}
+        # Seconds of processes that are gone, which were counted while they lived, and which come again in the
+        # `ended_children` of another process. The kernel drops those of a child whose parent ignores its end.
+        self._counted = 0.0
 
-    def look(self, processes: Iterable[tuple[ProcessTimes, str]], root_ended_children: float) -> None:
+    def look(self, processes: Sequence[tuple[ProcessTimes, str]], root_ended_children: float) -> None:
         """Takes all processes that there are now, with their kinds. The root's own time does not count."""
         root = ProcessTimes(self._root, 0, 0.0, root_ended_children)
         alive = {times.pid: (times, kind) for times, kind in [(root, DRIVER), *processes]}
         for pid in self._known.keys() - alive.keys():
-            self._known[self._living_ancestor(pid, alive)].counted_twice += self._counted_of(pid)
-        for pid in self._known.keys() - alive.keys():
-            del self._known[pid]
+            gone = self._known.pop(pid)
+            self._counted += gone.own + gone.ended_children
+        for times, kind in processes:
+            self._kind_of_children[times.parent] = kind
         for times, kind in alive.values():
-            if times.pid != self._root:
-                self._kind_of_children[times.parent] = kind
-        for times, kind in alive.values():
-            self._add(times, kind)
-
-    def _living_ancestor(self, pid: int, alive: Collection[int]) -> int:
-        while pid not in alive or pid not in self._known:
-            known = self._known.get(pid)
-            pid = self._root if known is None else known.times.parent
-        return pid
-
-    def _counted_of(self, pid: int) -> float:
-        known = self._known[pid]
-        return known.times.own + known.times.ended_children + known.counted_twice
-
-    def _add(self, times: ProcessTimes, kind: str) -> None:
-        known = self._known.setdefault(times.pid, _Known(ProcessTimes(times.pid, times.parent, 0.0, 0.0), kind))
-        self.seconds[kind] += times.own - known.times.own
-        ended = times.ended_children - known.times.ended_children
-        settled = min(ended, known.counted_twice)
-        self.seconds[self._kind_of_children.get(times.pid, kind)] += ended - settled
-        self._known[times.pid] = _Known(times, kind, known.counted_twice - settled)
+            before = self._known.get(times.pid, ProcessTimes(times.pid, times.parent, 0.0, 0.0))
+            self.seconds[kind] += times.own - before.own
+            ended = times.ended_children - before.ended_children
+            again = min(ended, self._counted)
+            self._counted -= again
+            self.seconds[self._kind_of_children.get(times.pid, kind)] += ended - again
+            self._known[times.pid] = times
 
 
 class CpuMeter:
@@ -126,7 +105,8 @@ class CpuMeter:
 
     def seconds(self) -> dict[str, float]:
         if (now := time.monotonic()) >= self._list_at:
-            self._processes = psutil.Process().children(recursive=True)
+            # A list that is made while a parent ends may lack the child: what was known is looked at until it is gone.
+            self._processes = list(dict.fromkeys([*self._processes, *psutil.Process().children(recursive=True)]))
             self._list_at = now + min(_LIST_EVERY_SECONDS, (now - self._began) / 4)
             for process in self._processes:
                 with suppress(psutil.Error):
@@ -134,7 +114,9 @@ class CpuMeter:
                         self._kinds[process.pid] = kind_of(process.name(), words)
         # Parents first, as psutil lists them: a child that ends in between must not be seen alive and count as ended.
         ended = _ended_children()
-        times = [each for each in map(_times, self._processes) if each is not None]
+        looked_at = [(process, _times(process)) for process in self._processes]
+        self._processes = [process for process, times in looked_at if times is not None]
+        times = [each for _, each in looked_at if each is not None]
         self._cpu.look([(each, self._kinds[each.pid]) for each in times], ended)
         return dict(self._cpu.seconds)
 

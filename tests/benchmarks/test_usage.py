@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import psutil
 import pytest
 from bench.usage import CpuByKind, CpuMeter, ProcessTimes, kind_of
 
@@ -108,6 +109,27 @@ def test_time_of_a_child_that_nobody_waits_for_stays_counted() -> None:
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 PARENT = f"import subprocess, sys\nfor _ in range(2): subprocess.run([sys.executable, '-c', {BURN!r}])"
+
+
+def test_a_list_that_misses_a_process_does_not_count_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its parent ends while the list is made."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{BURN}\nprint('burnt', flush=True)\ninput()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"burnt\n"
+        meter = CpuMeter()
+        before = meter.seconds()["driver"]
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "children", lambda *_, **__: [])
+            meter._list_at = 0.0
+            meter.seconds()
+        meter._list_at = 0.0
+        assert meter.seconds()["driver"] - before < 0.2
+        child.communicate(b"\n")
 
 
 def test_processes_that_come_and_go_below_this_one_are_measured() -> None:
