@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from bench import joins, kinds, latency, memory, plot, sessions, state, table, upserts
+from bench import joins, kinds, latency, memory, plot, scale, sessions, state, table, upserts
 from bench.peer import Figures
 from bench.usage import adopt_orphans
 
@@ -54,6 +54,12 @@ def _kinds(work: Path, given: argparse.Namespace) -> Told:
     return found, table.rates("Kinds of join", found)
 
 
+def _scale(work: Path, given: argparse.Namespace) -> Told:
+    found = scale.run(work, given.rows, given.peers, given.runs)
+    title = f"Executors and shards, every epoch on Spark, 2 x {given.rows:,} records"
+    return found, f"{table.cpu_by_kind(title, found)}\n{table.goals(scale.goal_rows(found))}"
+
+
 def _upserts(work: Path, given: argparse.Namespace) -> Told:
     found = upserts.run(work, given.rows)
     return found, upserts.told(found)
@@ -74,6 +80,7 @@ SECTIONS: dict[str, Callable[[Path, argparse.Namespace], Told]] = {
     "joins": _joins,
     "sessions": _sessions,
     "latency": _latency,
+    "scale": _scale,
     "kinds": _kinds,
     "upserts": _upserts,
     "state": _state,
@@ -85,7 +92,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, help=f"records per topic; {ROWS:,} by default")
     parser.add_argument("--only", choices=SECTIONS, nargs="*", default=list(SECTIONS))
-    parser.add_argument("--peers", nargs="*", help="short names, such as flink-heap, or kinds of join; all by default")
+    parser.add_argument(
+        "--peers", nargs="*", help="short names, such as flink-heap or cluster-2x1, or kinds of join; all by default"
+    )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} records: does every peer work?")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     given = parser.parse_args()

@@ -5,25 +5,72 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from bench.outputs import FileOutput
 from bench.peer import Looks, Peer, running
-from bench.section import FILES, SHARDS, Ground, epoch_rows
+from bench.section import FILES, SHARDS, Candidates, Ground, epoch_rows
 from bench.usage import cpu_seconds
 
 MASTER = "local[2,4]"
+EXECUTOR_MB = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How `joinery run` is started: its options, variables of its environment, and the job's `spark.conf`. `name` ends
+    the peer's."""
+
+    options: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+
+
+BY_DEFAULT = How(("--master", MASTER))  # the driver runs epochs while Spark starts
+WITHOUT_SPARK = How(("--local",), name=", without Spark")
+
+
+def on_spark(master: str, environment: Mapping[str, str] = MappingProxyType({}), name: str = "") -> How:
+    """Every epoch on Spark, also the first ones, for which the job waits. Executors of this machine read each other's
+    blocks from its disk otherwise, not over the network."""
+    return How(
+        ("--master", master),
+        {**environment, "JOINERY_WAIT_FOR_SPARK": "1"},
+        {"spark.shuffle.readHostLocalDisk": "false"},
+        name,
+    )
+
+
+def local_cluster(executors: int, cores: int) -> str:
+    return f"local-cluster[{executors},{cores},{EXECUTOR_MB}]"
+
+
+_PLACES = {"driver": "in the driver", "spark": "on Spark"}  # by what an epoch's line says
 SCHEMAS: dict[str, dict[str, str]] = {
     "orders": {"order_id": "string", "customer": "string", "amount": "double", "ts": "timestamp"},
     "payments": {"payment_id": "string", "order_id": "string", "method": "string", "ts": "timestamp"},
     "shipments": {"shipment_id": "string", "payment_id": "string", "ts": "timestamp"},
     "clicks": {"user_id": "string", "page": "string", "ts": "timestamp"},
 }
+
+
+def with_and_without_spark(candidates: Mapping[str, Callable[..., Peer]]) -> Candidates:
+    """Each as users get it, and without Spark beside it: `joinery-files` and `joinery-local-files`."""
+    return {
+        f"{prefix}-{name}": partial(candidate, how=how)
+        for name, candidate in candidates.items()
+        for prefix, how in {"joinery": BY_DEFAULT, "joinery-local": WITHOUT_SPARK}.items()
+    }
 
 
 def kafka_input(name: str, bootstrap: str, **kafka: Any) -> dict[str, Any]:
@@ -50,25 +97,45 @@ def to_files(folder: Path) -> dict[str, Any]:
     return {"file": {"path": str(folder)}}
 
 
-def compared(kind: str, name: str, spec: dict[str, Any], ground: Ground, slug: str) -> Peer:
+def compared(kind: str, name: str, spec: dict[str, Any], ground: Ground, slug: str, how: How = BY_DEFAULT) -> Peer:
     """The job of a section's comparison: `spec` with what all of them share."""
     into = to_files(ground.files(slug)) if slug.endswith(FILES) else to_topic(ground.bootstrap, slug)
     shared = {"output": into, "shards": SHARDS, "trigger": {"maxRecordsPerEpoch": epoch_rows(ground.rows)}}
     settings = (
-        f"{SHARDS} shards, epochs of {epoch_rows(ground.rows):,} records on two cores (master {MASTER}); state in "
-        "an embedded Postgres, whose memory and CPU count"
+        f"{SHARDS} shards, epochs of {epoch_rows(ground.rows):,} records on two cores; state in an embedded Postgres, "
+        "whose memory and CPU count"
     )
-    return peer(f"Joinery, {name}", settings, document(kind, slug, spec | shared), ground.folder(slug))
+    return peer(f"Joinery, {name}{how.name}", settings, document(kind, slug, spec | shared), ground.folder(slug), how)
 
 
-def peer(name: str, settings: str, job: dict[str, Any], folder: Path) -> Peer:
+def peer(name: str, settings: str, job: dict[str, Any], folder: Path, how: How = BY_DEFAULT) -> Peer:
     """Runs `job` until it is stopped. Dead letters go to files; there are none."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.yaml"
-    job["spec"]["deadLetter"] = to_files(folder / "dead")
+    job["spec"] |= {"deadLetter": to_files(folder / "dead"), "spark": {"conf": dict(how.conf)}}
     path.write_text(yaml.safe_dump(job, sort_keys=False))
-    command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), "--master", MASTER]
-    return Peer(name, settings, command, folder, {"JOINERY_HOME": str(folder / "home")})
+    command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), *how.options]
+    environment = {"JOINERY_HOME": str(folder / "home"), **how.environment}
+    return Peer(name, settings, command, folder, environment, lambda: epoch_places(folder / "log"))
+
+
+def epoch_places(log: Path) -> str:
+    """Where the epochs of a job ran, by its own lines."""
+    counts = Counter(_PLACES.get(epoch.get("runs_on", ""), "at an unknown place") for epoch in epochs_in(log))
+    masters = {line["master"]: None for line in _lines_of(log) if line["event"] == "started" and "master" in line}
+    epochs = ", ".join(f"{count} {where}" for where, count in counts.most_common()) or "none"
+    return f"epochs: {epochs}" + (f" (master {', '.join(masters)})" if masters else "")
+
+
+def epochs_in(log: Path) -> list[dict[str, Any]]:
+    """The lines of a job's epochs so far."""
+    return [line for line in _lines_of(log) if line["event"] == "epoch"]
+
+
+def _lines_of(log: Path) -> list[dict[str, Any]]:
+    """The last line of the log may be incomplete."""
+    lines = log.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +161,7 @@ def run_to_end(job: Peer) -> Ended:
     with looks, running(job) as ended:
         while (how := ended()) is None:
             time.sleep(0.2)
-    lines = [json.loads(line) for line in (job.folder / "log").read_text().splitlines() if line.startswith("{")]
-    epochs = [line for line in lines if line["event"] == "epoch"]
+    epochs = epochs_in(job.log)
     if not epochs or not how.startswith("ended with 0"):
         raise SystemExit(f"{job.name} {how}")
     rows, seconds = sum(map(rows_in, epochs)), (committed_at(epochs[-1]) - began).total_seconds()

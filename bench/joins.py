@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
+from bench.outputs import Schema
 from bench.peer import Figures, Peer, typical
 from bench.raw_read import measure_raw
 from bench.section import PARTITIONS, Candidates, Ground, only, run_all
@@ -17,13 +19,18 @@ from joinery_devkit.kafka import KafkaBroker
 
 WINDOW_MS = 60_000
 TOPICS = ("orders", "payments")
-ROW = {"order_id": pl.String, "customer": pl.String, "amount": pl.Float64, "payment_id": pl.String, "method": pl.String}
+ROW: Schema = {
+    "order_id": pl.String,
+    "customer": pl.String,
+    "amount": pl.Float64,
+    "payment_id": pl.String,
+    "method": pl.String,
+}
 
 
 def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[Figures]:
     """2 x `records`, `runs` times; `wanted` names some of the peers, None all of them."""
-    # In small runs payments follow sooner, so that most have an order.
-    workload = Workload(records, PARTITIONS, paid_within_ms=min(WINDOW_MS, records // 20))
+    workload = Workload(records, PARTITIONS, paid_within_ms(records))
     with KafkaBroker() as broker:
         for topic in TOPICS:
             broker.create_topic(topic, PARTITIONS)
@@ -34,20 +41,36 @@ def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[F
         return [raw, *run_all(ground, only(PEERS, wanted), expected_pairs(workload, WINDOW_MS))]
 
 
-def _joinery(ground: Ground, slug: str, *, name: str, delivery: str = "exactlyOnce") -> Peer:
+def paid_within_ms(records: int) -> int:
+    """In small runs payments follow sooner, so that most have an order."""
+    return min(WINDOW_MS, records // 20)
+
+
+def job_spec(bootstrap: str) -> dict[str, Any]:
+    """Joinery's job, without what the comparisons' jobs share."""
     step = {
         "right": "payments",
         "keys": {"orders.order_id": "payments.order_id"},
         "interval": {"of": "orders", "lower": f"-{WINDOW_MS}ms", "upper": f"{WINDOW_MS}ms"},
     }
     columns = ("orders.order_id", "orders.customer", "orders.amount", "payments.payment_id", "payments.method")
-    spec = {
-        "inputs": [joinery_jobs.kafka_input(topic, ground.bootstrap) for topic in TOPICS],
+    return {
+        "inputs": [joinery_jobs.kafka_input(topic, bootstrap) for topic in TOPICS],
         "joins": [step],
         "select": [{"column": column, "as": column.partition(".")[2]} for column in columns],
-        "delivery": delivery,
     }
-    return joinery_jobs.compared("StreamJoin", name, spec, ground, slug)
+
+
+def _joinery(
+    ground: Ground,
+    slug: str,
+    *,
+    name: str,
+    delivery: str = "exactlyOnce",
+    how: joinery_jobs.How = joinery_jobs.BY_DEFAULT,
+) -> Peer:
+    spec = job_spec(ground.bootstrap) | {"delivery": delivery}
+    return joinery_jobs.compared("StreamJoin", name, spec, ground, slug, how)
 
 
 def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
@@ -75,9 +98,13 @@ def _streams(ground: Ground, slug: str, *, how: streams_peer.How) -> Peer:
 
 
 PEERS: Candidates = {
-    "joinery-files": partial(_joinery, name="into files"),
-    "joinery-exactly-once": partial(_joinery, name="into Kafka exactly once"),
-    "joinery-at-least-once": partial(_joinery, name="into Kafka at least once", delivery="atLeastOnce"),
+    **joinery_jobs.with_and_without_spark(
+        {
+            "files": partial(_joinery, name="into files"),
+            "exactly-once": partial(_joinery, name="into Kafka exactly once"),
+            "at-least-once": partial(_joinery, name="into Kafka at least once", delivery="atLeastOnce"),
+        }
+    ),
     "spark": partial(_spark, release=spark_peer.current),
     "spark-newest": partial(_spark, release=spark_peer.newest),
     "flink-heap": partial(_flink, how=flink_peer.HEAP),

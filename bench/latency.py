@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,9 @@ def measure(peer: Peer, bootstrap: str, topic: str, seconds: float) -> Delays:
 def summary(peer: Peer, delays: list[float] | str) -> Delays:
     """Of delays in seconds, or of what went wrong."""
     if not delays or isinstance(delays, str):
-        return Delays(peer.name, peer.settings, problem=delays or "no row came after the warm-up")
+        return Delays(peer.name, peer.settings_after_run(), problem=delays or "no row came after the warm-up")
     p50, p99 = np.percentile(delays, [50, 99]) * 1000
-    return Delays(peer.name, peer.settings, len(delays), float(p50), float(p99))
+    return Delays(peer.name, peer.settings_after_run(), len(delays), float(p50), float(p99))
 
 
 def _read(
@@ -153,12 +154,12 @@ def _read(
     return delays
 
 
-def _joinery(bootstrap: str, slug: str, folder: Path) -> Peer:
-    job = joinery_jobs.document("StreamJoin", slug, spec(bootstrap, slug, "latest"))
+def _joinery(bootstrap: str, slug: str, folder: Path, *, how: joinery_jobs.How) -> Peer:
     settings = (
         "2 shards, no trigger: an epoch follows the one before, each a transaction; state in an embedded Postgres"
     )
-    return joinery_jobs.peer("Joinery, exactly once", settings, job, folder)
+    job = joinery_jobs.document("StreamJoin", slug, spec(bootstrap, slug, "latest"))
+    return joinery_jobs.peer(f"Joinery, exactly once{how.name}", settings, job, folder, how)
 
 
 def spec(bootstrap: str, topic: str, start: str) -> dict[str, Any]:
@@ -210,4 +211,11 @@ def _streams(bootstrap: str, slug: str, folder: Path) -> Peer:
     return streams_peer.peer(how, "latency", bootstrap, slug, _WINDOW_MS, folder)
 
 
-PEERS: dict[str, Callable[[str, str, Path], Peer]] = {"joinery": _joinery, "flink": _flink, "streams": _streams}
+_TWO_EXECUTORS = joinery_jobs.on_spark(joinery_jobs.local_cluster(2, 1), name=", on Spark with two executors")
+PEERS: dict[str, Callable[[str, str, Path], Peer]] = {
+    "joinery": partial(_joinery, how=joinery_jobs.BY_DEFAULT),
+    "joinery-local": partial(_joinery, how=joinery_jobs.WITHOUT_SPARK),
+    "joinery-cluster-2x1": partial(_joinery, how=_TWO_EXECUTORS),
+    "flink": _flink,
+    "streams": _streams,
+}

@@ -31,7 +31,7 @@ from bench.background import Background
 from bench.peer import Peer, running
 from bench.section import PARTITIONS
 from bench.topics import START_MS, produce_records
-from bench.usage import descendants, end_all
+from bench.usage import descendants, end_all, kind_of
 from joinery_devkit.kafka import KafkaBroker
 
 LIMIT = 2 << 30  # bytes
@@ -265,8 +265,7 @@ def held(process: psutil.Process) -> dict[str, int]:
     except (psutil.Error, OSError):
         return {}
     size = {key: int(value.split()[0]) << 10 for key, value in (line.split(":", 1) for line in lines)}
-    kind = name if name in ("java", "postgres") else "workers" if any("worker_daemon" in w for w in words) else "driver"
-    return {kind: size["Pss_Anon"] + size["Pss_Shmem"]}
+    return {kind_of(name, words): size["Pss_Anon"] + size["Pss_Shmem"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from bench import joinery_jobs, latency
-from bench.peer import Peer, running
+from bench.peer import running
 from bench.topics import Workload, produce
 from joinery_devkit.kafka import KafkaBroker
 
@@ -92,18 +92,18 @@ def measure_steady(partitions: int, seconds: float) -> dict[str, Any]:
         peer = joinery_jobs.peer("steady", "", job, Path(folder))
         backlogs: list[int] = []
         with running(peer) as ended:
-            while not _epochs(peer) and ended() is None:
+            while not joinery_jobs.epochs_in(peer.log) and ended() is None:
                 time.sleep(0.5)
             # One batch for each partition and tick would be the broker's limit, not ours.
             with latency.Sender(broker.bootstrap, partitions, linger_ms=1_000) as sender:
                 until = time.monotonic() + seconds
                 while time.monotonic() < until and ended() is None:
                     time.sleep(1)
-                    backlogs.append(sender.sent - sum(map(joinery_jobs.rows_in, _epochs(peer))))
+                    backlogs.append(sender.sent - sum(map(joinery_jobs.rows_in, joinery_jobs.epochs_in(peer.log))))
             how = ended()
         if how is not None:
             raise SystemExit(f"{how}\n{(peer.folder / 'log').read_text()[-2000:]}")
-        took = [epoch["seconds"] for epoch in _epochs(peer) if joinery_jobs.rows_in(epoch)]
+        took = [epoch["seconds"] for epoch in joinery_jobs.epochs_in(peer.log) if joinery_jobs.rows_in(epoch)]
     fifth = len(backlogs) // 5
     return {
         "partitions": partitions,
@@ -116,13 +116,6 @@ def measure_steady(partitions: int, seconds: float) -> dict[str, Any]:
         "median_seconds": round(median(took[COLD:]), 3),
         "highest_seconds": round(max(took[COLD:]), 3),
     }
-
-
-def _epochs(peer: Peer) -> list[dict[str, Any]]:
-    """What the job has told so far; the last line may be under way."""
-    lines = (peer.folder / "log").read_text().splitlines()
-    told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    return [line for line in told if line["event"] == "epoch"]
 
 
 def main() -> None:

@@ -36,20 +36,29 @@ _SHORT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine with its settings. `command` is started in a directory of its own, `folder`, where its log is."""
+    """An engine with its settings. `command` is started in a directory of its own, `folder`, where its log is. `note`
+    says after a run what belongs to the settings and is known only then."""
 
     name: str
     settings: str  # for the table's notes
     command: Sequence[str]
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    note: Callable[[], str] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def settings_after_run(self) -> str:
+        return self.settings if self.note is None else f"{self.settings}; {self.note()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """`rows` are input rows. Rates are in rows per second, CPU in microseconds per row of all processes, the broker's
-    and the database's included; `warm_*` is None where too little was seen. `problem`: why the figures do not
-    count."""
+    and the database's included; `warm_*` is None where too little was seen. `*_cpu_by_kind`: the same by kind of
+    process (`usage.KINDS`). `problem`: why the figures do not count."""
 
     name: str
     settings: str
@@ -61,14 +70,16 @@ class Figures:
     warm_cpu_us: float | None = None
     peak_bytes: int | None = None
     problem: str | None = None
+    cold_cpu_by_kind: Mapping[str, float] = field(default_factory=dict)
+    warm_cpu_by_kind: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """`seconds` and `cpu_seconds` since the start."""
+    """`seconds`, and `cpu` seconds by kind of process, since the start."""
 
     seconds: float
-    cpu_seconds: float
+    cpu: Mapping[str, float]
     ends: Ends
 
     @property
@@ -90,7 +101,8 @@ class Looks(Background):
     def _run(self) -> None:
         while not self._done.wait(_LOOK_SECONDS):
             ends = self._output.ends()
-            self.taken.append(Look(time.monotonic() - self._started, self._meter.seconds() - self._cpu, ends))
+            cpu = {kind: seconds - self._cpu[kind] for kind, seconds in self._meter.seconds().items()}
+            self.taken.append(Look(time.monotonic() - self._started, cpu, ends))
             if len(self.taken) % _MEMORY_EVERY == 0:
                 self.peak_bytes = max(self.peak_bytes, memory_bytes(without=self._others))
 
@@ -114,14 +126,14 @@ def running(peer: Peer) -> Iterator[Callable[[], str | None]]:
     behind, and kills what does not end."""
     others = {process.pid for process in psutil.Process().children()}
     peer.folder.mkdir(parents=True, exist_ok=True)
-    with (peer.folder / "log").open("wb") as log:
+    with peer.log.open("wb") as log:
         process = subprocess.Popen(
             peer.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=peer.folder,
             env=os.environ | peer.environment, start_new_session=True,
         )  # fmt: skip
 
     def ended() -> str | None:
-        return None if process.poll() is None else f"ended with {process.returncode}; see {peer.folder / 'log'}"
+        return None if process.poll() is None else f"ended with {process.returncode}; see {peer.log}"
 
     try:
         yield ended
@@ -147,7 +159,7 @@ def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Fig
             if last is None and (problem := ended() or (time.monotonic() > deadline and "was given up") or None):
                 visible = sum(output.ends().values())
                 seen = f"{visible:,} of {expected.rows:,} rows are visible"
-                return Figures(peer.name, peer.settings, rows, visible, problem=f"{problem}: {seen}")
+                return Figures(peer.name, peer.settings_after_run(), rows, visible, problem=f"{problem}: {seen}")
         taken = looks.until(last)
     return figures(peer, rows, expected, fingerprint(output.read()), taken, looks.peak_bytes)
 
@@ -179,18 +191,26 @@ def figures(
             f"not {expected.rows:,} with {expected.checksum:x}"
         )
     warm_rows = rows * (1 - warm.visible / expected.rows) if warm else 0.0
+    cold_cpu = _cpu_us_per_row(last.cpu, {}, rows)
+    warm_cpu = _cpu_us_per_row(last.cpu, warm.cpu, warm_rows) if warm else None
     return Figures(
         peer.name,
-        peer.settings,
+        peer.settings_after_run(),
         rows,
         found.rows,
         cold_rate=rows / last.seconds,
         warm_rate=warm_rows / (last.seconds - warm.seconds) if warm else None,
-        cold_cpu_us=1e6 * last.cpu_seconds / rows,
-        warm_cpu_us=1e6 * (last.cpu_seconds - warm.cpu_seconds) / warm_rows if warm else None,
+        cold_cpu_us=sum(cold_cpu.values()),
+        warm_cpu_us=sum(warm_cpu.values()) if warm_cpu else None,
         peak_bytes=peak,
         problem=problem,
+        cold_cpu_by_kind=cold_cpu,
+        warm_cpu_by_kind=warm_cpu,
     )
+
+
+def _cpu_us_per_row(until: Mapping[str, float], since: Mapping[str, float], rows: float) -> dict[str, float]:
+    return {kind: 1e6 * (seconds - since.get(kind, 0.0)) / rows for kind, seconds in until.items()}
 
 
 def _warm(looks: Sequence[Look], expected: int) -> Look | None:

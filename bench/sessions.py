@@ -17,6 +17,7 @@ import polars as pl
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
 from bench.background import Background
+from bench.outputs import Schema
 from bench.peer import Figures, Peer, typical
 from bench.raw_read import measure_raw
 from bench.section import PARTITIONS, Candidates, Ground, only, run_all
@@ -28,7 +29,7 @@ from joinery_devkit.topics import ordered_producer
 GAP_S = 60
 CLICKS_PER_USER = 30
 SPAN_S = 3_000  # of event time
-ROW = {"user_id": pl.String, "events": pl.Int64, "page": pl.String}
+ROW: Schema = {"user_id": pl.String, "events": pl.Int64, "page": pl.String}
 _LAST_AFTER_MS = 3_600_000
 
 
@@ -96,7 +97,7 @@ def expected_sessions(drawn: clicks.Clicks) -> pl.DataFrame:
     return found.select(*ROW)
 
 
-def _joinery(ground: Ground, slug: str, *, name: str) -> Peer:
+def _joinery(ground: Ground, slug: str, *, name: str, how: joinery_jobs.How = joinery_jobs.BY_DEFAULT) -> Peer:
     spec = {
         "input": joinery_jobs.kafka_input("clicks", ground.bootstrap),
         "groupBy": ["user_id"],
@@ -104,7 +105,7 @@ def _joinery(ground: Ground, slug: str, *, name: str) -> Peer:
         "maxDuration": "24h",
         "aggregates": [{"function": "count", "as": "events"}, {"function": "min", "column": "page", "as": "page"}],
     }
-    return joinery_jobs.compared("SessionWindow", name, spec, ground, slug)
+    return joinery_jobs.compared("SessionWindow", name, spec, ground, slug, how)
 
 
 def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
@@ -129,8 +130,12 @@ def _streams(ground: Ground, slug: str, *, how: streams_peer.How) -> Peer:
 
 
 PEERS: Candidates = {
-    "joinery-files": partial(_joinery, name="into files"),
-    "joinery-exactly-once": partial(_joinery, name="into Kafka exactly once"),
+    **joinery_jobs.with_and_without_spark(
+        {
+            "files": partial(_joinery, name="into files"),
+            "exactly-once": partial(_joinery, name="into Kafka exactly once"),
+        }
+    ),
     "spark": partial(_spark, release=spark_peer.current),
     "spark-newest": partial(_spark, release=spark_peer.newest),
     "flink-heap": partial(_flink, how=flink_peer.HEAP),

@@ -6,7 +6,6 @@ The window holds `state` rows a side; the topics have a quarter more.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -101,8 +100,8 @@ def _recover(work: Path, state: int) -> tuple[int, float]:
         peer = _peer(broker.bootstrap, work, state, state, stop=False)
         output = FileOutput(work / "rows", {})
         with running(peer) as ended:
-            _until("all records were read", ended, lambda: sum(map(joinery_jobs.rows_in, _epochs(peer))) == 2 * state)
-        before, state_rows = output.ends()[0], _epochs(peer)[-1]["state_rows"]
+            _until("all records were read", ended, lambda: _rows_read(peer) == 2 * state)
+        before, state_rows = output.ends()[0], joinery_jobs.epochs_in(peer.log)[-1]["state_rows"]
         _more(broker, state)
         started = time.monotonic()
         with running(peer) as ended:
@@ -111,6 +110,10 @@ def _recover(work: Path, state: int) -> tuple[int, float]:
     print(f"  {seconds:.1f} s to the first row from {state_rows:,} rows of state", file=sys.stderr, flush=True)
     shutil.rmtree(work, ignore_errors=True)
     return state_rows, seconds
+
+
+def _rows_read(peer: Peer) -> int:
+    return sum(map(joinery_jobs.rows_in, joinery_jobs.epochs_in(peer.log)))
 
 
 def _fill(broker: KafkaBroker, records: int, state: int) -> None:
@@ -161,9 +164,3 @@ def _until(what: str, ended: Callable[[], str | None], condition: Callable[[], b
         if problem := ended() or (time.monotonic() > deadline and f"still ran after {_WAIT_SECONDS:.0f} s") or None:
             raise SystemExit(f"The job {problem}, before {what}")
         time.sleep(0.05)
-
-
-def _epochs(peer: Peer) -> list[dict[str, Any]]:
-    lines = (peer.folder / "log").read_text().splitlines()
-    found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    return [line for line in found if line["event"] == "epoch"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bench.latency import Delays
 from bench.peer import Figures
+from bench.usage import KINDS
 
 _HEAD = (
     "",
@@ -38,6 +39,27 @@ def _rates_row(found: Figures, ours: float | None) -> list[str]:
         f"{found.peak_bytes / 1e9:.2f} GB" if found.peak_bytes else "-",
         f"{found.rows_out:,}" if found.rows_out else "-",
     ]
+
+
+def cpu_by_kind(title: str, found: Sequence[Figures]) -> str:
+    """Rates, and CPU per row by kind of process, warm and with the start counted."""
+    first, *others = KINDS
+    head = ("", "rows/s, start counted", "warm", f"CPU us/row, warm (start counted): {first}", *others)
+    return _table(title, head, [_cpu_by_kind_row(each) for each in found], found)
+
+
+def _cpu_by_kind_row(found: Figures) -> list[str]:
+    if found.problem:
+        return [found.name, found.problem, *[""] * (1 + len(KINDS))]
+    cold, warm = found.cold_cpu_by_kind, found.warm_cpu_by_kind or {}
+    cells = [f"{_number(warm.get(kind), 2)} ({_number(cold.get(kind), 2)})" for kind in KINDS]
+    return [found.name, _number(found.cold_rate), _number(found.warm_rate), *cells]
+
+
+def goals(rows: Sequence[tuple[str, float, str, str]]) -> str:
+    """What is compared, warm; the value; its goal; and whether that is reached."""
+    lines = [_line(("warm", "measured", "goal", "reached")), _line(("---", "---:", "---:", "---"))]
+    return "\n".join([*lines, *(_line((text, f"{value:.2f}", *rest)) for text, value, *rest in rows), ""])
 
 
 def delays(title: str, found: Sequence[Delays]) -> str:

@@ -22,6 +22,7 @@ RECORDS_PER_SECOND = 1_000
 DISORDER_MS = 2_000
 PAID = 0.75
 HOT_EVERY = 10
+_BY_PARTITIONER = -1  # the number of a partition that librdkafka's partitioner chooses
 _NOBODY = 500_000_000  # added to the number of an order that was never placed
 
 Keyed = tuple[int, bytes, bytes]  # number of the key, the key, the record
@@ -30,11 +31,13 @@ Keyed = tuple[int, bytes, bytes]  # number of the key, the key, the record
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`records` per topic in `partitions`. A payment comes up to `paid_within_ms` after its order, a shipment up to
-    that long after its payment; the first ones often have none."""
+    that long after its payment; the first ones often have none. `partitioner`: librdkafka's name of what maps keys to
+    partitions; None: the number of the key does."""
 
     records: int
     partitions: int
     paid_within_ms: int = 600_000
+    partitioner: str | None = None
 
     @property
     def paid_within(self) -> int:
@@ -58,16 +61,20 @@ def produce_records(bootstrap: str, topic: str, partitions: Sequence[Iterable[tu
 
 def _produce_topic(bootstrap: str, workload: Workload, topic: str) -> None:
     keyed = TOPICS[topic](workload)
+    if workload.partitioner is not None:
+        producer = _producer(bootstrap, partitioner=workload.partitioner)
+        _send(producer, topic, ((_BY_PARTITIONER, key, record) for _, key, record in keyed))
+        return
     _send(_producer(bootstrap), topic, ((number % workload.partitions, key, record) for number, key, record in keyed))
 
 
-def _producer(bootstrap: str) -> Producer:
+def _producer(bootstrap: str, **properties: str) -> Producer:
     batches = {"linger.ms": 50, "batch.size": 1 << 20, "compression.type": "lz4"}
-    return ordered_producer(bootstrap, {**batches, "queue.buffering.max.messages": 1_000_000})
+    return ordered_producer(bootstrap, {**batches, "queue.buffering.max.messages": 1_000_000, **properties})
 
 
 def _send(producer: Producer, topic: str, records: Iterable[Keyed]) -> None:
-    """Each to the partition that it names."""
+    """Each to the partition that it names; to that of the partitioner if it names _BY_PARTITIONER."""
     for number, (partition, key, record) in enumerate(records):
         while True:
             try:

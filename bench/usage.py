@@ -1,4 +1,4 @@
-"""What this process's descendants use: CPU time of all of them, memory of those that are an engine's.
+"""What this process's descendants use: CPU time of all of them, by what they are; memory of those that are an engine's.
 
 An engine may leave its parents (Postgres does): this process adopts such orphans, so that they still count.
 """
@@ -10,13 +10,18 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LIST_EVERY_SECONDS = 1.0
+
+JAVA, DRIVER, WORKERS, POSTGRES, BROKER = KINDS = ("java", "driver", "workers", "postgres", "broker")
+_POSTGRES_PROGRAMS = ("postgres", "initdb", "pg_ctl")
 
 
 def adopt_orphans() -> None:
@@ -27,32 +32,110 @@ def adopt_orphans() -> None:
 
 def cpu_seconds() -> float:
     """CPU seconds of every descendant so far, those that ended included, this process not."""
-    return CpuMeter().seconds()
+    times = filter(None, map(_times, psutil.Process().children(recursive=True)))
+    return _ended_children() + sum(each.own + each.ended_children for each in times)
+
+
+def kind_of(name: str, words: Sequence[str]) -> str:
+    """What a process is, by its name and its command line: the Java of a broker or of an engine, a Python worker of
+    Spark's (or the daemon that forks them), Postgres, or else the driver, to which its helpers count."""
+    if name == "java":
+        return BROKER if "kafka.Kafka" in words else JAVA
+    if name in _POSTGRES_PROGRAMS:
+        return POSTGRES
+    is_worker = any(word.endswith(("worker_daemon", "pyspark.daemon", "pyspark.worker")) for word in words)
+    return WORKERS if is_worker else DRIVER
+
+
+class ProcessTimes(NamedTuple):
+    """CPU seconds of a process so far: its own, and those of its children that it has waited for, with theirs."""
+
+    pid: int
+    parent: int
+    own: float
+    ended_children: float
+
+
+class CpuByKind:
+    """Adds up CPU seconds by kind of process, look by look.
+
+    A child that ends adds its time to the `ended_children` of the process that waits for it: its parent, or the root if
+    the parent has ended. What was not seen of it while it lived, its last moments or all of a short life, counts as the
+    kind of that process's other children.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+        self._root = root
+        self._known: dict[int, ProcessTimes] = {}
+        self._kind_of_children: dict[int, str] = {}
+        # Seconds of processes that are gone, which were counted while they lived, and which come again in the
+        # `ended_children` of another process. The kernel drops those of a child whose parent ignores its end.
+        self._counted = 0.0
+
+    def look(self, processes: Sequence[tuple[ProcessTimes, str]], root_ended_children: float) -> None:
+        """Takes all processes that there are now, with their kinds. The root's own time does not count."""
+        root = ProcessTimes(self._root, 0, 0.0, root_ended_children)
+        alive = {times.pid: (times, kind) for times, kind in [(root, DRIVER), *processes]}
+        for pid in self._known.keys() - alive.keys():
+            gone = self._known.pop(pid)
+            self._counted += gone.own + gone.ended_children
+        for times, kind in processes:
+            self._kind_of_children[times.parent] = kind
+        for times, kind in alive.values():
+            before = self._known.get(times.pid, ProcessTimes(times.pid, times.parent, 0.0, 0.0))
+            self.seconds[kind] += times.own - before.own
+            ended = times.ended_children - before.ended_children
+            again = min(ended, self._counted)
+            self._counted -= again
+            self.seconds[self._kind_of_children.get(times.pid, kind)] += ended - again
+            self._known[times.pid] = times
 
 
 class CpuMeter:
-    """`cpu_seconds`, again and again. Lists processes often at first, when an engine starts its own, later once a
-    second: to list those of the whole machine takes CPU from the engine that is measured."""
+    """CPU seconds of every descendant so far by kind of process, those that ended included, again and again. Lists
+    processes often at first, when an engine starts its own, later once a second: to list those of the whole machine
+    takes CPU from the engine that is measured."""
 
     def __init__(self) -> None:
-        self._known: list[psutil.Process] = []
+        self._processes: list[psutil.Process] = []
+        self._kinds: defaultdict[int, str] = defaultdict(lambda: DRIVER)  # by pid
         self._list_at = self._began = time.monotonic()
+        self._cpu = CpuByKind(os.getpid())
 
-    def seconds(self) -> float:
+    def seconds(self) -> dict[str, float]:
         if (now := time.monotonic()) >= self._list_at:
-            self._known = psutil.Process().children(recursive=True)
+            # A list that is made while a parent ends may lack the child: what was known is looked at until it is gone.
+            self._processes = list(dict.fromkeys([*self._processes, *psutil.Process().children(recursive=True)]))
             self._list_at = now + min(_LIST_EVERY_SECONDS, (now - self._began) / 4)
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return ended.ru_utime + ended.ru_stime + sum(map(_cpu_seconds_of, self._known))
+            for process in self._processes:
+                with suppress(psutil.Error):
+                    if words := process.cmdline():  # none: it has ended, and its parent has not waited for it
+                        self._kinds[process.pid] = kind_of(process.name(), words)
+        # Parents first, as psutil lists them: a child that ends in between must not be seen alive and count as ended.
+        ended = _ended_children()
+        looked_at = [(process, _times(process)) for process in self._processes]
+        self._processes = [process for process, times in looked_at if times is not None]
+        times = [each for _, each in looked_at if each is not None]
+        self._cpu.look([(each, self._kinds[each.pid]) for each in times], ended)
+        return dict(self._cpu.seconds)
 
 
-def _cpu_seconds_of(process: psutil.Process) -> float:
-    """With those of its children that it has waited for."""
+def _ended_children() -> float:
+    """CPU seconds of this process's children that it has waited for."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
+
+
+def _times(process: psutil.Process) -> ProcessTimes | None:
     try:
-        times = process.cpu_times()
+        with process.oneshot():
+            times, parent = process.cpu_times(), process.ppid()
     except psutil.Error:
-        return 0.0
-    return float(times.user + times.system + times.children_user + times.children_system)
+        return None
+    return ProcessTimes(
+        process.pid, parent, float(times.user + times.system), float(times.children_user + times.children_system)
+    )
 
 
 def memory_bytes(without: Collection[int]) -> int:

@@ -17,7 +17,7 @@ PEER = Peer("Joinery", "two cores", ["false"], Path("nowhere"))
 
 
 def seen(*looks: tuple[float, float, int]) -> list[Look]:
-    return [Look(seconds, cpu, {0: visible}) for seconds, cpu, visible in looks]
+    return [Look(seconds, {"java": cpu}, {0: visible}) for seconds, cpu, visible in looks]
 
 
 def counted(*looks: tuple[float, float, int], rows: int = 2000, expected: int = 1000) -> Figures:
@@ -30,6 +30,8 @@ def test_the_cold_rate_counts_from_the_start_and_the_warm_one_from_a_quarter_of_
     assert (found.cold_rate, found.cold_cpu_us) == (250, 3500)
     # From 400 of 1,000 rows out on: 1,200 of 2,000 rows in, in 2 s of the clock and of CPU.
     assert (found.warm_rate, found.warm_cpu_us) == pytest.approx((600, 1e6 * 2 / 1200))
+    assert found.cold_cpu_by_kind == {"java": 3500}
+    assert found.warm_cpu_by_kind == {"java": pytest.approx(1e6 * 2 / 1200)}
     assert found.problem is None
 
 
@@ -77,7 +79,7 @@ class Grows:
 def test_the_clock_stops_with_the_look_that_saw_the_last_row_of_every_partition() -> None:
     looks = Looks(Grows({0: 0}))
     looks.taken = [
-        Look(at, 0.0, ends) for at, ends in enumerate([{0: 5, 1: 0}, {0: 5, 1: 4}, {0: 6, 1: 5}, {0: 9, 1: 9}])
+        Look(at, {}, ends) for at, ends in enumerate([{0: 5, 1: 0}, {0: 5, 1: 4}, {0: 6, 1: 5}, {0: 9, 1: 9}])
     ]
     assert looks.until({0: 6, 1: 4})[-1].seconds == 2
 
