@@ -39,7 +39,7 @@ def test_the_plan_of_sessions() -> None:
         "  output: JSON lines under out, exactly once; columns user_id, window_start, window_end, session_id, events, "
         "count_distinct_, about",
         "  records that cannot be used: stop the job, which names them (no deadLetter is given)",
-        "  state: embedded Postgres on this machine; 8 shards; compacted every 1m",
+        "  state: embedded Postgres on this machine; up to 8 shards; compacted every 1m",
         "  sessions of clicks are kept until wm(clicks) > last + 30s [gap] + 1m [allowedLateness]",
         "    in steady flow for 1m40s of event time after their last row",
         "    at 1,000 rows/s: at most, each row a session of its own, 100,000 sessions of about 279 bytes = "

@@ -110,7 +110,7 @@ class ScalingStatus(Model):
     """How a driver became wider or narrower last."""
 
     shards: Count = Field(examples=[16])
-    """Shards of an epoch from then on."""
+    """The most shards of an epoch from then on."""
     executors: Count | None = Field(default=None, examples=[4])
     """Executors that were asked for; missing where Spark decides."""
     reason: Words = Field(examples=["executors were busy for 91 % of their time"])
