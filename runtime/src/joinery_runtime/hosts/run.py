@@ -47,6 +47,7 @@ from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
 from joinery_runtime.hosts.spark_master import master_of, require_java
+from joinery_runtime.hosts.spark_progress import posted_to_spark
 from joinery_runtime.hosts.spark_security import application_secret
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
@@ -206,7 +207,8 @@ class _JobRun:
             listener = self._listening(job.name, idle, settle=settle)
             if not settle:
                 listener = Rescaler(job.spec, planner, lambda: self._context, listener).listening()
-            with self._stopped_while_starved():
+            posting = posted_to_spark(job, store.id, lambda: self._context, listener, self._caller.warn)
+            with self._stopped_while_starved(), posting as listener:
                 run_until_stopped(
                     lambda: Driver(who, pipeline, parts, lambda: time.monotonic_ns() // 1_000_000),
                     planner,

@@ -337,6 +337,14 @@ def placed_again_rdd(shuffled: RDD[Any], count: int, locations: Sequence[str]) -
 # --- listeners and the UI ---------------------------------------------------------------------------------------------
 
 
+def has_listeners(context: SparkContext) -> bool:
+    """Whether anybody sees the events of a context: its UI, its event log, or a listener that was added to it. Scala's
+    public API adds and removes listeners, and does not tell of them."""
+    java = _java(context)
+    queues = set(str(java.listeners.activeQueues().mkString(",")).split(","))
+    return bool({"shared", "eventLog"} & queues) or bool(java.context.ui().isDefined())
+
+
 def post_event(context: SparkContext, document: str) -> None:
     """Post an event to Spark's listeners, and so to the UI and the event log. `document` is the event as the event log
     writes it, which newer versions of Spark have to be able to read. PySpark posts no events, and neither does Scala's
@@ -345,35 +353,26 @@ def post_event(context: SparkContext, document: str) -> None:
     java.listeners.post(java.event_from_json(document))
 
 
-class StreamingTab:
-    """The page "Structured Streaming" of a context's UI, for events that `post_event` posts.
+_with_streaming_page: set[str] = set()  # ids of applications
 
-    Spark's own listener behind that page ignores queries that no session has started, and there is none without a
-    session. The history server's plugin brings a listener that takes all of them, and the page.
+
+def add_streaming_page(context: SparkContext) -> None:
+    """Add the page "Structured Streaming" to the context's UI, if it has one, for events that `post_event` posts. It
+    stays as long as the context: a session runs several jobs in turn.
+
+    There is no page without a session, and a session's own listener ignores queries that it has not started. The
+    history server's plugin brings a listener that takes all of them.
     """
-
-    def __init__(self, context: SparkContext) -> None:
-        self._java = java = _java(context)
-        self._plugin = java.jvm.org.apache.spark.sql.execution.ui.StreamingQueryHistoryServerPlugin()
-        self._listeners = self._plugin.createListeners(java.context.conf(), java.context.statusStore().store())
-        for n in range(self._listeners.size()):
-            java.listeners.addToStatusQueue(self._listeners.apply(n))
-
-    def show(self) -> bool:
-        """Add the page if the UI has none. The plugin adds none before Spark has handled the first query's start: then
-        this returns False and is to be called again."""
-        ui = self._java.context.ui()
-        if ui.isEmpty():
-            return True
-        if not self._is_there(ui.get()):
-            self._plugin.setupUI(ui.get())
-        return self._is_there(ui.get())
-
-    def _is_there(self, ui: Any) -> bool:
-        tabs = ui.getTabs()
-        return "StreamingQuery" in [tabs.apply(n).prefix() for n in range(tabs.size())]
-
-    def close(self) -> None:
-        """Remove the listener. The page stays, with what it shows."""
-        for n in range(self._listeners.size()):
-            self._java.listeners.removeListener(self._listeners.apply(n))
+    java, application = _java(context), context.applicationId
+    if application in _with_streaming_page or java.context.ui().isEmpty():
+        return
+    sql, ui = java.jvm.org.apache.spark.sql, java.context.ui().get()
+    store = java.context.statusStore().store()
+    listeners = sql.execution.ui.StreamingQueryHistoryServerPlugin().createListeners(java.context.conf(), store)
+    for n in range(listeners.size()):
+        java.listeners.addToStatusQueue(listeners.apply(n))
+    tabs = ui.getTabs()
+    if "StreamingQuery" not in [tabs.apply(n).prefix() for n in range(tabs.size())]:
+        # It attaches itself.
+        sql.streaming.ui.StreamingQueryTab(sql.execution.ui.StreamingQueryStatusStore(store), ui)
+    _with_streaming_page.add(application)
