@@ -352,7 +352,7 @@ assert (result.ended_by, result.epochs, result.rows_out) == ("stopped", 1, 2), r
 assert len(result.output()) == 2
 ((description, group, interrupts, pool, stage, details, mine),) = seen
 assert (description, group, interrupts) == ("called: epoch 1, join", "called epoch 1", "false"), seen
-assert (pool, stage, mine) == ("its pool", "called: read, join (interval), collect", "own"), seen
+assert (pool, stage, mine) == ("its pool", "called: read, inner interval join, collect", "own"), seen
 assert {name: context.getLocalProperty(name) for name in names} == names
 assert signal.getsignal(signal.SIGINT) is before
 assert context.parallelize([1, 2]).count() == 2

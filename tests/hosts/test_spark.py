@@ -108,16 +108,18 @@ def test_peers_that_exchange_no_rows(context: SparkContext) -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "named"),
+    ("work", "steps", "named"),
     [
-        (WORK, ["tried: read", "tried: join 1", "tried: join 2"]),
-        (CO_PARTITIONED, ["tried: read, join 1, join 2", "tried: collect"]),
+        (WORK, 2, ["tried: read", "tried: join 1", "tried: join 2"]),
+        (CO_PARTITIONED, 1, ["tried: read, join 1", "tried: collect"]),
     ],
 )
-def test_stages_have_the_names_of_what_they_do(context: SparkContext, work: EpochWork, named: list[str]) -> None:
-    worker = FailingWorker("never", RuntimeError())
-    plan = replace(work.plan, epoch=40 + len(named))
-    SparkHost(context, WorkerSetup("names", worker, worker.steps), "tried").run(replace(work, plan=plan))
+def test_stages_have_the_names_of_what_they_do(
+    context: SparkContext, work: EpochWork, steps: int, named: list[str]
+) -> None:
+    worker = FailingWorker("never", RuntimeError(), steps)
+    plan = replace(work.plan, epoch=40 + steps)
+    SparkHost(context, WorkerSetup(f"names {steps}", worker, steps), "tried").run(replace(work, plan=plan))
     tracker = context.statusTracker()
     (job,) = tracker.getJobIdsForGroup(f"tried epoch {plan.epoch}")
     info = tracker.getJobInfo(job)

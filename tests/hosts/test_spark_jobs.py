@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark import SparkContext
@@ -18,7 +20,7 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.spark import SparkHost, start_context
-from joinery_runtime.hosts.spark_jobs import collected, names_restored, step_names
+from joinery_runtime.hosts.spark_jobs import JobNames, collected, names_restored, step_names
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.job import job_from
 from joinery_runtime.sources.base import PartitionRef, Range
@@ -44,11 +46,29 @@ def stage_names(context: SparkContext, group: str) -> list[str]:
 
 
 def test_the_steps_of_a_job_in_words() -> None:
-    assert step_names(job_from(JOB)) == ("join (interval)",)
+    assert step_names(job_from(JOB)) == ("inner interval join",)
     two = copy.deepcopy(JOB)
     two["spec"]["inputs"].append({**two["spec"]["inputs"][0], "name": "rates"})
-    two["spec"]["joins"].append({"right": "rates", "keys": {"orders.k": "rates.k"}, "asOf": {"maxAge": "1h"}})
-    assert step_names(job_from(two)) == ("join 1 (interval)", "join 2 (asOf)")
+    interval = {"of": "orders", "lower": -10, "upper": 10}
+    two["spec"]["joins"].append(
+        {"right": "rates", "type": "left", "keys": {"orders.k": "rates.k"}, "interval": interval}
+    )
+    assert step_names(job_from(two)) == ("step 1, inner interval join", "step 2, left interval join")
+
+
+@pytest.mark.parametrize(
+    ("steps", "described"),
+    [
+        (("inner interval join",), "orders: epoch 8, join"),
+        (("step 1, inner interval join", "step 2, left interval join"), "orders: epoch 8, join"),
+        (("sessions of clicks",), "orders: epoch 8, sessions"),
+    ],
+)
+def test_an_epochs_description_says_what_its_steps_do(steps: tuple[str, ...], described: str) -> None:
+    groups: list[tuple[str, str]] = []
+    context: Any = SimpleNamespace(setJobGroup=lambda *names: groups.append(names), setLocalProperty=lambda *_: None)
+    JobNames(context, "orders", steps).epoch(8)
+    assert groups == [("orders epoch 8", described)]
 
 
 @pytest.mark.services
@@ -56,12 +76,12 @@ def test_the_steps_of_a_job_in_words() -> None:
 class TestOnSpark:
     def test_the_only_stage_names_all_that_it_does(self, context: SparkContext) -> None:
         worker = FailingWorker("never", RuntimeError(), steps=1)
-        host = SparkHost(context, WorkerSetup("names", worker, 1), "orders", steps=("join (interval)",))
+        host = SparkHost(context, WorkerSetup("names", worker, 1), "orders", steps=("inner interval join",))
         host.warm()
         host.run(work(8))
         host.run(work(9))
-        assert stage_names(context, "orders epoch 8") == ["orders: read, join (interval), collect"]
-        assert stage_names(context, "orders epoch 9") == ["orders: read, join (interval), collect"]
+        assert stage_names(context, "orders epoch 8") == ["orders: read, inner interval join, collect"]
+        assert stage_names(context, "orders epoch 9") == ["orders: read, inner interval join, collect"]
         assert stage_names(context, "orders build workers") == ["orders: build workers"]
 
     def test_whoever_cancels_the_group_of_an_epoch_ends_the_epoch(self, context: SparkContext, tmp_path: Path) -> None:
@@ -83,7 +103,8 @@ class TestOnSpark:
     def test_names_of_before_return_and_those_of_jobs_in_between_do_not_stay(self, context: SparkContext) -> None:
         with names_restored(context):
             before = {"spark.jobGroup.id": "before", "callSite.short": "a cell", "spark.scheduler.pool": "a pool"}
-            for name, value in before.items():
+            nothing: Any = None
+            for name, value in {**before, "spark.job.description": nothing}.items():
                 context.setLocalProperty(name, value)
             with names_restored(context):
                 worker = FailingWorker("never", RuntimeError(), steps=1)

@@ -130,7 +130,7 @@ def test_an_epoch_is_a_job_with_a_group_to_cancel_and_a_description(seen: Seen) 
 
 
 def test_stages_say_what_they_do(seen: Seen) -> None:
-    group = {"orders-payments: read", "orders-payments: join (interval)"}
+    group = {"orders-payments: read", "orders-payments: inner interval join"}
     assert {stage["name"] for stage in seen.stages if "epoch 1," in stage["description"]} == group
     assert group <= set(seen.listener.stages)
     assert group <= {event["Stage Info"]["Stage Name"] for event in seen.logged("StageCompleted")}
@@ -157,7 +157,7 @@ def test_a_listener_hears_the_figures_of_each_epoch(seen: Seen) -> None:
 
 def test_the_ui_has_a_page_with_charts_of_the_job(seen: Seen) -> None:
     assert "orders-payments" in seen.query
-    assert "Input Rate" in seen.query
+    assert all(chart in seen.query for chart in ("Input Rate", "Process Rate", "Global Watermark Gap", "State Rows"))
     assert re.search(r"<strong>\d+</strong>\s*completed batches", seen.query), seen.query[:3_000]
 
 

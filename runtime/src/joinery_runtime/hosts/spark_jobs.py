@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
 
 from joinery_runtime.hosts.spark_internals import is_stopped, thread_connection_is_idle
-from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.job import Job, explain
 
 CALL_SITE = "callSite.short"
 LONG_CALL_SITE = "callSite.long"
@@ -35,12 +35,11 @@ _NAMES = (DESCRIPTION, GROUP, "spark.job.interruptOnCancel", CALL_SITE, LONG_CAL
 
 
 def step_names(job: Job) -> tuple[str, ...]:
-    """Return the words for a job's steps: `join (interval)`, or `join 1 (interval)` if there are several."""
-    if not isinstance(job, StreamJoin):
-        return ("sessions",)
-    if len(job.joins) == 1:
-        return (f"join ({job.joins[0].kind})",)
-    return tuple(f"join {number} ({step.kind})" for number, step in enumerate(job.joins, 1))
+    """Return the words for a job's steps: `inner interval join`, and in a chain `step 1, inner interval join`."""
+    titles = [step.title for step in explain(job).steps]
+    if len(titles) == 1:
+        return (titles[0],)
+    return tuple(f"step {number}, {title}" for number, title in enumerate(titles, 1))
 
 
 class JobNames:
@@ -48,7 +47,7 @@ class JobNames:
 
     def __init__(self, context: SparkContext, job: str, steps: tuple[str, ...]) -> None:
         self._context, self._job, self._steps = context, job, steps
-        self._kinds = ", ".join(dict.fromkeys(step.partition(" ")[0] for step in steps))
+        self._kinds = ", ".join(dict.fromkeys("join" if step.endswith("join") else step.split()[0] for step in steps))
         self._detailed_in: int | None = None  # the thread whose stages have the details
 
     def epoch(self, number: int) -> None:

@@ -98,11 +98,11 @@ def _durations(epoch: CommittedEpoch) -> dict[str, int]:
 
 
 def _event_time(report: EpochReport) -> dict[str, str]:
-    """The lowest watermark. Empty before every input has one, and once all inputs have ended."""
+    """The lowest watermark. Without one, before every input has one and once all have ended, it is 0 as in Structured
+    Streaming: the UI draws no such watermark, and its page fails if one epoch has a watermark and another has none."""
     known = [at for at in report.watermarks.values() if at is not None]
-    if len(known) < len(report.watermarks) or not known or min(known) == END_OF_TIME:
-        return {}
-    return {"watermark": _time(min(known))}
+    unknown = len(known) < len(report.watermarks) or not known or min(known) == END_OF_TIME
+    return {"watermark": _time(0 if unknown else min(known))}
 
 
 def _state(report: EpochReport) -> dict[str, Any]:
