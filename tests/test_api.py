@@ -326,7 +326,12 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 conf = SparkConf().setMaster("local[2]").set("spark.ui.enabled", "false").set("spark.executor.memory", "1g")
 context = SparkContext(conf=conf)
 context.setLogLevel("OFF")
-context.setJobDescription("of the notebook")
+names = {
+    "spark.job.description": "of the notebook", "spark.jobGroup.id": "its group", "spark.job.interruptOnCancel": "true",
+    "spark.scheduler.pool": "its pool", "callSite.short": "its cell", "callSite.long": "its cell, in full", "mine": "own",
+}
+for name, value in names.items():
+    context.setLocalProperty(name, value)
 
 missing = "spark.executor.memory is 2g in the job's spark.conf and 1g in the session; spark.x is y in the job's spark.conf and not set"
 refused(missing, spark={"conf": {"spark.executor.memory": "2g", "spark.x": "y", "spark.master": "local[7]"}})
@@ -340,13 +345,15 @@ inputs = [side | {"file": {"path": str(Path(side["name"]).absolute()), "watch": 
 before = signal.getsignal(signal.SIGINT)
 seen = []
 def interrupt(progress):
-    seen.append(context.getLocalProperty("spark.job.description"))
+    seen.append([context.getLocalProperty(name) for name in names])
     os.kill(os.getpid(), signal.SIGINT)
 result = run(job(inputs=inputs, stateStore={"postgres": {"dsn": sys.argv[1], "schema": "test_api"}}), spark=context, on_epoch=interrupt)
 assert (result.ended_by, result.epochs, result.rows_out) == ("stopped", 1, 2), result
 assert len(result.output()) == 2
-assert seen == ["called: epoch 1"], seen
-assert context.getLocalProperty("spark.job.description") == "of the notebook"
+((description, group, interrupts, pool, stage, details, mine),) = seen
+assert (description, group, interrupts) == ("called: epoch 1, join", "called epoch 1", "false"), seen
+assert (pool, stage, mine) == ("its pool", "called: read, inner interval join, collect", "own"), seen
+assert {name: context.getLocalProperty(name) for name in names} == names
 assert signal.getsignal(signal.SIGINT) is before
 assert context.parallelize([1, 2]).count() == 2
 context.stop()

@@ -85,6 +85,19 @@ class NotesItsPlace(FailingWorker):
 
 
 @dataclass(frozen=True)
+class NeverEnds(FailingWorker):
+    """A worker that reads for ever, and says when it has begun."""
+
+    begun: Path = Path()
+
+    def read(self, work: EpochWork, ranges: Sequence[Range], lane: int = 0) -> Iterator[tuple[int, Any]]:
+        self.begun.touch()
+        while True:
+            time.sleep(0.05)
+        yield
+
+
+@dataclass(frozen=True)
 class FailsAfterwards:
     """The first attempt of every shard dies when everything is staged and written."""
 

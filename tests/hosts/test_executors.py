@@ -9,6 +9,7 @@ import pytest
 
 from joinery_runtime.hosts import executors
 from joinery_runtime.hosts.executors import TakingPart
+from joinery_runtime.hosts.spark_jobs import JobNames
 
 
 class Cluster:
@@ -20,7 +21,7 @@ class Cluster:
         monkeypatch.setattr(executors, "_executors", lambda _: [(name, f"host-{name}") for name in self.running])
         monkeypatch.setattr(TakingPart, "_prepare", self._prepare)
         context: Any = self
-        self._part = TakingPart(context, lambda _: None)
+        self._part = TakingPart(context, lambda _: None, JobNames(context, "job", ()))
 
     @property
     def defaultParallelism(self) -> int:  # noqa: N802 - Spark's name

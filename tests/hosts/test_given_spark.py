@@ -14,6 +14,14 @@ from joinery_runtime.hosts import given_spark
 from joinery_runtime.hosts.given_spark import given_context
 from joinery_runtime.hosts.spark import SparkHost
 
+SET_BY_THE_NOTEBOOK = {
+    "spark.job.description": "of the notebook",
+    "spark.jobGroup.id": "the notebook's group",
+    "spark.job.interruptOnCancel": "true",
+    "callSite.long": "the notebook's cell",
+    "spark.scheduler.pool": "the notebook's pool",
+}
+
 
 class Session:
     """Takes down what is asked of a context; its connection to Java is idle, busy with a call or gone."""
@@ -28,15 +36,15 @@ class Session:
         self.environment = {"OF": "the session"}
         self.tags: set[str] = set()
         self.cancelled: list[str] = []
-        self.described: list[object] = []
+        self.restored: dict[str, object] = {}
 
-    def getLocalProperty(self, _: str) -> str:  # noqa: N802 - PySpark's name
-        return "of the notebook"
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - PySpark's name
+        return SET_BY_THE_NOTEBOOK.get(name)
 
-    def setLocalProperty(self, _: str, value: object) -> None:  # noqa: N802
+    def setLocalProperty(self, name: str, value: object) -> None:  # noqa: N802
         if self._gone:
             raise ConnectionRefusedError(111, "Connection refused")
-        self.described.append(value)
+        self.restored[name] = value
 
     def addJobTag(self, tag: str) -> None:  # noqa: N802
         self.tags.add(tag)
@@ -55,6 +63,7 @@ def only_what_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given_spark, "_context_of", lambda session: session)
     monkeypatch.setattr(given_spark, "_lacking", lambda *_: iter(()))
     monkeypatch.setattr(given_spark, "_check_workers", lambda _: None)
+    monkeypatch.setattr(given_spark, "keep_environment_in_java", lambda _: None)
 
 
 def test_a_job_that_ends_takes_away_what_it_has_set() -> None:
@@ -63,7 +72,8 @@ def test_a_job_that_ends_takes_away_what_it_has_set() -> None:
         assert len(session.tags) == 1
         assert context.environment == {"OF": "the session", "JOINERY_WORKER": "1"}
     assert session.environment == {"OF": "the session"}
-    assert (session.tags, session.cancelled, session.described) == (set(), [], ["of the notebook"])
+    assert (session.tags, session.cancelled) == (set(), [])
+    assert session.restored == {**SET_BY_THE_NOTEBOOK, "callSite.short": None}, "None removes a name"
 
 
 def test_an_interrupt_ends_the_spark_job_of_the_epoch() -> None:
@@ -72,19 +82,19 @@ def test_an_interrupt_ends_the_spark_job_of_the_epoch() -> None:
         raise KeyboardInterrupt
     assert session.cancelled == list(session.tags)
     assert session.cancelled
-    assert session.described == [], "it would have taken the answer of the interrupted call for its own"
+    assert session.restored == {}, "it would have taken the answer of the interrupted call for its own"
 
 
 def test_an_interrupt_after_which_java_has_no_connection_is_an_interrupt() -> None:
     """PySpark cleans up after the call that was interrupted, and may find no connection left."""
-    context: Any = SimpleNamespace(setJobDescription=interrupted)
+    context: Any = SimpleNamespace(setJobGroup=interrupted)
     work: Any = SimpleNamespace(plan=SimpleNamespace(epoch=7))
-    setup: Any = None
+    setup: Any = SimpleNamespace(steps=1)
     with pytest.raises(KeyboardInterrupt):
         SparkHost(context, setup, "job").run(work)
 
 
-def interrupted(_: str) -> None:
+def interrupted(*_: str) -> None:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:

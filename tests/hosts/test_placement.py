@@ -14,8 +14,10 @@ from hosts.stand_ins import PATIENCE_S, NotesItsPlace
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.hosts.executors import TakingPart, executor_ids, placed_again, placed_on, request_executors
+from joinery_runtime.hosts.executors import TakingPart, executor_ids, request_executors
 from joinery_runtime.hosts.spark import SparkHost, start_context
+from joinery_runtime.hosts.spark_internals import exchanged_rdd, placed_again_rdd, placed_rdd
+from joinery_runtime.hosts.spark_jobs import JobNames
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.sources.base import PartitionRef, Range
 
@@ -47,9 +49,9 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> None:
-    executors = TakingPart(context, lambda _: None).locations()
+    executors = TakingPart(context, lambda _: None, JobNames(context, "job", ())).locations()
     assert [name.split("_")[0] for name in executors] == ["executor"] * 2, "the driver runs no tasks"
-    given = placed_on(context, ["a", "b", "c"], executors)
+    given = placed_rdd(context, ["a", "b", "c"], executors)
     rdd, jvm = given._jrdd.rdd(), context._jvm
     preferred = [jvm.scala.jdk.javaapi.CollectionConverters.asJava(rdd.preferredLocations(p)) for p in rdd.partitions()]
     assert [list(each) for each in preferred] == [[executors[0]], [executors[1]], [executors[0]]]
@@ -58,9 +60,9 @@ def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> Non
 
 @pytest.mark.parametrize("peers", [1, 3])
 def test_a_task_behind_a_shuffle_is_for_the_executor_of_its_number(context: SparkContext, peers: int) -> None:
-    executors = TakingPart(context, lambda _: None).locations()
-    sent = context.parallelize([(n % peers, n) for n in range(3_000)], 2).partitionBy(peers, int)
-    placed = placed_again(sent, executors)
+    executors = TakingPart(context, lambda _: None, JobNames(context, "job", ())).locations()
+    sent = context.parallelize([(n % peers, n) for n in range(3_000)], 2)
+    placed = placed_again_rdd(exchanged_rdd(sent, peers), peers, executors)
     rdd, spark = placed._jrdd.rdd(), context._jsc.sc()
     asked = [spark.getPreferredLocs(rdd, n).head().toString() for n in range(peers)]
     assert asked == [executors[n % 2] for n in range(peers)]
@@ -103,4 +105,4 @@ def test_a_new_executor_builds_its_worker_beside_the_epochs(context: SparkContex
 
     _until(both_took_part)
     built = sorted(path.read_text() for path in tmp_path.glob("built@*"))
-    assert built == ["", "job: epoch 7"], "the first one in an epoch, the second in none"
+    assert built == ["job: build a worker", "job: epoch 7, join"], "the first one in an epoch, the second in none"

@@ -107,6 +107,27 @@ def test_peers_that_exchange_no_rows(context: SparkContext) -> None:
     assert sorted(read.partition.partition for read in outcome.read.partitions) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("work", "steps", "named"),
+    [
+        (WORK, 2, ["tried: read", "tried: join 1", "tried: join 2"]),
+        (CO_PARTITIONED, 1, ["tried: read, join 1", "tried: collect"]),
+    ],
+)
+def test_stages_have_the_names_of_what_they_do(
+    context: SparkContext, work: EpochWork, steps: int, named: list[str]
+) -> None:
+    worker = FailingWorker("never", RuntimeError(), steps)
+    plan = replace(work.plan, epoch=40 + steps)
+    SparkHost(context, WorkerSetup(f"names {steps}", worker, steps), "tried").run(replace(work, plan=plan))
+    tracker = context.statusTracker()
+    (job,) = tracker.getJobIdsForGroup(f"tried epoch {plan.epoch}")
+    info = tracker.getJobInfo(job)
+    assert info is not None
+    stages = [tracker.getStageInfo(stage) for stage in sorted(info.stageIds)]
+    assert [stage.name for stage in stages if stage is not None] == named
+
+
 @pytest.mark.parametrize("at", ["read", "step 0", "collect"])
 def test_an_error_of_a_peer_that_exchanges_no_rows_arrives_as_it_was_raised(context: SparkContext, at: str) -> None:
     error = DataLoss("what happened", facts="at t/0 offset 5", todo="Mend it")

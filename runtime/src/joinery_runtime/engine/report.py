@@ -172,6 +172,7 @@ class EpochReport:
     after_eviction: Mapping[str, int] = field(default_factory=dict)
     input_warnings: Mapping[str, str] = field(default_factory=dict)  # that hold now
     held: int = 0  # rows of this epoch and of earlier ones that the output does not show yet
+    bytes_in: Mapping[str, int] = field(default_factory=dict)  # undecoded
 
     @property
     def amplification(self) -> float | None:
@@ -212,6 +213,7 @@ def epoch_report(
         after_eviction=_after_eviction(outcome),
         input_warnings=input_warnings,
         held=held,
+        bytes_in=_bytes_in(outcome),
     )
 
 
@@ -243,6 +245,13 @@ def _rows_in(outcome: EpochOutcome) -> Counter[str]:
     counts: Counter[str] = Counter()
     for read in outcome.read.partitions:
         counts[read.partition.input] += read.records
+    return counts
+
+
+def _bytes_in(outcome: EpochOutcome) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for read in outcome.read.partitions:
+        counts[read.partition.input] += read.bytes
     return counts
 
 

@@ -13,11 +13,10 @@ import sys
 import uuid
 from pathlib import Path
 
-from pyspark import SparkContext
-
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.java_process import archive_path
 from joinery_runtime.hosts.spark import start_context, stop_context
+from joinery_runtime.hosts.spark_internals import java_process
 
 
 def make() -> Path | None:
@@ -34,7 +33,9 @@ def make() -> Path | None:
         context = start_context("class archive", {"spark.driver.extraJavaOptions": options}, "local[1]")
         context.parallelize([1], 1).map(str).collect()
         stop_context(context)
-        java = SparkContext._gateway.proc
+        java = java_process()
+        assert java is not None, "it has just started here"
+        assert java.stdin is not None, "PySpark opens a pipe"
         java.stdin.close()  # Java ends when its input does
         if java.wait() != 0 or not partial.exists():
             return None

@@ -7,20 +7,28 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from joinery_runtime.engine.tasks import MAX_THREADS
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.spark import DEFAULT_CONF, cause
+from joinery_runtime.hosts.spark_internals import (
+    bytes_of_size,
+    is_stopped,
+    keep_environment_in_java,
+    thread_connection_is_idle,
+    with_environment,
+)
+from joinery_runtime.hosts.spark_jobs import JobNames, collected, names_restored
 
-_DESCRIPTION = "spark.job.description"
 _DECIDED_BY_THE_SESSION = {"spark.master", "spark.app.name"}
 _GIB = 1 << 30
 _PATIENCE_S = 5.0
+# Spark ends such workers after a minute without a task, and with them their caches and connections.
 _OWN_WORKERS = {"JOINERY_WORKER": "1"}
 
 
@@ -36,62 +44,49 @@ def given_context(session: SparkSession | SparkContext, conf: Mapping[str, str])
             todo="Set that before the session starts, as in SparkSession.builder.config(...), or take it out of the "
             "job's spark.conf",
         )
-    own = _with_own_workers(context)
-    _check_workers(own)
-    described, tag = context.getLocalProperty(_DESCRIPTION), f"joinery-{uuid.uuid4().hex}"
-    context.addJobTag(tag)
-    try:
-        yield own
-    except BaseException:
-        # An interrupt ends only the wait for an epoch's Spark job, not the job itself.
-        cancelling = threading.Thread(target=_cancel, args=(context, tag), daemon=True)
-        cancelling.start()
-        cancelling.join(_PATIENCE_S)
-        raise
-    finally:
-        # If Java is gone, an error from here would hide the error that says so.
-        with suppress(Py4JError, OSError):
-            if context._jsc is not None and _between_calls(context):
-                given: Any = described  # None removes the description
-                context.setLocalProperty(_DESCRIPTION, given)
-                context.removeJobTag(tag)
-
-
-def _with_own_workers(context: SparkContext) -> SparkContext:
-    """The same context, but with Python workers of its own: Spark pools workers by the environment variables that a
-    task asks for. After a minute without a task Spark ends such workers, and with them their caches and connections."""
-    own = object.__new__(SparkContext)  # a second context cannot be started
-    own.__dict__.update(context.__dict__, environment={**context.environment, **_OWN_WORKERS})
-    return own
+    own = with_environment(context, _OWN_WORKERS)
+    keep_environment_in_java(own)
+    tag = f"joinery-{uuid.uuid4().hex}"
+    with names_restored(context):
+        _check_workers(own)
+        context.addJobTag(tag)
+        try:
+            yield own
+        except BaseException:
+            # An interrupt ends only the wait for an epoch's Spark job, not the job itself.
+            cancelling = threading.Thread(target=_cancel, args=(context, tag), daemon=True)
+            cancelling.start()
+            cancelling.join(_PATIENCE_S)
+            raise
+        finally:
+            # If Java is gone, an error from here would hide the error that says so.
+            with suppress(Py4JError, OSError):
+                if not is_stopped(context) and thread_connection_is_idle(context):
+                    context.removeJobTag(tag)
 
 
 def _cancel(context: SparkContext, tag: str) -> None:
     """Cancels the job's Spark jobs. Has to run in a thread of its own, which calls Java over a connection of its own:
     the interrupted call's connection still has an answer to come."""
     with suppress(Py4JError, OSError):
-        if context._jsc is not None:
+        if not is_stopped(context):
             context.cancelJobsWithTag(tag)
 
 
-def _between_calls(context: SparkContext) -> bool:
-    """Whether this thread's connection to Java is idle. That of an interrupted call is not: its answer is still to
-    come, and the next call would take it for its own. PySpark drops such a connection together with the traceback, and
-    with it all that was set for the thread."""
-    gateway: Any = context._gateway
-    client = gateway._gateway_client
-    connection = client.get_thread_connection() if hasattr(client, "get_thread_connection") else None
-    return connection is None or connection in client.deque
-
-
 def _context_of(session: SparkSession | SparkContext) -> SparkContext:
-    context = session if isinstance(session, SparkContext) else getattr(session, "_sc", None)
+    context: object = session
+    if not isinstance(session, SparkContext):
+        try:
+            context = session.sparkContext
+        except (AttributeError, PySparkException):  # a session of Spark Connect has none
+            context = None
     if not isinstance(context, SparkContext):
         raise EnvironmentProblem(
             "The job cannot run on what was given as spark",
             facts=f"a {type(session).__module__}.{type(session).__qualname__} has no Spark context in this process",
             todo="Give a SparkSession or SparkContext that was started here, not one of Spark Connect",
         )
-    if context._jsc is None:
+    if is_stopped(context):
         raise EnvironmentProblem("The Spark session has been stopped", todo="Start another one, or leave spark out")
     return context
 
@@ -105,18 +100,16 @@ def _lacking(context: SparkContext, conf: Mapping[str, str]) -> Iterator[str]:
     name = "spark.kryoserializer.buffer.max"
     by_kryo = has.get("spark.serializer") == DEFAULT_CONF["spark.serializer"]
     one_process = context.master.startswith("local") and context.defaultParallelism <= MAX_THREADS
-    if by_kryo and not one_process and name not in conf:
-        jvm: Any = context._jvm
-        size = jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(has.get(name, "64m"))
-        if size < _GIB:
-            yield f"{name} has to be {DEFAULT_CONF[name]} and is {has.get(name, '64m, its default')}"
+    if by_kryo and not one_process and name not in conf and bytes_of_size(context, has.get(name, "64m")) < _GIB:
+        yield f"{name} has to be {DEFAULT_CONF[name]} and is {has.get(name, '64m, its default')}"
 
 
 def _check_workers(context: SparkContext) -> None:
     """Raises EnvironmentProblem if the workers cannot run tasks. They need not run the same Python as this process, and
     they have to import this module."""
     try:
-        context.parallelize([0], 1).map(_run).collect()
+        JobNames(context, "joinery", ()).beside_epochs("check workers")
+        collected(context.parallelize([0], 1).map(_run), 1)
     except Py4JError as error:
         raise EnvironmentProblem(
             f"The workers of the Spark session ({context.pythonExec}) cannot run the job's tasks",

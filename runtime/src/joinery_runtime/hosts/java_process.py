@@ -54,17 +54,18 @@ def kill_starts() -> None:
 def ended_afterwards() -> Iterator[None]:
     """Ends a Java process that was started in the block if no context runs on it after the block: its system properties
     would become settings of the next context."""
-    from pyspark import SparkContext  # noqa: PLC0415
+    from joinery_runtime.hosts import spark_internals  # noqa: PLC0415
 
-    before = SparkContext._gateway
+    before = spark_internals.java_gateway_now()
     try:
         yield
     finally:
-        gateway = SparkContext._gateway
-        if gateway is not None and gateway is not before and SparkContext._active_spark_context is None:
-            SparkContext._gateway = SparkContext._jvm = None
-            if gateway.proc is not None:
-                _end(gateway.proc)
+        gateway = spark_internals.java_gateway_now()
+        if gateway is not None and gateway is not before and not spark_internals.context_is_active():
+            process = spark_internals.java_process()
+            spark_internals.forget_java()
+            if process is not None:
+                _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -88,12 +89,9 @@ class JavaStart:
     def made_here(self) -> Iterator[None]:
         """Takes the process that PySpark launches in the block for this start. The launch raises EnvironmentProblem
         after `give_up`."""
-        from pyspark import java_gateway  # noqa: PLC0415
+        from joinery_runtime.hosts.spark_internals import java_launched_by  # noqa: PLC0415
 
-        with _launching:
-            # PySpark hands out the process only once it has answered, so its Popen is replaced meanwhile.
-            original = java_gateway.Popen
-            java_gateway.Popen = self._popen
+        with _launching, java_launched_by(self._popen):
             try:
                 yield
                 with self._lock:
@@ -102,7 +100,6 @@ class JavaStart:
                 self.give_up()
                 raise
             finally:
-                java_gateway.Popen = original
                 _under_way.difference_update({self._process})
 
     def give_up(self) -> None:
@@ -115,10 +112,10 @@ class JavaStart:
 
     def _silence(self) -> None:
         """Turns off Java's log: a context that is being made when Java ends says that it cannot be made."""
-        from pyspark import SparkContext  # noqa: PLC0415
+        from joinery_runtime.hosts.spark_internals import java_gateway_now, java_process  # noqa: PLC0415
 
-        gateway = SparkContext._gateway
-        if gateway is None or gateway.proc is not self._process:
+        gateway = java_gateway_now()
+        if gateway is None or java_process() is not self._process:
             return  # Java has not answered, so nobody has asked it for a context
 
         def turn_off() -> None:
@@ -131,11 +128,10 @@ class JavaStart:
     def forget(self) -> None:
         """Makes PySpark forget the process, so that the next start makes a new one. To be called after `give_up`, once
         nobody calls into the process any more."""
-        from pyspark import SparkContext  # noqa: PLC0415
+        from joinery_runtime.hosts.spark_internals import forget_java, java_process  # noqa: PLC0415
 
-        gateway = SparkContext._gateway
-        if gateway is not None and self._process is not None and gateway.proc is self._process:
-            SparkContext._gateway = SparkContext._jvm = None
+        if self._process is not None and java_process() is self._process:
+            forget_java()
 
     def _popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         options["env"] |= {"BASH_FUNC_exec%%": _WITHOUT_MODULE}
@@ -169,10 +165,10 @@ def java_options() -> str:
 def archive_path() -> Path | None:
     """The path of the archive for this Python environment's Spark and the Java that it will run on. None if there can
     be no archive: SPARK_HOME names another Spark, or Java does not state its version."""
-    from pyspark import java_gateway  # noqa: PLC0415
+    import pyspark  # noqa: PLC0415
 
     release, home = _release(), os.environ.get("SPARK_HOME")
-    if release is None or (home and Path(home) != Path(java_gateway.__file__).parent):
+    if release is None or (home and Path(home) != Path(pyspark.__file__).parent):
         return None
     key = hashlib.sha256(f"{version('pyspark')}\n{release}".encode()).hexdigest()[:12]
     return Path(sys.prefix, "share", "joinery", f"spark-{key}.jsa")

@@ -47,6 +47,7 @@ from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
 from joinery_runtime.hosts.spark_master import master_of, require_java
+from joinery_runtime.hosts.spark_progress import posted_to_spark
 from joinery_runtime.hosts.spark_security import application_secret
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
@@ -109,7 +110,7 @@ def run_job(
             from joinery_runtime.hosts.given_spark import given_context  # noqa: PLC0415
 
             context = stack.enter_context(given_context(session, filled.spec.spark.conf))
-        elif "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._active_spark_context is not None:
+        elif _another_context_runs():
             raise EnvironmentProblem(
                 "A Spark context runs in this process already",
                 facts="there can be one",
@@ -206,7 +207,8 @@ class _JobRun:
             listener = self._listening(job.name, idle, settle=settle)
             if not settle:
                 listener = Rescaler(job.spec, planner, lambda: self._context, listener).listening()
-            with self._stopped_while_starved():
+            posting = posted_to_spark(job, store.id, lambda: self._context, listener, self._caller.warn)
+            with self._stopped_while_starved(), posting as listener:
                 run_until_stopped(
                     lambda: Driver(who, pipeline, parts, lambda: time.monotonic_ns() // 1_000_000),
                     planner,
@@ -234,12 +236,13 @@ class _JobRun:
 
         def on_spark() -> SparkHost:
             from joinery_runtime.hosts.spark import SparkHost  # noqa: PLC0415
+            from joinery_runtime.hosts.spark_jobs import step_names  # noqa: PLC0415
             from joinery_runtime.hosts.spark_tasks import WorkerSetup  # noqa: PLC0415
 
             context = self._spark(job, java)
             build = self._builder(referring, context, stack)
             setup = WorkerSetup(build.digest, build, len(pipeline.steps), pipeline.finds_late_records)
-            return SparkHost(context, setup, job.name, self._caller.warn)
+            return SparkHost(context, setup, job.name, self._caller.warn, step_names(job))
 
         def warm_on_spark() -> Host:
             host = on_spark()
@@ -317,6 +320,14 @@ class _JobRun:
                 self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)
                 self._stack.enter_context(watched(self._watch))
         return self._context
+
+
+def _another_context_runs() -> bool:
+    if "pyspark" not in sys.modules:
+        return False  # and PySpark stays out of a process that may need no Spark
+    from joinery_runtime.hosts.spark_internals import context_is_active  # noqa: PLC0415
+
+    return context_is_active()
 
 
 def _load_kernels(job: Job) -> None:

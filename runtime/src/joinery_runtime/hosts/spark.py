@@ -1,8 +1,8 @@
 """The tasks of an epoch as one Spark job, and the context that runs it.
 
     one peer:       parallelize([0]) -> mapPartitions(whole) -> collect
-    several peers:  placed_on(ranges) -> mapPartitions(read) -> [partitionBy(peer) -> mapPartitions(step)] -> collect
-    co-partitioned: placed_on(ranges) -> mapPartitions(share) -> partitionBy(0) -> mapPartitions(collect) -> collect
+    several peers:  placed_on(ranges) -> mapPartitions(read) -> [exchange by peer -> mapPartitions(step)] -> collect
+    co-partitioned: placed_on(ranges) -> mapPartitions(share) -> exchange to 0 -> mapPartitions(collect) -> collect
 
 A peer's tasks go to the same executor in every epoch (`hosts.executors`), whose consumers have fetched what comes next,
 and whose caches have the segments of its shards.
@@ -31,8 +31,17 @@ from pyspark.errors import PySparkException
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
-from joinery_runtime.hosts.executors import TakingPart, placed_again, placed_on
+from joinery_runtime.hosts.executors import TakingPart
 from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, java_options
+from joinery_runtime.hosts.spark_internals import (
+    exchanged_rdd,
+    keep_environment_in_java,
+    placed_again_rdd,
+    placed_rdd,
+    silence_accumulator_server,
+    start_java,
+)
+from joinery_runtime.hosts.spark_jobs import JobNames, collected
 from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, submitted_here
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
@@ -68,14 +77,20 @@ _LOG = Path(__file__).with_name("log4j2.properties")
 
 class SparkHost:
     """Implements `engine.driver.Host` on a Spark context. `warn` is told, once, when rows of co-partitioned inputs go
-    from peer to peer all the same."""
+    from peer to peer all the same. `steps` are the words for the steps, where Spark shows what runs."""
 
     def __init__(
-        self, context: SparkContext, setup: WorkerSetup, job: str, warn: Callable[[str], None] = lambda _: None
+        self,
+        context: SparkContext,
+        setup: WorkerSetup,
+        job: str,
+        warn: Callable[[str], None] = lambda _: None,
+        steps: tuple[str, ...] = (),
     ) -> None:
-        self._context, self._setup, self._job, self._warn = context, setup, job, warn
+        self._context, self._setup, self._warn = context, setup, warn
         self._warned = False
-        self._executors = TakingPart(context, lambda _: process_for(setup, 1))
+        self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
+        self._executors = TakingPart(context, lambda _: process_for(setup, 1), self._names)
 
     def run(self, work: EpochWork) -> EpochOutcome:
         results = self._results(work)
@@ -98,17 +113,20 @@ class SparkHost:
         setup = self._setup
         with suppress(Py4JError, ConnectionError):
             executors = self._executors.locations()
-            self._given([None] * (len(executors) or 1), executors).foreach(lambda _: process_for(setup, 1))
+            count = len(executors) or 1
+            self._names.beside_epochs("build workers")
+            collected(self._given([None] * count, executors).map(lambda _: bool(process_for(setup, 1))), count)
 
     def _results(self, work: EpochWork) -> list[object]:
         try:
-            self._context.setJobDescription(f"{self._job}: epoch {work.plan.epoch}")
+            self._names.epoch(work.plan.epoch)
             executors = self._executors.locations()
             task = PeerTask(self._setup, work, share_out(work, self._executors.cores, len(executors)))
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
-                return list(self._given([0], executors).mapPartitions(task.whole).collect())
-            return [result for _, result in self._in_stages(task, executors).collect()]
+                self._names.whole()
+                return collected(self._given([0], executors).mapPartitions(task.whole), 1)
+            return [result for _, result in collected(*self._in_stages(task, executors))]
         except (Py4JError, ConnectionError) as error:
             if interrupt := _interrupt_before(error):
                 raise interrupt from None
@@ -128,31 +146,32 @@ class SparkHost:
             "processes (docs/joins.md#co-partitioned-topics)"
         )
 
-    def _in_stages(self, task: PeerTask, executors: Sequence[str]) -> RDD[Any]:
+    def _in_stages(self, task: PeerTask, executors: Sequence[str]) -> tuple[RDD[Any], int]:
+        """The last stage, and how many tasks it has."""
         count = task.peers.count
         if task.peers.co_partitions:
             reports = self._given(ranges_by_peer(task.work, task.peers), executors)
+            self._names.whole(collects=False)
             made = _exchanged(reports.mapPartitionsWithIndex(task.share), 1, executors)
-            return made.mapPartitionsWithIndex(partial(task.stage, self._setup.stages))
+            self._names.collect()
+            return made.mapPartitionsWithIndex(partial(task.stage, self._setup.stages)), 1
         shares = deal_ranges(task.work.plan.ranges, count)
         carried = self._given(shares, executors).mapPartitionsWithIndex(task.read)
+        self._names.read()
         for number in range(self._setup.stages):
             carried = _exchanged(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
-        return carried
+            self._names.step(number)
+        return carried, count
 
     def _given(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
         if shares and executors:
-            return placed_on(self._context, shares, executors)
+            return placed_rdd(self._context, shares, executors)
         return self._context.parallelize(shares, max(1, len(shares)))
 
 
 def _exchanged(sent: RDD[Any], peers: int, executors: Sequence[str]) -> RDD[Any]:
-    received = sent.partitionBy(peers, _to_peer)
-    return placed_again(received, executors) if executors else received
-
-
-def _to_peer(peer: int) -> int:
-    return peer
+    received = exchanged_rdd(sent, peers)
+    return placed_again_rdd(received, peers, executors) if executors else received
 
 
 def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
@@ -221,7 +240,7 @@ def start_context(name: str, conf: dict[str, str], master: str | None, java: Jav
     """Starts a context. The job's own `spark.conf` overrides what spark-submit or `spark-defaults.conf` set, and both
     override our defaults. `java` starts the Java process if there is none."""
     if submitted_here():
-        SparkContext._ensure_initialized()  # then a SparkConf has what spark-submit set
+        start_java()  # then a SparkConf has what spark-submit set
     settings = SparkConf().setAppName(name)
     for key, value in conf.items():
         settings.set(key, value)
@@ -256,15 +275,15 @@ def _started(settings: SparkConf, java: JavaStart) -> SparkContext:
         if not only_in_context(key):
             arguments.set(key, value)
     with java.made_here():
-        SparkContext._ensure_initialized(conf=arguments)
+        start_java(arguments)
     try:
         context = SparkContext(conf=settings)
     except BaseException as error:
         if not isinstance(error, Exception):  # a signal
             java.give_up()
         raise
-    # The server receives accumulators, which our tasks do not use. A JVM that ends first must not show as its error.
-    context._accumulatorServer.handle_error = lambda *_: None
+    silence_accumulator_server(context)
+    keep_environment_in_java(context)
     return context
 
 

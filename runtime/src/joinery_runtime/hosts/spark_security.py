@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from joinery_runtime.errors import EnvironmentProblem
 
@@ -89,19 +89,9 @@ def application_secret(context: SparkContext) -> str | None:
     """The secret that the driver shares with its workers, which have it as ENV_SECRET; None without authentication."""
     if is_local(context.master):
         return os.environ.get(ENV_SECRET)
-    secret: str | None = of_environment(context, "securityManager").getSecretKey()
-    return secret
+    from joinery_runtime.hosts.spark_internals import executor_secret  # noqa: PLC0415 - loads PySpark
 
-
-def of_environment(context: SparkContext, part: str) -> Any:
-    """Reads a part of the driver's SparkEnv by its field. To call a method, py4j would inspect all methods of the
-    class, and in Spark 4.3 one of them concerns UDF workers, whose class needs a protobuf that PySpark does not
-    bundle."""
-    jvm: Any = context._jvm
-    scala: Any = context._jsc.sc()
-    field = jvm.java.lang.Class.forName("org.apache.spark.SparkEnv").getDeclaredField(part)
-    field.setAccessible(True)
-    return field.get(scala.env())
+    return executor_secret(context)
 
 
 def _no_secret(master: str) -> EnvironmentProblem:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
-from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
+from joinery_runtime.hosts.spark_internals import count_executors
 from joinery_runtime.hosts.status.board import Board
 
 POLL_EVERY_S = 5.0
@@ -115,6 +115,4 @@ def sample_executors(context: SparkContext) -> ExecutorSample:
     jobs = tuple(sorted(tracker.getActiveJobsIds()))
     infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
     stages = [stage for info in infos for at in info.stageIds if (stage := tracker.getStageInfo(at)) is not None]
-    scala: Any = context._jsc.sc()
-    executors = None if scala.isLocal() else int(scala.getExecutorIds().size())
-    return ExecutorSample(executors, jobs, sum(stage.numCompletedTasks for stage in stages))
+    return ExecutorSample(count_executors(context), jobs, sum(stage.numCompletedTasks for stage in stages))

@@ -1,0 +1,112 @@
+"""What Spark's UI, its listeners and its history call a job of ours.
+
+    job group     orders-payments epoch 812          to filter by, and to cancel
+    description   orders-payments: epoch 812, join
+    stage         orders-payments: read              without the epoch, so that figures can be summed by name
+
+A stage's name is the call site that is set when the RDD that ends it is made: `exchanged_rdd` for what goes on through
+a shuffle, `collected` for the last one. `RDD.collect` and `RDD.partitionBy` set call sites of their own, and clear what
+was set.
+
+Each call of Java costs an epoch a fraction of a millisecond: these are one per epoch and one per stage.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import RDD, SparkContext
+
+from joinery_runtime.hosts.spark_internals import is_stopped, thread_connection_is_idle
+from joinery_runtime.job import Job, explain
+
+CALL_SITE = "callSite.short"
+LONG_CALL_SITE = "callSite.long"
+GROUP = "spark.jobGroup.id"
+DESCRIPTION = "spark.job.description"
+
+_DETAILS = "Records, bytes and rates of each epoch are on the page Structured Streaming"
+
+_NAMES = (DESCRIPTION, GROUP, "spark.job.interruptOnCancel", CALL_SITE, LONG_CALL_SITE, "spark.scheduler.pool")
+
+
+def step_names(job: Job) -> tuple[str, ...]:
+    """Return the words for a job's steps: `inner interval join`, and in a chain `step 1, inner interval join`."""
+    titles = [step.title for step in explain(job).steps]
+    if len(titles) == 1:
+        return (titles[0],)
+    return tuple(f"step {number}, {title}" for number, title in enumerate(titles, 1))
+
+
+class JobNames:
+    """Names what this thread has Spark do for a job. `steps` are the words for its steps, in their order."""
+
+    def __init__(self, context: SparkContext, job: str, steps: tuple[str, ...]) -> None:
+        self._context, self._job, self._steps = context, job, steps
+        self._kinds = ", ".join(dict.fromkeys("join" if step.endswith("join") else step.split()[0] for step in steps))
+        self._detailed_in: int | None = None  # the thread whose stages have the details
+
+    def epoch(self, number: int) -> None:
+        """Name the jobs that follow after an epoch."""
+        self._group(f"{self._job} epoch {number}", f"{self._job}: epoch {number}, {self._kinds}")
+
+    def beside_epochs(self, doing: str) -> None:
+        """Name the jobs that follow after something else than an epoch."""
+        self._group(f"{self._job} {doing}", f"{self._job}: {doing}")
+        self._stage(doing)
+
+    def read(self) -> None:
+        """Name the stage whose end is built next: it reads."""
+        self._stage("read")
+
+    def step(self, number: int) -> None:
+        """Name the stage whose end is built next: it runs this step, or collects reports after the last one."""
+        self._stage(self._steps[number] if number < len(self._steps) else "collect")
+
+    def whole(self, *, collects: bool = True) -> None:
+        """Name the stage whose end is built next: one task per peer reads, runs all steps and, with `collects`,
+        collects reports."""
+        self._stage(", ".join(("read", *self._steps, *(["collect"] if collects else []))))
+
+    def collect(self) -> None:
+        """Name the stage whose end is built next: it collects reports."""
+        self._stage("collect")
+
+    def _group(self, group: str, description: str) -> None:
+        self._context.setJobGroup(group, description)
+        if self._detailed_in != threading.get_ident():
+            # Without details of ours, Spark would take Java's stack at each RDD.
+            self._context.setLocalProperty(LONG_CALL_SITE, f"Joinery's job {self._job}. {_DETAILS}")
+            self._detailed_in = threading.get_ident()
+
+    def _stage(self, doing: str) -> None:
+        self._context.setLocalProperty(CALL_SITE, f"{self._job}: {doing}")
+
+
+def collected(rdd: RDD[Any], partitions: int) -> list[Any]:
+    """Run a job and return what its last stage yields. As `rdd.collect()`, but under the name that is set for it."""
+    results: list[Any] = rdd.context.runJob(rdd, _all, list(range(partitions)))
+    return results
+
+
+def _all(items: Any) -> Any:
+    return items
+
+
+@contextmanager
+def names_restored(context: SparkContext) -> Iterator[None]:
+    """Restore the names that this thread's jobs have, once the block has ended, as well as how they are scheduled."""
+    before = {name: context.getLocalProperty(name) for name in _NAMES}
+    try:
+        yield
+    finally:
+        # If Java is gone, an error from here would hide the error that says so.
+        with suppress(Py4JError, OSError):
+            if not is_stopped(context) and thread_connection_is_idle(context):
+                for name, value in before.items():
+                    restored: Any = value  # None removes it
+                    context.setLocalProperty(name, restored)

@@ -1,0 +1,211 @@
+"""Shows committed epochs where users of Spark look for rates: on the page "Structured Streaming" of the UI and of the
+history server, in the event log, and in what a SparkListener hears.
+
+An epoch is posted as the progress of a streaming query: the job is the query, a start of the job is a run of it, an
+epoch is a batch. Spark has no other place for figures that come from Python: a task's own metrics and accumulators are
+Java's (docs/decisions/0065). The events are posted from a thread of their own, so no epoch waits for them, and a job
+goes on if they cannot be posted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
+from joinery_runtime.engine.loop import CommittedEpoch, JobListener
+from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.job import Job, format_time
+from joinery_runtime.job.explain import output_place
+
+_EVENT = "org.apache.spark.sql.streaming.StreamingQueryListener$Query{}Event"
+_LAST_CALENDAR_MS = 253_402_300_799_999  # the end of the year 9999, behind which Spark reads no time
+_PATIENCE_S = 5.0
+
+GetContext = Callable[[], Any]
+"""Returns the job's SparkContext; None before there is one. PySpark is imported only if there is one."""
+
+
+class QueryEvents:
+    """Writes the events of one start of a job as Spark's event log does. `store` tells jobs of one name apart."""
+
+    def __init__(self, job: Job, store: str, run: uuid.UUID | None = None) -> None:
+        self._name = job.name
+        self._sources = {side.name: f"{side.name}: {side.place}" for side in job.inputs}
+        self._sink = output_place(job.spec.output)
+        self._ids = {
+            "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"joinery:{store}:{job.name}")),
+            "runId": str(run or uuid.uuid4()),
+        }
+        self._committed_at: float | None = None
+
+    def started(self, now: float) -> str:
+        return _event("Started", {**self._ids, "name": self._name, "timestamp": _time(now * 1000), "jobTags": []})
+
+    def progress(self, epoch: CommittedEpoch, now: float) -> str:
+        """The event of an epoch that was committed `now` (seconds since 1970)."""
+        report, seconds = epoch.report, max(epoch.seconds, 0.001)
+        since_last = seconds if self._committed_at is None else max(now - self._committed_at, seconds)
+        self._committed_at = now
+        return _event("Progress", {"progress": {
+            **self._ids,
+            "name": self._name,
+            "timestamp": _time((now - epoch.seconds) * 1000),
+            "batchId": report.epoch,
+            "batchDuration": round(1000 * epoch.seconds),
+            "durationMs": _durations(epoch),
+            "eventTime": _event_time(report),
+            "stateOperators": [_state(report)],
+            "sources": [self._source(name, report, seconds, since_last) for name in report.rows_in],
+            "sink": {"description": self._sink, "numOutputRows": report.rows_out, "metrics": {}},
+            "observedMetrics": {},
+        }})  # fmt: skip
+
+    def terminated(self, error: Exception | None) -> str:
+        return _event("Terminated", {**self._ids, "exception": None if error is None else str(error)})
+
+    def _source(self, name: str, report: EpochReport, seconds: float, since_last: float) -> dict[str, Any]:
+        rows = report.rows_in[name]
+        metrics = {
+            "bytesRead": report.bytes_in.get(name, 0),
+            "recordsBehind": report.backlog.get(name, 0),
+            "lateRows": report.dropped.get(name, {}).get("late", 0),
+            "deadLetters": report.dead.get(name, 0),
+        }
+        return {
+            "description": self._sources.get(name, name),
+            "startOffset": None,
+            "endOffset": None,
+            "latestOffset": None,
+            "numInputRows": rows,
+            "inputRowsPerSecond": rows / since_last,
+            "processedRowsPerSecond": rows / seconds,
+            "metrics": {metric: str(value) for metric, value in metrics.items()},
+        }
+
+
+def _durations(epoch: CommittedEpoch) -> dict[str, int]:
+    whole, ran, committing = (round(1000 * part) for part in (epoch.seconds, epoch.ran, epoch.committing))
+    planning = max(0, whole - ran - committing)
+    return {"triggerExecution": whole, "queryPlanning": planning, "addBatch": ran, "commitOffsets": committing}
+
+
+def _event_time(report: EpochReport) -> dict[str, str]:
+    """The lowest watermark. Without one, before every input has one and once all have ended, it is 0 as in Structured
+    Streaming: the UI draws no such watermark, and its page fails if one epoch has a watermark and another has none."""
+    known = [at for at in report.watermarks.values() if at is not None]
+    unknown = len(known) < len(report.watermarks) or not known or min(known) == END_OF_TIME
+    return {"watermark": _time(0 if unknown else min(known))}
+
+
+def _state(report: EpochReport) -> dict[str, Any]:
+    return {
+        "operatorName": "joinery",
+        "numRowsTotal": report.state_rows,
+        "numRowsUpdated": 0,
+        "allUpdatesTimeMs": 0,
+        "numRowsRemoved": 0,
+        "allRemovalsTimeMs": 0,
+        "commitTimeMs": 0,
+        "memoryUsedBytes": report.state_bytes,
+        "numRowsDroppedByWatermark": sum(counts.get("late", 0) for counts in report.dropped.values()),
+        "numShufflePartitions": 0,
+        "numStateStoreInstances": report.segments,
+        "customMetrics": {f"rows of {part}": size.rows for part, size in report.parts.items()},
+    }
+
+
+def _event(kind: str, fields: Mapping[str, Any]) -> str:
+    return json.dumps({"Event": _EVENT.format(kind), **fields})
+
+
+def _time(ms: float) -> str:
+    return format_time(round(min(max(ms, 0), _LAST_CALENDAR_MS)))
+
+
+class EventPoster:
+    """Posts events from a thread of its own. What keeps it from posting is passed to `warn`, once, and no other event
+    is posted then."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._events: SimpleQueue[str | None] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    def post(self, context: Any, event: str) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._run, args=(context,), name="joinery-spark-progress", daemon=True)
+            self._thread.start()
+        self._events.put(event)
+
+    def close(self) -> None:
+        """Waits until the events are posted, but not for a Java that does not answer."""
+        if self._thread is not None:
+            self._events.put(None)
+            self._thread.join(_PATIENCE_S)
+
+    def _run(self, context: Any) -> None:
+        from joinery_runtime.hosts.spark_internals import (  # noqa: PLC0415
+            add_streaming_page,
+            has_listeners,
+            post_event,
+        )
+
+        try:
+            listened_to = False
+            while (event := self._events.get()) is not None:
+                if not listened_to and has_listeners(context):
+                    add_streaming_page(context)
+                    listened_to = True
+                if listened_to:
+                    post_event(context, event)
+        except ConnectionError:
+            return  # Java is gone, which the loop meets too, and reports
+        except Exception as error:
+            self._warn(
+                f"Spark's UI, history and listeners get no rates of epochs: {type(error).__name__}: {error}. The job's "
+                "own page has them (docs/status.md)"
+            )
+
+
+@contextmanager
+def posted_to_spark(
+    job: Job,
+    store: str,
+    context: GetContext,
+    listener: JobListener,
+    warn: Callable[[str], None],
+    wall: Callable[[], float] = time.time,
+) -> Iterator[JobListener]:
+    """Yields a listener that posts committed epochs to Spark once there is a context, and passes everything on. When
+    the block ends, so does the query that Spark shows."""
+    events, poster = QueryEvents(job, store), EventPoster(warn)
+    started = False
+
+    def committed(epoch: CommittedEpoch) -> None:
+        nonlocal started
+        running = context()
+        if running is not None:
+            if not started:
+                poster.post(running, events.started(wall() - epoch.seconds))
+                started = True
+            poster.post(running, events.progress(epoch, wall()))
+        listener.committed(epoch)
+
+    ended_by: Exception | None = None  # an interrupt is no failure
+    try:
+        yield replace(listener, committed=committed)
+    except Exception as error:
+        ended_by = error
+        raise
+    finally:
+        if started:
+            poster.post(context(), events.terminated(ended_by))
+        poster.close()
