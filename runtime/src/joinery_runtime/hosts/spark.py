@@ -32,7 +32,7 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.executors import TakingPart, placed_again, placed_on
-from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, java_options
+from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, image_archive, java_options
 from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, submitted_here
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
@@ -274,7 +274,8 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
         defaults["spark.driver.defaultJavaOptions"] = f"{here} {logging}"
         if not master:
             defaults["spark.master"] = master = ALONE
-    defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) else _JIT
+    in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
+    defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) or in_our_image else _JIT
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
     return defaults | page_defaults(master) | security_defaults(master, named)

@@ -1,0 +1,132 @@
+"""Makes the archive of Java classes of the runtime image, while the image is built (docs/decisions/0088).
+
+    python3 classes.py ARCHIVE
+
+A driver and an executor on Kubernetes run one small job here, and list the classes that they load. `java -Xshare:dump`
+archives the classes of both lists. A server that agrees to everything stands in for Kubernetes, and starts the executor
+by the image's own entry point.
+
+A JVM uses the archive only if its class path begins with the same jars in the same order. Java reads `jars/*` in the
+order of the file system, so drivers and executors name the jars, sorted (`_EXEC` in hosts/java_process.py, and
+entrypoint.sh).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+
+ENTRYPOINT = Path("/opt/joinery/entrypoint.sh")
+HOST = "127.0.0.1"
+_PODS: list[dict[str, Any]] = []
+_EXECUTORS: list[subprocess.Popen[bytes]] = []
+_SETTINGS = {
+    "spark.app.name": "classes",
+    "spark.authenticate": "true",
+    "spark.driver.host": HOST,
+    "spark.executor.instances": "1",
+    "spark.executor.memory": "512m",
+    "spark.kubernetes.container.image": "this one",
+    "spark.kubernetes.executor.disableConfigMap": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+class _Kubernetes(BaseHTTPRequestHandler):
+    """The part of the API that a driver uses to start executors."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": _PODS})
+
+    def do_POST(self) -> None:
+        resource = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if resource["kind"] == "Pod":
+            resource["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+            _EXECUTORS.append(_executor(resource))
+            _PODS.append({**resource, "status": {"phase": "Running"}})
+        self._answer(resource)
+
+    def do_DELETE(self) -> None:
+        self._answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+    def _answer(self, resource: dict[str, Any]) -> None:
+        body = json.dumps(resource).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _executor(pod: dict[str, Any]) -> subprocess.Popen[bytes]:
+    (container,) = pod["spec"]["containers"]
+    # What comes from a field of the pod is its address.
+    variables = {variable["name"]: variable.get("value", HOST) for variable in container["env"]}
+    return subprocess.Popen([ENTRYPOINT, *container["args"]], env={**os.environ, **variables})
+
+
+@contextmanager
+def _kubernetes() -> Iterator[str]:
+    """Yields the address of the stand-in."""
+    with ThreadingHTTPServer((HOST, 0), _Kubernetes) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{HOST}:{server.server_port}"
+        server.shutdown()
+
+
+def loaded_classes(folder: Path) -> list[str]:
+    """Runs the job and returns the lines of both lists, each once."""
+    conf = SparkConf()
+    for key, value in _SETTINGS.items():
+        conf.set(key, value)
+    for role in ("driver", "executor"):
+        conf.set(f"spark.{role}.extraJavaOptions", f"-XX:DumpLoadedClassList={folder / role}")
+    with _kubernetes() as address:
+        context = SparkContext(conf=conf.setMaster(f"k8s://{address}"))
+        pairs = context.parallelize([(0, b"a"), (1, b"b")], 2).partitionBy(2)
+        assert pairs.mapPartitions(lambda rows: [len(list(rows))]).collect() == [1, 1]
+        context.stop()
+        java = SparkContext._gateway.proc
+        java.stdin.close()  # Java ends when its input does
+        java.wait()
+        for executor in _EXECUTORS:
+            executor.wait()
+    lines = [line for role in ("driver", "executor") for line in (folder / role).read_text().splitlines()]
+    return list(dict.fromkeys(line for line in lines if not line.startswith("#")))
+
+
+def make(archive: Path) -> None:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    jars = sorted(Path(os.environ["SPARK_HOME"], "jars").glob("*.jar"))
+    with tempfile.TemporaryDirectory() as name:
+        classes = Path(name, "all")
+        classes.write_text("\n".join([*loaded_classes(Path(name)), ""]))
+        options = [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={archive}", "-XX:+UseG1GC"]
+        silent = "-Xlog:disable", "-Xlog:all=error:stderr"
+        java = Path(os.environ["JAVA_HOME"], "bin", "java")
+        subprocess.run([java, "-Xshare:dump", *options, *silent, "-cp", ":".join(map(str, jars))], check=True)
+    archive.chmod(0o444)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
