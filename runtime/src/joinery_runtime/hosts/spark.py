@@ -21,8 +21,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
@@ -278,7 +279,15 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
     defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) or in_our_image else _JIT
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
+    # The daemon is imported before a task brings the files that were submitted. An executor has them in its folder.
+    if (archive := Path(__file__).parents[2].name) in _submitted_files(named):
+        defaults["spark.executorEnv.PYTHONPATH"] = archive
     return defaults | page_defaults(master) | security_defaults(master, named)
+
+
+def _submitted_files(named: Mapping[str, str]) -> set[str]:
+    """The names of the files that `spark-submit --py-files` sends to executors."""
+    return {PurePosixPath(urlsplit(path).path).name for path in named.get("spark.submit.pyFiles", "").split(",")}
 
 
 def _log_level(master: str) -> str:
