@@ -1,10 +1,10 @@
-"""Makes the archive of Java classes of the runtime image, while the image is built (docs/decisions/0088).
+"""Makes the archive of Java classes of the runtime image, while the image is built (docs/decisions/0069).
 
-    python3 classes.py ARCHIVE
+    python3 classes.py ENTRYPOINT ARCHIVE
 
 A driver and an executor on Kubernetes run one small job here, and list the classes that they load. `java -Xshare:dump`
-archives the classes of both lists. A server that agrees to everything stands in for Kubernetes, and starts the executor
-by the image's own entry point.
+archives the classes of both lists. A server that agrees to everything stands in for Kubernetes, and starts executors by
+the image's own entry point.
 
 A JVM uses the archive only if its class path begins with the same jars in the same order. Java reads `jars/*` in the
 order of the file system, so drivers and executors name the jars, sorted (`_EXEC` in hosts/java_process.py, and
@@ -27,12 +27,8 @@ from typing import Any
 
 from pyspark import SparkConf, SparkContext
 
-ENTRYPOINT = Path("/opt/joinery/entrypoint.sh")
 HOST = "127.0.0.1"
-_PODS: list[dict[str, Any]] = []
-_EXECUTORS: list[subprocess.Popen[bytes]] = []
-_SETTINGS = {
-    "spark.app.name": "classes",
+SETTINGS = {
     "spark.authenticate": "true",
     "spark.driver.host": HOST,
     "spark.executor.instances": "1",
@@ -46,20 +42,39 @@ _SETTINGS = {
 }
 
 
-class _Kubernetes(BaseHTTPRequestHandler):
-    """The part of the API that a driver uses to start executors."""
+class Kubernetes(ThreadingHTTPServer):
+    """The part of the API that a driver needs to start executors. They are processes of this machine."""
 
+    daemon_threads = True
+
+    def __init__(self, entrypoint: Path) -> None:
+        super().__init__((HOST, 0), _Request)
+        self._entrypoint = entrypoint
+        self.pods: list[dict[str, Any]] = []
+        self.executors: list[subprocess.Popen[bytes]] = []
+
+    def start_pod(self, pod: dict[str, Any]) -> None:
+        (container,) = pod["spec"]["containers"]
+        # What comes from a field of the pod is its address.
+        variables = {variable["name"]: variable.get("value", HOST) for variable in container["env"]}
+        command = [str(self._entrypoint), *container["args"]]
+        self.executors.append(subprocess.Popen(command, env={**os.environ, **variables}))
+        pod["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        self.pods.append({**pod, "status": {"phase": "Running"}})
+
+
+class _Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: Kubernetes
 
     def do_GET(self) -> None:
-        self._answer({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": _PODS})
+        version = {"resourceVersion": "1"}
+        self._answer({"kind": "PodList", "apiVersion": "v1", "metadata": version, "items": self.server.pods})
 
     def do_POST(self) -> None:
         resource = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if resource["kind"] == "Pod":
-            resource["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
-            _EXECUTORS.append(_executor(resource))
-            _PODS.append({**resource, "status": {"phase": "Running"}})
+            self.server.start_pod(resource)
         self._answer(resource)
 
     def do_DELETE(self) -> None:
@@ -77,56 +92,55 @@ class _Kubernetes(BaseHTTPRequestHandler):
         pass
 
 
-def _executor(pod: dict[str, Any]) -> subprocess.Popen[bytes]:
-    (container,) = pod["spec"]["containers"]
-    # What comes from a field of the pod is its address.
-    variables = {variable["name"]: variable.get("value", HOST) for variable in container["env"]}
-    return subprocess.Popen([ENTRYPOINT, *container["args"]], env={**os.environ, **variables})
-
-
 @contextmanager
-def _kubernetes() -> Iterator[str]:
-    """Yields the address of the stand-in."""
-    with ThreadingHTTPServer((HOST, 0), _Kubernetes) as server:
-        server.daemon_threads = True
+def kubernetes(entrypoint: Path) -> Iterator[tuple[Kubernetes, str]]:
+    """Yields the stand-in, and the master by which Spark reaches it. Its executors end with their driver."""
+    with Kubernetes(entrypoint) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{HOST}:{server.server_port}"
-        server.shutdown()
+        try:
+            yield server, f"k8s://http://{HOST}:{server.server_port}"
+            for executor in server.executors:
+                executor.wait()
+        finally:
+            server.shutdown()
 
 
-def loaded_classes(folder: Path) -> list[str]:
+def run_job(context: SparkContext) -> None:
+    """Runs a job with a shuffle."""
+    pairs = context.parallelize([(0, b"a"), (1, b"b")], 2).partitionBy(2)
+    assert pairs.mapPartitions(lambda rows: [len(list(rows))]).collect() == [1, 1]
+
+
+def loaded_classes(entrypoint: Path, folder: Path) -> list[str]:
     """Runs the job and returns the lines of both lists, each once."""
-    conf = SparkConf()
-    for key, value in _SETTINGS.items():
+    conf = SparkConf().setAppName("classes")
+    for key, value in SETTINGS.items():
         conf.set(key, value)
     for role in ("driver", "executor"):
         conf.set(f"spark.{role}.extraJavaOptions", f"-XX:DumpLoadedClassList={folder / role}")
-    with _kubernetes() as address:
-        context = SparkContext(conf=conf.setMaster(f"k8s://{address}"))
-        pairs = context.parallelize([(0, b"a"), (1, b"b")], 2).partitionBy(2)
-        assert pairs.mapPartitions(lambda rows: [len(list(rows))]).collect() == [1, 1]
+    with kubernetes(entrypoint) as (_, master):
+        context = SparkContext(conf=conf.setMaster(master))
+        run_job(context)
         context.stop()
         java = SparkContext._gateway.proc
         java.stdin.close()  # Java ends when its input does
         java.wait()
-        for executor in _EXECUTORS:
-            executor.wait()
     lines = [line for role in ("driver", "executor") for line in (folder / role).read_text().splitlines()]
     return list(dict.fromkeys(line for line in lines if not line.startswith("#")))
 
 
-def make(archive: Path) -> None:
+def make(entrypoint: Path, archive: Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     jars = sorted(Path(os.environ["SPARK_HOME"], "jars").glob("*.jar"))
     with tempfile.TemporaryDirectory() as name:
         classes = Path(name, "all")
-        classes.write_text("\n".join([*loaded_classes(Path(name)), ""]))
+        classes.write_text("\n".join([*loaded_classes(entrypoint, Path(name)), ""]))
         options = [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={archive}", "-XX:+UseG1GC"]
-        silent = "-Xlog:disable", "-Xlog:all=error:stderr"
+        silent = ["-Xlog:disable", "-Xlog:all=error:stderr"]
         java = Path(os.environ["JAVA_HOME"], "bin", "java")
         subprocess.run([java, "-Xshare:dump", *options, *silent, "-cp", ":".join(map(str, jars))], check=True)
     archive.chmod(0o444)
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), Path(sys.argv[2]))

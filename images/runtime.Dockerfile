@@ -54,7 +54,8 @@ COPY images/entrypoint.sh LICENSE /opt/joinery/
 
 FROM spark AS classes
 COPY images/classes.py /build/
-RUN SPARK_LOCAL_IP=127.0.0.1 python /build/classes.py /layer/opt/joinery/share/joinery/image.jsa
+RUN SPARK_LOCAL_IP=127.0.0.1 \
+    python /build/classes.py /opt/joinery/entrypoint.sh /layer/opt/joinery/share/joinery/image.jsa
 
 FROM spark AS assembled
 LABEL org.opencontainers.image.title="joinery-runtime" \

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +36,12 @@ class Run:
     def start(cls, job: Path, master: str, environment: Mapping[str, str] | None = None) -> Run:
         full = os.environ | {"SPARK_HOME": str(Path(pyspark.__file__).parent)} | dict(environment or {})
         command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", master]
+        return cls.of(command, full, job.parent)
+
+    @classmethod
+    def of(cls, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> Run:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=full, cwd=job.parent
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(environment), cwd=folder
         )
         run = cls(process)
         run._readers = [threading.Thread(target=target) for target in (run._read_lines, run._read_errors)]
@@ -137,6 +141,9 @@ class Run:
         assert self.process.stdout is not None
         with self.process.stdout as stream:
             for line in stream:
+                if not line.startswith("{"):  # spark-submit puts a program's errors there too
+                    self.errors.append(line)
+                    continue
                 with self.changed:
                     self.lines.append(json.loads(line))
                     self.changed.notify_all()

@@ -186,7 +186,7 @@ def test_java_is_started_without_the_module_that_it_would_warn_of() -> None:
 
 
 def test_java_is_started_with_the_class_path_that_the_image_s_archive_needs(tmp_path: Path) -> None:
-    """In the words of Spark's launcher, for a folder of settings that is mounted, and for the one that Spark assumes."""
+    """As Spark's launcher names it, for a folder of settings that is mounted, and for the one that Spark assumes."""
     jars = tmp_path / "jars"
     jars.mkdir()
     for name in ("a.jar", "a-2.jar", "B.jar"):

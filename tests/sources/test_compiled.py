@@ -102,9 +102,7 @@ def test_where_the_code_is_read_only_the_users_cache_keeps_it(load: Load, folder
     assert len(kept(home)) == 1
 
 
-def test_the_users_cache_keeps_the_code_of_a_zip(
-    folder: Path, home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_users_cache_keeps_the_code_of_a_zip(folder: Path, home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As spark-submit sends one to executors."""
     archive = folder.with_name("sent.zip")
 
