@@ -131,7 +131,8 @@ def loaded_classes(entrypoint: Path, folder: Path) -> list[str]:
 
 def make(entrypoint: Path, archive: Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
-    jars = sorted(Path(os.environ["SPARK_HOME"], "jars").glob("*.jar"))
+    folder = Path(os.environ["SPARK_HOME"], "jars")
+    jars = [*folder.glob("slf4j-api-*.jar"), *sorted(folder.glob("*.jar"))]  # Spark's launcher names that one first
     with tempfile.TemporaryDirectory() as name:
         classes = Path(name, "all")
         classes.write_text("\n".join([*loaded_classes(entrypoint, Path(name)), ""]))

@@ -113,12 +113,12 @@ class Run:
 
     def executors(self) -> list[psutil.Process]:
         """The Java processes of this driver's executors; none where the driver itself runs the tasks."""
-        return [each for each in self.processes() if "CoarseGrainedExecutorBackend" in _command(each)]
+        return [each for each in self.processes() if "CoarseGrainedExecutorBackend" in command_of(each)]
 
     def python_workers(self) -> list[psutil.Process]:
         """The Python processes that run tasks. Not the daemons that fork them, by whatever module: workers whose daemon
         has died go on, and are nobody's children then."""
-        python = {each.pid: each for each in self.processes() if _command(each).endswith(" pyspark.worker")}
+        python = {each.pid: each for each in self.processes() if command_of(each).endswith(" pyspark.worker")}
         return [each for each in python.values() if _parent(each) in python]
 
     def some(self, what: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
@@ -147,6 +147,7 @@ class Run:
                 with self.changed:
                     self.lines.append(json.loads(line))
                     self.changed.notify_all()
+        self.process.wait(PATIENCE_S)  # its output may end before it does
         with self.changed:
             self.changed.notify_all()
 
@@ -164,7 +165,7 @@ def _parent(process: psutil.Process) -> int | None:
         return None
 
 
-def _command(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -11,14 +11,14 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pyspark
 import pytest
 
-from e2e.driver_process import PATIENCE_S, Run
+from e2e.driver_process import PATIENCE_S, Run, command_of
 from e2e.jobs import fresh_name, json_rows, order, payment, produce, unbounded_job
 from joinery_devkit.images.build import PROJECT
 from joinery_devkit.kafka_admin import KafkaAdmin
@@ -35,17 +35,20 @@ class Submission:
 
     folder: Path
     python: Path
+    runs: list[Run] = field(default_factory=list)
 
     def run(self, job: Path, master: str, environment: Mapping[str, str]) -> Run:
         options = ["--master", master, "--executor-memory", "512m", "--conf", "spark.driver.host=127.0.0.1"]
         files = ["--py-files", str(self.folder / "joinery.zip"), str(self.folder / "submit.py")]
         command = [str(spark_home() / "bin" / "spark-submit"), *options, *files, "run", str(job)]
         python = {"PYSPARK_PYTHON": str(self.python)}
-        return Run.of(command, {**environment, **python}, job.parent)
+        run = Run.of(command, {**environment, **python}, job.parent)
+        self.runs.append(run)
+        return run
 
 
 @pytest.fixture(scope="module")
-def submission(tmp_path_factory: pytest.TempPathFactory) -> Submission:
+def submission(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submission]:
     folder = tmp_path_factory.mktemp("submission")
     (folder / "submit.py").write_text(PROGRAM)
     build = [str(Path(sys.executable).with_name("uv")), "build", "--quiet", "--wheel", "--no-build-isolation"]
@@ -56,7 +59,10 @@ def submission(tmp_path_factory: pytest.TempPathFactory) -> Submission:
     venv.create(folder / "environment", symlinks=True)
     (packages,) = folder.glob("environment/lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(f"{Path(pyspark.__file__).parents[1]}\n")
-    return Submission(folder, folder / "environment" / "bin" / "python")
+    submission = Submission(folder, folder / "environment" / "bin" / "python")
+    yield submission
+    for run in submission.runs:
+        run.kill()
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +89,9 @@ def unbounded(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> Pa
 
 
 def python_of(run: Run) -> psutil.Process:
-    """The process that spark-submit has started for the program."""
-    (python,) = psutil.Process(run.process.pid).children()
+    """The process that spark-submit has started for the program. Spark's daemon of Python workers is another child."""
+    children = psutil.Process(run.process.pid).children()
+    (python,) = [child for child in children if "/submit.py" in command_of(child)]
     return python
 
 
@@ -129,7 +136,7 @@ def test_a_sigterm_to_its_python_ends_the_job_in_order(
     python_of(run).terminate()
 
     assert run.wait() == 0, run.last_words
-    assert run.lines[-1]["event"] == "stopped"
+    assert run.lines[-1]["reason"] == "stopped"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -156,6 +156,21 @@ def test_executors_in_pods_use_the_archive_of_the_image(
         assert f"{option}{archive}" in settings[f"spark.{role}.defaultJavaOptions"]
 
 
+@pytest.mark.parametrize(
+    ("master", "path"),
+    [("local[2]", "/home/joinery.zip"), ("spark://there:7077", "joinery.zip"), ("yarn", "joinery.zip")],
+)
+def test_the_daemon_of_workers_finds_joinery_in_a_submitted_zip(
+    start: Start, monkeypatch: pytest.MonkeyPatch, master: str, path: str
+) -> None:
+    monkeypatch.setattr(spark, "__file__", "/home/joinery.zip/joinery_runtime/hosts/spark.py")
+    name, secret = "spark.executorEnv.PYTHONPATH", {SECRET: "s"}
+    assert name not in start(secret | {"spark.submit.pyFiles": "file:/home/other.zip"}, master)
+    submitted = secret | {"spark.submit.pyFiles": "file:/home/other.zip,file:/home/joinery.zip"}
+    assert start(submitted, master)[name] == path
+    assert start(submitted | {name: "mine"}, master)[name] == "mine"
+
+
 # --- who may talk to Spark --------------------------------------------------------------------------------------------
 
 EVERY_MASTER = ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]", "k8s://https://there:443", "yarn"]

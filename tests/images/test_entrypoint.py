@@ -25,6 +25,9 @@ EXECUTOR = {
 MAIN = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
+SORTED = ("slf4j-api-2.jar", "B.jar", "a-2.jar", "a.jar", "slf4j-api-2.jar")
+
+
 @pytest.fixture
 def image(tmp_path: Path) -> dict[str, str]:
     java = tmp_path / "java" / "bin" / "java"
@@ -33,13 +36,13 @@ def image(tmp_path: Path) -> dict[str, str]:
     java.chmod(0o755)
     jars = tmp_path / "spark" / "jars"
     jars.mkdir(parents=True)
-    for name in ("a.jar", "a-2.jar", "B.jar"):
+    for name in ("a.jar", "a-2.jar", "B.jar", "slf4j-api-2.jar"):
         (jars / name).touch()
     return {"JAVA_HOME": str(tmp_path / "java"), "SPARK_HOME": str(tmp_path / "spark"), "PATH": os.defpath}
 
 
 def sorted_jars(image: dict[str, str]) -> str:
-    return ":".join(f"{image['SPARK_HOME']}/jars/{name}" for name in ("B.jar", "a-2.jar", "a.jar"))
+    return ":".join(f"{image['SPARK_HOME']}/jars/{name}" for name in SORTED)
 
 
 def started(environment: dict[str, str], *arguments: str) -> list[str]:

@@ -38,6 +38,7 @@ from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, s
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
+    is_local,
     on_this_machine,
     only_in_context,
     page_defaults,
@@ -279,9 +280,10 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
     defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) or in_our_image else _JIT
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
-    # The daemon is imported before a task brings the files that were submitted. An executor has them in its folder.
-    if (archive := Path(__file__).parents[2].name) in _submitted_files(named):
-        defaults["spark.executorEnv.PYTHONPATH"] = archive
+    # PySpark tells its workers of submitted files, but not their daemon. An executor has these files in its folder.
+    archive = Path(__file__).parents[2]
+    if archive.name in _submitted_files(named):
+        defaults["spark.executorEnv.PYTHONPATH"] = str(archive) if is_local(master) else archive.name
     return defaults | page_defaults(master) | security_defaults(master, named)
 
 
