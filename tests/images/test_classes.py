@@ -34,13 +34,14 @@ with classes.kubernetes(Path({images!r}, "entrypoint.sh")) as (server, master):
 """
 
 
-@pytest.mark.services
-@pytest.mark.slow
-def test_drivers_and_executors_map_the_archive(tmp_path: Path) -> None:
-    settings = tmp_path / "settings"
-    settings.mkdir()
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    settings = tmp_path_factory.mktemp("settings")
     (settings / "spark-defaults.conf").write_text("spark.locality.wait 7s\n")
-    environment = {
+    return {
         **os.environ,
         "JAVA_HOME": str(Path(java_command()).resolve().parents[1]),
         "PYSPARK_PYTHON": sys.executable,
@@ -49,12 +50,22 @@ def test_drivers_and_executors_map_the_archive(tmp_path: Path) -> None:
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
-    def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
-    run(str(IMAGES / "classes.py"), str(IMAGES / "entrypoint.sh"), str(tmp_path / "share" / "joinery" / "image.jsa"))
-    assert run("-c", START.format(prefix=str(tmp_path), images=str(IMAGES))) == "mapped\nmapped\n"
+def python(environment: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def prefix(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python's prefix that has the archive, as the image's does."""
+    prefix = tmp_path_factory.mktemp("prefix")
+    archive = prefix / "share" / "joinery" / "image.jsa"
+    python(environment, str(IMAGES / "classes.py"), str(IMAGES / "entrypoint.sh"), str(archive))
+    return prefix
+
+
+def test_drivers_and_executors_map_the_archive(environment: dict[str, str], prefix: Path) -> None:
+    start = START.format(prefix=str(prefix), images=str(IMAGES))
+    assert python(environment, "-c", start) == "mapped\nmapped\n"
