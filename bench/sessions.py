@@ -137,7 +137,7 @@ PEERS: Candidates = {
         }
     ),
     "spark": partial(_spark, release=spark_peer.current),
-    "spark-newest": partial(_spark, release=spark_peer.newest),
+    "spark-previous": partial(_spark, release=spark_peer.previous),
     "flink-heap": partial(_flink, how=flink_peer.HEAP),
     "flink-rocksdb": partial(_flink, how=flink_peer.ROCKSDB),
     "streams-at-least-once": partial(_streams, how=streams_peer.AT_LEAST_ONCE),

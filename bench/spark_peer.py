@@ -1,4 +1,4 @@
-"""Spark as a peer: the release that Joinery runs on, and the newest one in an environment of its own."""
+"""Spark as a peer: the release that Joinery runs on, and the one before it in an environment of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joinery_devkit.jars import fetch_jars
 
 HERE = Path(__file__).parent
 CACHE = HERE.parent / ".cache"
-# Built against 4.2; the newest release takes them too.
+# Built against 4.2: no later ones are on Maven Central yet, and 4.3 takes them too.
 CONNECTOR = [
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -37,11 +37,11 @@ class Spark:
 
 def current() -> Spark:
     """The release that Joinery runs on."""
-    return Spark("4.2", "3", Path(sys.executable))
+    return Spark("4.3", "4", Path(sys.executable))
 
 
-def newest() -> Spark:
-    return Spark("4.3", "4", _environment("4.3.0"))
+def previous() -> Spark:
+    return Spark("4.2", "3", _environment("4.2.0"))
 
 
 def _environment(version: str) -> Path:

@@ -24,9 +24,11 @@ for ((number = 0; ; number++)); do
   java_options+=("${!name}")
 done
 
-class_path=${SPARK_CLASSPATH:+$SPARK_CLASSPATH:}$SPARK_HOME/jars/*${SPARK_EXTRA_CLASSPATH:+:$SPARK_EXTRA_CLASSPATH}
-class_path=${HADOOP_CONF_DIR:+$HADOOP_CONF_DIR:}$class_path
-class_path=${SPARK_CONF_DIR:-$SPARK_HOME/conf}:$class_path
+# The jars come before the folders, sorted, and one of them first, as Spark's launcher has it for drivers: otherwise Java
+# does not use the image's archive of classes. Spark's jars have no file that a folder of settings has.
+class_path=$(LC_ALL=C && printf '%s:' "$SPARK_HOME"/jars/{slf4j-api-*,*}.jar)${SPARK_CONF_DIR:-$SPARK_HOME/conf}
+class_path=${SPARK_CLASSPATH:+$SPARK_CLASSPATH:}$class_path${HADOOP_CONF_DIR:+:$HADOOP_CONF_DIR}
+class_path=$class_path${SPARK_EXTRA_CLASSPATH:+:$SPARK_EXTRA_CLASSPATH}
 
 exec "$JAVA_HOME/bin/java" "${java_options[@]}" \
   "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" -cp "$class_path" \

@@ -32,7 +32,7 @@ RUN python3 -m pip wheel --quiet --require-hashes --no-build-isolation --wheel-d
         pyarrow/libarrow_python_flight.so* \
     && rm -r /build
 
-FROM base AS assembled
+FROM base AS spark
 # A slim base has no man pages, and the Java package wants their folder.
 RUN mkdir -p /usr/share/man/man1 \
     && apt-get update \
@@ -40,9 +40,6 @@ RUN mkdir -p /usr/share/man/man1 \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
     && ln -s /usr/lib/jvm/java-17-openjdk-* /usr/lib/jvm/java-17 \
     && useradd --uid 185 --gid 0 --create-home --shell /usr/sbin/nologin joinery
-LABEL org.opencontainers.image.title="joinery-runtime" \
-      org.opencontainers.image.description="Streaming joins on Spark with state and offsets together in Postgres" \
-      org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/joinery/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/home/joinery \
     USER=joinery \
@@ -54,6 +51,17 @@ ENV PATH=/opt/joinery/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
     PYTHONSAFEPATH=1
 COPY --from=dependencies /opt/joinery /opt/joinery
 COPY images/entrypoint.sh LICENSE /opt/joinery/
+
+FROM spark AS classes
+COPY images/classes.py /build/
+RUN SPARK_LOCAL_IP=127.0.0.1 \
+    python /build/classes.py /opt/joinery/entrypoint.sh /layer/opt/joinery/share/joinery/image.jsa
+
+FROM spark AS assembled
+LABEL org.opencontainers.image.title="joinery-runtime" \
+      org.opencontainers.image.description="Streaming joins on Spark with state and offsets together in Postgres" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=classes /layer /
 # Everything is readable by every uid; the only folder that anything writes to is /tmp.
 USER 185
 WORKDIR /tmp

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +36,12 @@ class Run:
     def start(cls, job: Path, master: str, environment: Mapping[str, str] | None = None) -> Run:
         full = os.environ | {"SPARK_HOME": str(Path(pyspark.__file__).parent)} | dict(environment or {})
         command = [str(Path(sys.executable).with_name("joinery")), "run", str(job), "--master", master]
+        return cls.of(command, full, job.parent)
+
+    @classmethod
+    def of(cls, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> Run:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=full, cwd=job.parent
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(environment), cwd=folder
         )
         run = cls(process)
         run._readers = [threading.Thread(target=target) for target in (run._read_lines, run._read_errors)]
@@ -109,12 +113,12 @@ class Run:
 
     def executors(self) -> list[psutil.Process]:
         """The Java processes of this driver's executors; none where the driver itself runs the tasks."""
-        return [each for each in self.processes() if "CoarseGrainedExecutorBackend" in _command(each)]
+        return [each for each in self.processes() if "CoarseGrainedExecutorBackend" in command_of(each)]
 
     def python_workers(self) -> list[psutil.Process]:
         """The Python processes that run tasks. Not the daemons that fork them, by whatever module: workers whose daemon
         has died go on, and are nobody's children then."""
-        python = {each.pid: each for each in self.processes() if _command(each).endswith(" pyspark.worker")}
+        python = {each.pid: each for each in self.processes() if command_of(each).endswith(" pyspark.worker")}
         return [each for each in python.values() if _parent(each) in python]
 
     def some(self, what: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
@@ -137,9 +141,13 @@ class Run:
         assert self.process.stdout is not None
         with self.process.stdout as stream:
             for line in stream:
+                if not line.startswith("{"):  # spark-submit puts a program's errors there too
+                    self.errors.append(line)
+                    continue
                 with self.changed:
                     self.lines.append(json.loads(line))
                     self.changed.notify_all()
+        self.process.wait(PATIENCE_S)  # its output may end before it does
         with self.changed:
             self.changed.notify_all()
 
@@ -157,7 +165,7 @@ def _parent(process: psutil.Process) -> int | None:
         return None
 
 
-def _command(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

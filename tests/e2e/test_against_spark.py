@@ -3,7 +3,7 @@ own, must give the same rows.
 
 No row is late here: Spark judges lateness by one watermark for all inputs, we by the input's own (rule J6), so the two
 drop different rows. No key is NaN either: to Spark NaN equals NaN, to us it equals nothing (J1). And Spark's
-join of streams has two faults in 4.2.0, which the last two tests show and the other queries go around.
+join of streams has two faults in 4.2.0 and in 4.3.0, which the last two tests show and the other queries go around.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from pyspark import java_gateway
 from joinery_runtime.cli.ending import Stopped
 from joinery_runtime.cli.run import Signals
 from joinery_runtime.errors import EnvironmentProblem
-from joinery_runtime.hosts.java_process import _WITHOUT_MODULE, JavaStart, _under_way, kill_starts
+from joinery_runtime.hosts.java_process import _EXEC, JavaStart, _under_way, kill_starts
 
 Waits = Callable[[subprocess.Popen[bytes]], Any]
 
@@ -176,9 +177,39 @@ def test_java_is_started_without_the_module_that_it_would_warn_of() -> None:
     java = 'exec printf "%s|" "two words" --add-modules=jdk.incubator.vector "" last'
     done = subprocess.run(
         ["bash", "-c", f"exec bash -c '{java}; exit 3'"],
-        env=os.environ | {"BASH_FUNC_exec%%": _WITHOUT_MODULE},
+        env=os.environ | {"BASH_FUNC_exec%%": _EXEC},
         capture_output=True,
         text=True,
         check=True,
     )
     assert done.stdout == "two words||last|"
+
+
+def test_java_is_started_with_the_class_path_that_the_image_s_archive_needs(tmp_path: Path) -> None:
+    """As Spark's launcher names it, for a folder of settings that is mounted, and for the one that Spark assumes."""
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    for name in ("a.jar", "a-2.jar", "B.jar"):
+        (jars / name).touch()
+    sorted_jars = ":".join(str(jars / name) for name in ("B.jar", "a-2.jar", "a.jar"))
+
+    def class_path(archive: str, first: str, environment: Mapping[str, str]) -> str:
+        words = ["java", "-cp", f"{first}:{jars}/*", f"-XX:SharedArchiveFile={archive}", "org.apache.spark.deploy"]
+        done = subprocess.run(
+            ["bash", "-c", 'exec printf "%s\n" "$@"', "bash", *words],
+            env={"PATH": os.defpath, "SPARK_HOME": str(tmp_path), "BASH_FUNC_exec%%": _EXEC, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        before, _, value, *after = done.stdout.splitlines()
+        assert (before, after) == ("java", words[3:])
+        return value
+
+    ours, mounted = "/opt/joinery/share/joinery/image.jsa", {"SPARK_CONF_DIR": "/etc/joinery"}
+    first = f"{jars}/a-2.jar"  # Spark's launcher puts a logging library before everything
+    assert class_path(ours, f"{first}:/etc/joinery/", mounted) == f"{first}:{sorted_jars}:/etc/joinery"
+    assert class_path(ours, f"{tmp_path}/conf/", {}) == f"{sorted_jars}:{tmp_path}/conf"
+    assert class_path(ours, "/extra.jar:/etc/joinery/", mounted) == f"/extra.jar:{sorted_jars}:/etc/joinery"
+    of_a_laptop = "/home/share/joinery/spark-1.jsa"
+    assert class_path(of_a_laptop, "/etc/joinery/", mounted) == f"/etc/joinery/:{jars}/*"

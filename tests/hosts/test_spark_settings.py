@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,35 @@ def test_an_archive_of_classes_is_for_jvms_of_this_machine(start: Start, monkeyp
         for master in ("local-cluster[2,1,1024]", "spark://there:7077")
     }
     assert using == {"local-cluster[2,1,1024]": [True, True], "spark://there:7077": [True, False]}
+
+
+def test_executors_in_pods_use_the_archive_of_the_image(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    option, master = "-XX:SharedArchiveFile=", "k8s://https://there:443"
+    assert option not in start(master=master)["spark.executor.defaultJavaOptions"]
+    archive = tmp_path / "share" / "joinery" / "image.jsa"
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    settings = start(master=master)
+    for role in ("driver", "executor"):
+        assert f"{option}{archive}" in settings[f"spark.{role}.defaultJavaOptions"]
+
+
+@pytest.mark.parametrize(
+    ("master", "path"),
+    [("local[2]", "/home/joinery.zip"), ("spark://there:7077", "joinery.zip"), ("yarn", "joinery.zip")],
+)
+def test_the_daemon_of_workers_finds_joinery_in_a_submitted_zip(
+    start: Start, monkeypatch: pytest.MonkeyPatch, master: str, path: str
+) -> None:
+    monkeypatch.setattr(spark, "__file__", "/home/joinery.zip/joinery_runtime/hosts/spark.py")
+    name, secret = "spark.executorEnv.PYTHONPATH", {SECRET: "s"}
+    assert name not in start(secret | {"spark.submit.pyFiles": "file:/home/other.zip"}, master)
+    submitted = secret | {"spark.submit.pyFiles": "file:/home/other.zip,file:/home/joinery.zip"}
+    assert start(submitted, master)[name] == path
+    assert start(submitted | {name: "mine"}, master)[name] == "mine"
 
 
 # --- who may talk to Spark --------------------------------------------------------------------------------------------

@@ -97,6 +97,22 @@ print(sum(kernels("json").decode.stats.cache_hits.values()))
     assert runtime.run(scratch, "python", "-c", program, user=ANY_UID) == (0, "1\n")
 
 
+def test_java_maps_the_archive_of_classes(runtime: Image, scratch: Path) -> None:
+    """With files in the folder of settings, as a driver's pod has them."""
+    (scratch / "spark-defaults.conf").write_text("spark.locality.wait 7s\n")
+    program = """
+from pathlib import Path
+from pyspark import SparkContext
+from joinery_runtime.hosts.spark import start_context
+context = start_context("archive", {}, "local[1]")
+print("/share/joinery/image.jsa" in Path(f"/proc/{SparkContext._gateway.proc.pid}/maps").read_text())
+context.stop()
+"""
+    image = dataclasses.replace(runtime, environment={"SPARK_CONF_DIR": "/tmp"})
+
+    assert image.run(scratch, "python", "-c", program, user=ANY_UID) == (0, "True\n")
+
+
 @pytest.mark.parametrize("user", ["185", ANY_UID])
 def test_an_executor_goes_to_its_driver(runtime: Image, scratch: Path, user: str) -> None:
     told = {

@@ -90,13 +90,19 @@ def test_the_last_stage_adds_our_code_and_nothing_else(stages: dict[str, Stage])
     last = list(stages.values())[-1]
     assert (last.base, last.name) == ("assembled", "")
     assert last.steps == [("COPY", "--from=code /layer /")]
-    assert stages["assembled"].base == "base"
+    assert below(stages, "assembled")[-1].name == "base"
+
+
+def below(stages: dict[str, Stage], name: str) -> list[Stage]:
+    """The stage, and those that it is built on."""
+    return [stages[name], *(below(stages, stages[name].base) if stages[name].base in stages else [])]
 
 
 def test_the_image_runs_as_a_fixed_user_that_is_not_root(stages: dict[str, Stage]) -> None:
     (user,) = stages["assembled"].all("USER")
     assert int(user) > 0
-    assert any(f"useradd --uid {user} --gid 0" in run for run in stages["assembled"].all("RUN"))
+    runs = [run for stage in below(stages, "assembled") for run in stage.all("RUN")]
+    assert any(f"useradd --uid {user} --gid 0" in run for run in runs)
     assert stages["assembled"].all("WORKDIR") == ["/tmp"]
     assert stages["assembled"].all("ENTRYPOINT")[0].startswith('["/usr/bin/tini", "-s", "--"')
 

@@ -25,13 +25,24 @@ EXECUTOR = {
 MAIN = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
+SORTED = ("slf4j-api-2.jar", "B.jar", "a-2.jar", "a.jar", "slf4j-api-2.jar")
+
+
 @pytest.fixture
 def image(tmp_path: Path) -> dict[str, str]:
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(JAVA)
     java.chmod(0o755)
-    return {"JAVA_HOME": str(tmp_path / "java"), "SPARK_HOME": "/opt/spark", "PATH": os.defpath}
+    jars = tmp_path / "spark" / "jars"
+    jars.mkdir(parents=True)
+    for name in ("a.jar", "a-2.jar", "B.jar", "slf4j-api-2.jar"):
+        (jars / name).touch()
+    return {"JAVA_HOME": str(tmp_path / "java"), "SPARK_HOME": str(tmp_path / "spark"), "PATH": os.defpath}
+
+
+def sorted_jars(image: dict[str, str]) -> str:
+    return ":".join(f"{image['SPARK_HOME']}/jars/{name}" for name in SORTED)
 
 
 def started(environment: dict[str, str], *arguments: str) -> list[str]:
@@ -45,7 +56,7 @@ def test_an_executor_is_told_all_that_spark_says(image: dict[str, str]) -> None:
     told = started({**image, **EXECUTOR}, "executor")
 
     assert told[:2] == ["-Xms512m", "-Xmx512m"]
-    assert told[2:4] == ["-cp", "/opt/spark/conf:/opt/spark/jars/*"]
+    assert told[2:4] == ["-cp", f"{sorted_jars(image)}:{image['SPARK_HOME']}/conf"]
     assert told[4] == MAIN
     assert dict(zip(told[5::2], told[6::2], strict=True)) == {
         "--driver-url": "spark://CoarseGrainedScheduler@10.0.0.1:7078",
@@ -66,14 +77,14 @@ def test_java_options_keep_their_order_and_their_spaces(image: dict[str, str]) -
     assert told[:12] == [f"-Dnumber.{number}=a b" for number in range(12)]
 
 
-def test_mounted_configuration_comes_first_on_the_class_path(image: dict[str, str]) -> None:
+def test_mounted_configuration_comes_behind_the_jars_on_the_class_path(image: dict[str, str]) -> None:
     more = {"SPARK_CONF_DIR": "/etc/joinery", "HADOOP_CONF_DIR": "/etc/hadoop"}
     jars = {"SPARK_CLASSPATH": "/first.jar", "SPARK_EXTRA_CLASSPATH": "/last.jar"}
 
     told = started({**image, **EXECUTOR, **more, **jars}, "executor")
 
     class_path = told[told.index("-cp") + 1]
-    assert class_path == "/etc/joinery:/etc/hadoop:/first.jar:/opt/spark/jars/*:/last.jar"
+    assert class_path == f"/first.jar:{sorted_jars(image)}:/etc/joinery:/etc/hadoop:/last.jar"
 
 
 def test_what_spark_forgot_to_say_is_named(image: dict[str, str]) -> None:

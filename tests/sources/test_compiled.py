@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import zipfile
+import zipimport
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -97,6 +99,29 @@ def test_where_the_code_is_read_only_the_users_cache_keeps_it(load: Load, folder
 
     assert not came_from_cache(load())
     assert came_from_cache(load())
+    assert len(kept(home)) == 1
+
+
+def test_the_users_cache_keeps_the_code_of_a_zip(folder: Path, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As spark-submit sends one to executors."""
+    archive = folder.with_name("sent.zip")
+
+    def sent() -> Any:
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("sent/kernels/sums.py", (folder / "sums.py").read_text())
+        zipimport.zipimporter(str(archive)).invalidate_caches()
+        spec = zipimport.zipimporter(f"{archive}/sent/kernels").find_spec("sums")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.twice_and_one
+
+    assert not came_from_cache(sent())
+    assert came_from_cache(sent())
+    assert caplog.records == []
+    (folder / "sums.py").write_text(f"{SOURCE}# edited")
+    assert not came_from_cache(sent())
     assert len(kept(home)) == 1
 
 

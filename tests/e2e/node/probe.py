@@ -163,3 +163,41 @@ def overheard(job: ClusterJob, namespace: str) -> Overheard:
     """What it heard, whose pod ends."""
     job.kubectl("exec", _LISTENER, "-n", namespace, "--", "touch", "/tmp/end")
     return Overheard(*json.loads(log_of(job.kubectl, _LISTENER, namespace)))
+
+
+# --- how Java starts --------------------------------------------------------------------------------------------------
+
+_JAVA = """
+import json, os, pathlib
+
+ticks, processes = os.sysconf("SC_CLK_TCK"), {}
+boot = next(int(line.split()[1]) for line in open("/proc/stat") if line.startswith("btime"))
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        program = (folder / "cmdline").read_bytes().split(b"\\0")[0].decode()
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        maps = (folder / "maps").read_text() if program.endswith("/java") else ""
+    except OSError:
+        continue
+    began, cpu = boot + int(fields[19]) / ticks, (int(fields[11]) + int(fields[12])) / ticks
+    processes[int(folder.name)] = program, int(fields[1]), began, cpu, maps
+((pid, (_, _, began, cpu, maps)),) = [item for item in processes.items() if item[1][4]]
+children = [process[2] for process in processes.values() if process[1] == pid]
+archives = sorted({line.split()[-1] for line in maps.splitlines() if line.endswith(".jsa")})
+print(json.dumps({"archives": archives, "began": began, "cpu": cpu, "first_child": min(children, default=None)}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A pod's Java process: its archives of classes, when it and its first child began (seconds since 1970), and the
+    seconds of CPU that it has used."""
+
+    archives: Sequence[str]
+    began: float
+    cpu: float
+    first_child: float | None
+
+
+def java_of(job: ClusterJob, name: str) -> Java:
+    return Java(**json.loads(job.kubectl("exec", name, "-n", job.namespace, "--", "python", "-c", _JAVA)))

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from e2e.node.installation import OPERATOR_NAMESPACE, jobs_policies
 from e2e.node.works import Pairs, Sessions
 from joinery_devkit.kubernetes.providers import KubernetesCluster
 from joinery_devkit.spark_cluster import NOT_LET_IN
+from joinery_devkit.time_limit import TOOK
 from joinery_operator.reconcile.context import FINALIZER
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.job.model.resource import API_VERSION
@@ -46,6 +48,23 @@ def test_it_runs_with_two_executors(job: ClusterJob) -> None:
         job.wait_until_running()
         assert len(job.running("executor")) == 2
     job.wait("its status has its epochs", lambda: job.status.get("epoch", 0) > 0)
+
+
+def test_java_starts_with_the_images_archive_of_classes(
+    job: ClusterJob, record_property: Callable[[str, object], None]
+) -> None:
+    """How long a start takes is recorded only: what others do on the machine decides more about that."""
+    driver = job.driver()["metadata"]["name"]
+    log = job.kubectl("logs", driver, "-n", job.namespace).splitlines()
+    events = [json.loads(line) for line in log if line.startswith("{")]
+    context = next(datetime.fromisoformat(event["timestamp"]) for event in events if event["event"] == "started")
+    for name in [driver, *(pod["metadata"]["name"] for pod in job.running("executor"))]:
+        java = probe.java_of(job, name)
+        assert java.archives == ["/opt/joinery/share/joinery/image.jsa"], name
+        ready = context.timestamp() if name == driver else java.first_child
+        assert ready is not None, f"{name} has run no task"
+        what = "until the job began" if name == driver else "until its first task"
+        record_property(TOOK, f"{name}: {ready - java.began:.1f} s {what}, {java.cpu:.1f} s of CPU in Java so far")
 
 
 @pytest.mark.soak

@@ -16,6 +16,7 @@ from joinery_runtime.cli.progress import open_progress
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.hosts.java_process import kill_starts
 from joinery_runtime.hosts.run import run_job
+from joinery_runtime.hosts.spark_master import stop_with_spark_submit, submitted_here
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.hosts.status.history import About
@@ -38,6 +39,8 @@ def run_command(
 
         listening = replace(listener, started=started)
         with signals.end_a_start():
+            if submitted_here():
+                stop_with_spark_submit()
             run_job(job, listening, signals.stop, master=master, warn=progress.warn, board=board, once=once)
         stopped = signals.stop.is_set()
         progress.ended("stopped" if stopped else "once" if once else "inputs")

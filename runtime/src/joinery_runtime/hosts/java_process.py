@@ -30,15 +30,25 @@ _PATIENCE_S = 10.0  # Spark's shutdown hooks remove its temporary folders within
 _launching = threading.Lock()
 _under_way: set[subprocess.Popen[bytes]] = set()
 
-# Spark's launcher adds an incubating module for MLlib's linear algebra, and a JVM with an incubating module prints a
-# warning that no option turns off. Spark's scripts end in `exec java ...`, and bash prefers a function named `exec` to
-# its builtin.
-_WITHOUT_MODULE = """() {
-  local others=() word
+# Spark's scripts end in `exec java ...`, and bash prefers a function named `exec` to its builtin. This function
+# - leaves out an incubating module, which Spark's launcher adds for MLlib's linear algebra: a JVM with an incubating
+#   module prints a warning that no option turns off;
+# - writes the class path so that a JVM accepts the image's archive: the jars sorted, and behind them the folder of
+#   settings, which Spark puts first.
+_EXEC = """() {
+  local words=() word previous= jars folder=${SPARK_CONF_DIR:-$SPARK_HOME/conf}
   for word; do
-    if [[ $word == --add-modules=jdk.incubator.vector ]]; then unset -f exec; else others+=("$word"); fi
+    if [[ $previous == -cp && $* == *-XX:SharedArchiveFile=*/joinery/image.jsa* ]]; then
+      jars=$(LC_ALL=C && printf '%s:' "$SPARK_HOME"/jars/*.jar)
+      word=:$word:
+      word=${word/:"${folder%/}/":/:}
+      word=${word/:"$SPARK_HOME/jars/*":/:$jars}
+      word=${word#:}$folder
+    fi
+    previous=$word
+    if [[ $word == --add-modules=jdk.incubator.vector ]]; then unset -f exec; else words+=("$word"); fi
   done
-  builtin exec "${others[@]}"
+  builtin exec "${words[@]}"
 }"""
 
 
@@ -134,7 +144,7 @@ class JavaStart:
             forget_java()
 
     def _popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        options["env"] |= {"BASH_FUNC_exec%%": _WITHOUT_MODULE}
+        options["env"] |= {"BASH_FUNC_exec%%": _EXEC}
 
         def launch() -> subprocess.Popen[bytes]:
             with self._lock:
@@ -156,10 +166,16 @@ class JavaStart:
 
 def java_options() -> str:
     """The options with which Spark's JVM uses the archive; empty if there is no archive."""
-    archive = archive_path()
+    archive = image_archive() or archive_path()
     if archive is None or not archive.exists():
         return ""
     return f"-XX:SharedArchiveFile={shlex.quote(str(archive))} {_QUIET}"
+
+
+def image_archive() -> Path | None:
+    """The archive that the runtime image has for drivers and executors (images/classes.py); None outside of it."""
+    archive = Path(sys.prefix, "share", "joinery", "image.jsa")
+    return archive if archive.exists() else None
 
 
 def archive_path() -> Path | None:

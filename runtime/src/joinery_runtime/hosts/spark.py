@@ -21,8 +21,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
@@ -32,7 +33,7 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.executors import TakingPart
-from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, java_options
+from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, image_archive, java_options
 from joinery_runtime.hosts.spark_internals import (
     exchanged_rdd,
     keep_environment_in_java,
@@ -46,6 +47,7 @@ from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, s
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
+    is_local,
     on_this_machine,
     only_in_context,
     page_defaults,
@@ -297,10 +299,20 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
         defaults["spark.driver.defaultJavaOptions"] = f"{here} {logging}"
         if not master:
             defaults["spark.master"] = master = ALONE
-    defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) else _JIT
+    in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
+    defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) or in_our_image else _JIT
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
+    # PySpark tells its workers of submitted files, but not their daemon. An executor has these files in its folder.
+    archive = Path(__file__).parents[2]
+    if archive.name in _submitted_files(named):
+        defaults["spark.executorEnv.PYTHONPATH"] = str(archive) if is_local(master) else archive.name
     return defaults | page_defaults(master) | security_defaults(master, named)
+
+
+def _submitted_files(named: Mapping[str, str]) -> set[str]:
+    """The names of the files that `spark-submit --py-files` sends to executors."""
+    return {PurePosixPath(urlsplit(path).path).name for path in named.get("spark.submit.pyFiles", "").split(",")}
 
 
 def _log_level(master: str) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
+import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,3 +61,15 @@ def require_java() -> str | None:
 def submitted_here() -> bool:
     """Whether spark-submit started this process. Then the JVM already runs, with a master and a log of its own."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def stop_with_spark_submit() -> None:
+    """Sends this process a SIGTERM as soon as spark-submit, its parent, has ended. Spark ends with it, and a job that
+    has nothing to read would not notice."""
+    parent = os.pidfd_open(os.getppid())
+
+    def wait() -> None:
+        select.select([parent], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="joinery-spark-submit", daemon=True).start()

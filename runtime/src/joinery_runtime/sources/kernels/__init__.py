@@ -18,6 +18,7 @@ import os
 import pickle
 import platform
 import sys
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -75,7 +76,7 @@ class _MachineCode(NullCache):  # type: ignore[misc]
         self._folders = [source.with_name("__pycache__"), *_of_the_user()]
         self._name = f"{source.stem}.{function.__name__}"
         made_by = (sys.version, numba.__version__, platform.machine())
-        made_from = [path.read_bytes() for path in sorted({Path(__file__), *source.parent.glob("*.py")})]
+        made_from = [path.read_bytes() for path in _sources(source.parent)]
         digest = hashlib.sha256(b"\0".join([repr(made_by).encode(), *made_from])).hexdigest()[:16]
         self._file = f"{self._name}-{digest}.kernel"
 
@@ -86,7 +87,7 @@ class _MachineCode(NullCache):  # type: ignore[misc]
             path = folder / self._file
             try:
                 return CompileResult._rebuild(target_context, *pickle.loads(path.read_bytes()))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue
             except Exception as problem:  # the file was cut short, or is something else: the kernel is compiled again
                 logger.warning("%s is not usable: %s: %s", path, type(problem).__name__, problem)
@@ -108,6 +109,15 @@ class _MachineCode(NullCache):  # type: ignore[misc]
             for earlier in set(folder.glob(f"{self._name}-*.kernel")) - {folder / self._file}:
                 earlier.unlink(missing_ok=True)
             return
+
+
+def _sources(folder: Path) -> list[Path | zipfile.Path]:
+    """The modules that kernels of this folder are made from. The folder may be in a zip, as spark-submit sends it."""
+    archive = next((path for path in folder.parents if path.is_file()), None)
+    if archive is None:
+        return [*sorted({Path(__file__), *folder.glob("*.py")})]
+    inside = zipfile.Path(archive, f"{folder.relative_to(archive)}/")
+    return sorted((path for path in inside.iterdir() if path.suffix == ".py"), key=lambda path: path.name)
 
 
 def _of_the_user() -> list[Path]:
