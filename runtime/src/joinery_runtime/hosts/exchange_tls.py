@@ -50,7 +50,7 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
     `stack` is closed. Empty without TLS. Raises EnvironmentProblem if Spark could not use what is named."""
     if not speaks_tls(master, named):
         return {}
-    if any(_setting(named, name) for name in (PRIVATE_KEY, CERTIFICATE, KEY_STORE)):
+    if any(ssl_setting(named, name) for name in (PRIVATE_KEY, CERTIFICATE, KEY_STORE)):
         for problem in _problems(named):
             raise EnvironmentProblem(
                 "The key for Spark's connections cannot be used",
@@ -91,13 +91,13 @@ def encryption_warnings(context: SparkContext) -> Iterator[str]:
     if is_local(master) or not is_authenticated(settings):
         return
     if speaks_tls(master, settings):
-        if is_true(_setting(settings, NATIVE)) and (cause := _why_not_native(context)):
+        if is_true(ssl_setting(settings, NATIVE)) and (cause := _why_not_native(context)):
             yield (
                 f"Spark's native TLS library does not load here: {cause}. Java's TLS encrypts what executors exchange, at "
                 "five times the CPU a byte. Run the driver and the executors on Linux with glibc on x86-64 or arm64, with "
                 "all jars of pyspark, and with a folder for temporary files from which libraries may be loaded"
             )
-        if _setting(settings, KEY_STORE) and not _setting(settings, CERTIFICATE) and not _setting(settings, TRUST_STORE):
+        if ssl_setting(settings, KEY_STORE) and not ssl_setting(settings, CERTIFICATE) and not ssl_setting(settings, TRUST_STORE):
             yield (
                 f"{KEY_STORE} is set and {TRUST_STORE} is not, so Spark accepts any certificate. Name a trust store, or "
                 f"{PRIVATE_KEY} and {CERTIFICATE} instead ({_DOCUMENTED})"
@@ -145,22 +145,22 @@ def _why_not_native(context: SparkContext) -> str | None:
     return str(cause.toString()).splitlines()[0]
 
 
-def _setting(named: Mapping[str, str], name: str) -> str:
+def ssl_setting(named: Mapping[str, str], name: str) -> str:
     """The value of a setting of `spark.ssl.rpc`, which falls back to the same one of `spark.ssl`."""
     return named.get(name) or named.get(name.replace("spark.ssl.rpc.", "spark.ssl."), "")
 
 
 def _problems(named: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with the files that are named, each with its setting."""
-    if not is_true(_setting(named, NATIVE)):
+    if not is_true(ssl_setting(named, NATIVE)):
         yield from _unreadable(named, KEY_STORE, f"{NATIVE} is not true, so Spark reads a key store")
-        if store := _setting(named, TRUST_STORE):
+        if store := ssl_setting(named, TRUST_STORE):
             yield from _unreadable({TRUST_STORE: store}, TRUST_STORE, "")
         return
     for setting in (PRIVATE_KEY, CERTIFICATE):
         yield from _unreadable(named, setting, f"{NATIVE} is true")
-    key_file, certificate_file = _setting(named, PRIVATE_KEY), _setting(named, CERTIFICATE)
-    password = _setting(named, _PASSWORD) or os.environ.get("_SPARK_SSL_RPC_PRIVATE_KEY_PASSWORD") or None
+    key_file, certificate_file = ssl_setting(named, PRIVATE_KEY), ssl_setting(named, CERTIFICATE)
+    password = ssl_setting(named, _PASSWORD) or os.environ.get("_SPARK_SSL_RPC_PRIVATE_KEY_PASSWORD") or None
     try:
         text = Path(key_file).read_bytes()
         key = load_pem_private_key(text, password.encode() if password else None)
@@ -187,7 +187,7 @@ def _problems(named: Mapping[str, str]) -> Iterator[str]:
 
 
 def _unreadable(named: Mapping[str, str], setting: str, because: str) -> Iterator[str]:
-    path = _setting(named, setting)
+    path = ssl_setting(named, setting)
     if not path:
         yield f"{because}, and {setting} is not set"
         return

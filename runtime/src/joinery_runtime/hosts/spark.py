@@ -45,6 +45,7 @@ from joinery_runtime.hosts.spark_security import (
     security_defaults,
 )
 from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup, process_for
+from joinery_runtime.hosts.standalone import check_admitted
 
 # A task's threads give the parallelism: libraries that start threads of their own for each of them only get slower. Not
 # so polars, whose threads are of the whole process: with one, all tasks' calls would wait for each other.
@@ -257,6 +258,11 @@ def start_context(
         finally:
             _VARIABLES.update(os.environ.keys() - before)
         _WHILE_RUNNING[context] = stack.pop_all()
+    try:
+        check_admitted(context)
+    except EnvironmentProblem:
+        stop_context(context)
+        raise
     keep_from_tasks(context)
     context.setLogLevel(_log_level(place).upper())
     for warning in encryption_warnings(context):
