@@ -146,7 +146,9 @@ def test_a_certificate_of_another_key_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_holds_something_else_is_named(tmp_path: Path) -> None:
     named = files_of(tmp_path)
-    assert f"{PRIVATE_KEY} names {named[CERTIFICATE]}, which is no" in problem({**named, PRIVATE_KEY: named[CERTIFICATE]})
+    assert f"{PRIVATE_KEY} names {named[CERTIFICATE]}, which is no" in problem(
+        {**named, PRIVATE_KEY: named[CERTIFICATE]}
+    )
     assert f"{CERTIFICATE} names {named[PRIVATE_KEY]}, which holds no" in problem(
         {**named, CERTIFICATE: named[PRIVATE_KEY]}
     )
@@ -189,9 +191,7 @@ def test_a_key_store_takes_the_place_of_the_two_files(tmp_path: Path) -> None:
     store.touch()
     assert tls_settings(CLUSTER, {SPEAKS_TLS: "true", KEY_STORE: str(store)}, ExitStack()) == {}
     assert f"{KEY_STORE} names /none: " in problem({SPEAKS_TLS: "true", KEY_STORE: "/none"})
-    assert f"{TRUST_STORE} names /none: " in problem(
-        {SPEAKS_TLS: "true", KEY_STORE: str(store), TRUST_STORE: "/none"}
-    )
+    assert f"{TRUST_STORE} names /none: " in problem({SPEAKS_TLS: "true", KEY_STORE: str(store), TRUST_STORE: "/none"})
     assert f"{NATIVE} is not true, so Spark reads a key store" in problem({**files_of(tmp_path), NATIVE: "false"})
 
 
@@ -247,7 +247,7 @@ def test_a_key_store_alone_trusts_anybody() -> None:
     [
         (
             "Job aborted due to stage failure: ResultStage 3 has failed the maximum allowable number of times: 4. Most "
-            "recent failure reason:\norg.apache.spark.shuffle.FetchFailedException: Failed to connect to /10.0.0.7:7079",
+            "recent failure reason:\norg.apache.spark.shuffle.FetchFailedException: Failed to connect to /1.0.0.7:7079",
             "spark.blockManager.port",
         ),
         (

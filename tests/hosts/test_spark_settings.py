@@ -21,6 +21,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.tasks import Peers, deal_ranges
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts import exchange_tls, spark, spark_tasks
+from joinery_runtime.hosts.exchange_key import write_key
 from joinery_runtime.hosts.spark import (
     DEFAULT_CONF,
     WORKER_ENVIRONMENT,
@@ -29,7 +30,6 @@ from joinery_runtime.hosts.spark import (
     start_context,
     stop_context,
 )
-from joinery_runtime.hosts.exchange_key import write_key
 from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER, SECRET
 from joinery_runtime.sources.base import PartitionRef, Range
 

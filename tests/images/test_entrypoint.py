@@ -104,7 +104,11 @@ def test_an_executor_without_a_folder_for_its_key_says_so(image: dict[str, str],
     command = [str(ENTRYPOINT), "executor"]
 
     done = subprocess.run(
-        command, env={**image, **EXECUTOR, **secret}, check=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env={**image, **EXECUTOR, **secret},
+        check=False,
+        capture_output=True,
+        text=True,
     )
 
     assert (done.returncode, done.stdout) == (1, "")

@@ -24,14 +24,21 @@ from joinery_runtime.hosts.exchange_key import write_key
 
 _START_SECONDS = 90.0
 
-# The packages that Spark's libraries need opened in their JVM. `spark-class` would open them too, but with settings of
-# its own.
+# What Spark's libraries need of their JVM: opened packages, and no comparison of names in certificates, for which Spark
+# names no host. `spark-class` would set the same, but with settings of its own.
 OPENED = [
-    f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch")
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch")
+    ),
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
 ]
 # What a Spark program logs when a driver does not admit it: the connection is closed while it still sends, or the
 # driver answers so.
-NOT_LET_IN = "TransportClient(Factory)?: (Failed to send RPC|Exception while bootstrapping)|Unknown challenge message"
+NOT_LET_IN = (
+    "TransportClient(Factory)?: (Failed to send RPC|Exception while bootstrapping)|Unknown challenge message|"
+    "Expected SaslMessage"
+)
 
 
 def spark_home() -> Path:
@@ -46,8 +53,8 @@ class StandaloneCluster:
     """`workers` worker JVMs with `cores` cores and `memory` (Spark's notation) each; use it as a context manager.
 
     Drivers connect to `master_url` and have to know `secret`, which is in the `spark-defaults.conf` of
-    `environment["SPARK_CONF_DIR"]`. With `tls` they speak TLS, with the key in the folder `directory`. A worker restarts
-    an executor that is killed, as on any cluster.
+    `environment["SPARK_CONF_DIR"]`. With `tls` all of them speak TLS, with the key in the folder `directory`. A worker
+    restarts an executor that is killed, as on any cluster.
     """
 
     def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g", *, tls: bool = False) -> None:

@@ -224,9 +224,7 @@ def test_blocks_are_encrypted_where_their_volume_outlives_the_pod(job, volume, e
 
 
 @pytest.mark.parametrize(("kind_of_volume", "encrypted"), [("persistentVolumeClaim", "true"), ("emptyDir", "false")])
-def test_blocks_are_encrypted_where_the_jobs_conf_mounts_a_volume_that_outlives_the_pod(
-    job, kind_of_volume, encrypted
-):
+def test_blocks_are_encrypted_where_the_jobs_conf_mounts_a_volume_that_outlives_the_pod(job, kind_of_volume, encrypted):
     name = f"spark.kubernetes.executor.volumes.{kind_of_volume}.spark-local-dir-2.mount.path"
     assert defaults(job.with_spark(conf={name: "/disk"}))["spark.io.encryption.enabled"] == encrypted
 

@@ -212,7 +212,7 @@ _VOLUME_SETTING = re.compile(rf"spark[.]kubernetes[.]executor[.]volumes[.](\w+)[
 
 
 def _blocks_outlive_pods(revision: JobRevision) -> bool:
-    """Whether Spark writes blocks to a volume other than an emptyDir, as a template or the job's `spark.conf` may say."""
+    """Whether Spark writes blocks to a volume that is no emptyDir, as a template or the job's `spark.conf` may say."""
     volumes = executor_template(revision)["spec"]["volumes"]
     theirs = [volume for volume in volumes if volume["name"].startswith(_BLOCKS_PREFIX) and "emptyDir" not in volume]
     kinds = {match[1] for name in revision.job.spec.spark.conf if (match := _VOLUME_SETTING.match(name))}

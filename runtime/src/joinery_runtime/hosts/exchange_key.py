@@ -1,8 +1,8 @@
 """The key and the certificate with which a driver and its executors encrypt what they exchange.
 
-Both derive from a secret of one start (`derive`), so that processes that know the secret have the same files and nothing
-else has to reach them. On Kubernetes the entry point of the image runs this module before an executor's Java starts, so
-it imports as little as possible (docs/decisions/0063).
+Both derive from a secret of one start (`derive`): processes that know it have the same files, and nothing else has to
+reach them. On Kubernetes the entry point of the image runs this module before an executor's Java starts, so it imports
+as little as possible (docs/decisions/0063).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from joinery_runtime.hosts.spark_security import ENV_EXCHANGE_SECRET, ENV_KEY_FOLDER
 
 _LABEL = b"joinery exchange key 1"
-# The certificate has to be the same wherever it is derived, so nothing in it depends on the clock. It ends with its key.
+# The certificate has to be the same wherever it is derived, so nothing in it depends on the clock.
 _NOT_BEFORE, _NOT_AFTER = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of the curve P-256
 

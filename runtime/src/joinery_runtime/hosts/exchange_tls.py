@@ -1,9 +1,9 @@
 """TLS between a driver and its executors: who has which key, and what is wrong with the files that somebody names.
 
 Spark encrypts its connections in Java (`spark.network.crypto`) or by TLS (`spark.ssl.rpc`), for which PySpark brings a
-native library. In a JVM that compiles little, Java takes five times the CPU for the same bytes. TLS only encrypts: who may
-connect is still decided by `spark.authenticate`, because Spark's server asks no client for a certificate
-(docs/decisions/0063).
+native library. In a JVM that compiles little, an exchange that Java encrypts takes five times the CPU. TLS only
+encrypts: who may connect is still decided by `spark.authenticate`, because Spark's server asks no client for a
+certificate (docs/decisions/0063).
 """
 
 from __future__ import annotations
@@ -93,19 +93,21 @@ def encryption_warnings(context: SparkContext) -> Iterator[str]:
     if speaks_tls(master, settings):
         if is_true(ssl_setting(settings, NATIVE)) and (cause := _why_not_native(context)):
             yield (
-                f"Spark's native TLS library does not load here: {cause}. Java's TLS encrypts what executors exchange, at "
-                "five times the CPU a byte. Run the driver and the executors on Linux with glibc on x86-64 or arm64, with "
-                "all jars of pyspark, and with a folder for temporary files from which libraries may be loaded"
+                f"Spark's native TLS library does not load here: {cause}. Java's TLS encrypts what executors exchange, "
+                "and an exchange takes five times the CPU. The library needs Linux with glibc on x86-64 or arm64, all "
+                "jars of pyspark, and a folder for temporary files from which libraries may be loaded"
             )
-        if ssl_setting(settings, KEY_STORE) and not ssl_setting(settings, CERTIFICATE) and not ssl_setting(settings, TRUST_STORE):
+        by_store = ssl_setting(settings, KEY_STORE) and not ssl_setting(settings, CERTIFICATE)
+        if by_store and not ssl_setting(settings, TRUST_STORE):
             yield (
-                f"{KEY_STORE} is set and {TRUST_STORE} is not, so Spark accepts any certificate. Name a trust store, or "
-                f"{PRIVATE_KEY} and {CERTIFICATE} instead ({_DOCUMENTED})"
+                f"{KEY_STORE} is set and {TRUST_STORE} is not, so Spark accepts any certificate. Name a trust store, "
+                f"or {PRIVATE_KEY} and {CERTIFICATE} instead ({_DOCUMENTED})"
             )
     elif SPEAKS_TLS not in settings:
         yield (
-            f"Spark encrypts what executors exchange in Java, at five times the CPU a byte: {SPEAKS_TLS} is not set. "
-            f"docs/security.md says how to set up TLS ({_DOCUMENTED}); {SPEAKS_TLS}: false in spark.conf keeps it so and ends this warning"
+            f"Spark encrypts what executors exchange in Java, which takes five times the CPU: {SPEAKS_TLS} is not set. "
+            f"Set up TLS ({_DOCUMENTED}), or set {SPEAKS_TLS}: false in the job's spark.conf to keep it so without "
+            "this warning"
         )
 
 
@@ -118,9 +120,9 @@ def exchange_todo(message: str) -> str | None:
         )
     if re.search(r"Failed to connect to|Connection refused|Connection timed out|NoRouteToHost", message):
         return (
-            "Nothing of the epoch was committed. Executors connect to each other at the port in spark.blockManager.port "
-            "(any port if it is not set; 7079 on Kubernetes): open it between them in firewalls and NetworkPolicies "
-            "(docs/operations.md#ports)"
+            "Nothing of the epoch was committed. Executors connect to each other at the port in "
+            "spark.blockManager.port (any port if it is not set; 7079 on Kubernetes): open it between them in "
+            "firewalls and NetworkPolicies (docs/operations.md#ports)"
         )
     return None
 
@@ -136,7 +138,7 @@ def _settings(files: KeyFiles) -> dict[str, str]:
 
 def _why_not_native(context: SparkContext) -> str | None:
     """Why the JVM cannot load the native library; None if it can."""
-    library: Any = context._jvm.io.netty.handler.ssl.OpenSsl  # type: ignore[union-attr]
+    library: Any = context._jvm.io.netty.handler.ssl.OpenSsl
     if library.isAvailable():
         return None
     cause = library.unavailabilityCause()
@@ -168,7 +170,10 @@ def _problems(named: Mapping[str, str]) -> Iterator[str]:
         yield f"{PRIVATE_KEY} names {key_file}, which is no private key as PEM: {error}"
         return
     if b"BEGIN PRIVATE KEY" not in text and b"BEGIN ENCRYPTED PRIVATE KEY" not in text:
-        yield f"{PRIVATE_KEY} names {key_file}, which is not in the format PKCS 8 (openssl pkcs8 -topk8 -nocrypt converts it)"
+        yield (
+            f"{PRIVATE_KEY} names {key_file}, which is not in the format PKCS 8 (openssl pkcs8 -topk8 -nocrypt "
+            "converts it)"
+        )
     try:
         certificate, *_ = x509.load_pem_x509_certificates(Path(certificate_file).read_bytes())
     except ValueError as error:
@@ -176,7 +181,8 @@ def _problems(named: Mapping[str, str]) -> Iterator[str]:
         return
     if certificate.public_key() != key.public_key():
         yield (
-            f"the first certificate in {certificate_file} ({CERTIFICATE}) is of another key than {key_file} ({PRIVATE_KEY})"
+            f"the first certificate in {certificate_file} ({CERTIFICATE}) is of another key than {key_file} "
+            f"({PRIVATE_KEY})"
         )
     now = datetime.now(UTC)
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:

@@ -65,9 +65,9 @@ def speaks_tls(master: str, named: Mapping[str, str]) -> bool:
 
 
 def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
-    """The security settings of a context, except those in `named` and those of TLS, including a secret where Spark needs
-    one from outside. If `named` switches `spark.authenticate` off, nothing is encrypted. Raises EnvironmentProblem for a
-    standalone cluster whose secret is not named."""
+    """The security settings of a context, except those in `named` and those of TLS, including a secret where Spark
+    needs one from outside. If `named` switches `spark.authenticate` off, nothing is encrypted. Raises
+    EnvironmentProblem for a standalone cluster whose secret is not named."""
     if not is_authenticated(named):
         return {}
     encrypted = {} if speaks_tls(master, named) else _IN_JAVA

@@ -1,12 +1,11 @@
-"""Says why a standalone cluster does not admit a job. Spark itself logs after a minute that no master answered, whether a
-port is closed, a certificate does not fit, or the secrets differ, and hands out a context that has ended."""
+"""Says why a standalone cluster does not admit a job. Spark itself logs after a minute that no master answered, be it
+that a port is closed, a certificate does not fit or the secrets differ, and hands out a context that has ended."""
 
 from __future__ import annotations
 
 import socket
 import ssl
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from joinery_runtime.errors import EnvironmentProblem
@@ -30,8 +29,8 @@ def check_admitted(context: SparkContext) -> None:
     raise EnvironmentProblem(
         f"The Spark cluster {master} does not admit the job",
         facts="; ".join(refusal(address, master, settings) for address in addresses),
-        todo="Have spark.authenticate, spark.network.crypto and spark.ssl.rpc say the same in spark-defaults.conf of the "
-        "master, of the workers and of this machine (docs/security.md#standalone)",
+        todo="Have spark.authenticate, spark.network.crypto and spark.ssl.rpc say the same in spark-defaults.conf of "
+        "the master, of the workers and of this machine (docs/security.md#standalone)",
     )
 
 
@@ -53,8 +52,8 @@ def refusal(address: str, master: str, settings: Mapping[str, str]) -> str:
 
 
 def _handshake(host: str, port: int, trusted: str | None) -> str | None:
-    """Connect by TLS, and return why that fails; None if it works. `trusted` is a file of certificates; without one, any
-    certificate will do."""
+    """Connect by TLS, and return why that fails; None if it works. `trusted` is a file of certificates; without one,
+    any certificate will do."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # Spark does not check it either
     context.verify_mode = ssl.CERT_NONE if trusted is None else ssl.CERT_REQUIRED
@@ -62,9 +61,8 @@ def _handshake(host: str, port: int, trusted: str | None) -> str | None:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trusts a named certificate itself, as Java does
         context.load_verify_locations(trusted)
     try:
-        with socket.create_connection((host, port), _PATIENCE_S) as plain, context.wrap_socket(plain) as encrypted:
-            with suppress(OSError):
-                encrypted.unwrap()
+        with socket.create_connection((host, port), _PATIENCE_S) as plain, context.wrap_socket(plain):
+            pass
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
     except OSError as error:  # a server without TLS closes the connection
