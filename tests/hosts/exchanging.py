@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,17 @@ def exchanges(context: SparkContext) -> bool:
     }
 
 
+def command_lines() -> dict[psutil.Process, str]:
+    """What this process has started, and what that has, with their arguments; without those that have ended."""
+    lines: dict[psutil.Process, str] = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie counts as one
+            lines[process] = " ".join(process.cmdline())
+    return lines
+
+
 def executors() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    running = [process for process in children if process.status() != psutil.STATUS_ZOMBIE]
-    return [process for process in running if any("CoarseGrained" in part for part in process.cmdline())]
+    return [process for process, line in command_lines().items() if "CoarseGrainedExecutorBackend" in line]
 
 
 def block_ports() -> list[int]:

@@ -8,11 +8,10 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from pyspark import SparkContext
 
-from hosts.exchanging import block_ports, exchanges, executors, native, on_this_machine, trusting
+from hosts.exchanging import block_ports, command_lines, exchanges, executors, native, on_this_machine, trusting
 from joinery_runtime.hosts.exchange_key import write_key
 from joinery_runtime.hosts.exchange_tls import CERTIFICATE, PRIVATE_KEY
 
@@ -72,7 +71,7 @@ def test_a_stranger_gets_no_block(context: SparkContext) -> None:
 
 def test_no_argument_of_a_process_shows_the_key(context: SparkContext) -> None:
     key = Path(str(context.getConf().get(PRIVATE_KEY)))
-    lines = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    lines = list(command_lines().values())
     assert sum(str(key) in line for line in lines) == 2, "executors are told where it is"
     secrets = {*key.read_text().splitlines()[1:-1], str(context.getConf().get("spark.authenticate.secret"))}
     assert not [line for line in lines if any(secret in line for secret in secrets)]
