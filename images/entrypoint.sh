@@ -16,6 +16,12 @@ if [[ ${1:-} != executor ]]; then
 fi
 shift
 
+# The key with which executors encrypt what they exchange (docs/decisions/0063). Neither Java nor a task needs its secret.
+if [[ -v JOINERY_EXCHANGE_SECRET ]]; then
+  "${PYSPARK_PYTHON:-python3}" -m joinery_runtime.hosts.exchange_key
+  unset JOINERY_EXCHANGE_SECRET
+fi
+
 # Spark numbers the Java options from 0 on; one may hold spaces.
 java_options=()
 for ((number = 0; ; number++)); do

@@ -180,6 +180,10 @@ def test_executor_secret(context: SparkContext) -> None:
     assert internals.executor_secret(context) == context.getConf().get("spark.authenticate.secret")
 
 
+def test_why_no_native_tls(context: SparkContext) -> None:
+    assert internals.why_no_native_tls(context) is None
+
+
 def test_bytes_of_size(context: SparkContext) -> None:
     assert internals.bytes_of_size(context, "64m") == 64 << 20
 
@@ -188,10 +192,12 @@ def test_bytes_of_size(context: SparkContext) -> None:
 
 
 def test_placed_rdd(context: SparkContext) -> None:
-    items = internals.placed_rdd(context, ["a", "b", "c"], _locations(context))
-    ids = items.mapPartitions(lambda given: [(next(iter(given)), os.environ.get("SPARK_EXECUTOR_DIRS"))]).collect()
-    places = dict(ids)
-    assert places["a"] == places["c"] != places["b"]
+    locations = _locations(context)
+    items = internals.placed_rdd(context, ["a", "b", "c"], locations)
+    assert items.collect() == ["a", "b", "c"]
+    rdd: Any = items._jrdd.rdd()
+    spark: Any = context._jsc
+    assert [spark.sc().getPreferredLocs(rdd, n).head().toString() for n in range(3)] == [*locations, locations[0]]
 
 
 def test_exchanged_rdd(context: SparkContext) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.tasks import Peers, deal_ranges
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
-from joinery_runtime.hosts import spark, spark_tasks
+from joinery_runtime.hosts import spark, spark_internals, spark_tasks
+from joinery_runtime.hosts.exchange_key import write_key
 from joinery_runtime.hosts.spark import (
     DEFAULT_CONF,
     WORKER_ENVIRONMENT,
@@ -29,7 +31,7 @@ from joinery_runtime.hosts.spark import (
     start_context,
     stop_context,
 )
-from joinery_runtime.hosts.spark_security import SECRET
+from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER, SECRET
 from joinery_runtime.sources.base import PartitionRef, Range
 
 Start = Callable[..., dict[str, str]]
@@ -38,13 +40,22 @@ Start = Callable[..., dict[str, str]]
 class RecordedContext:
     arguments: ClassVar[dict[str, str]]
     """What the JVM was started with."""
+    applicationId = "app-1"  # noqa: N815 - Spark's name
 
     @classmethod
     def start_java(cls, conf: SparkConf | None = None) -> None:
         cls.arguments = dict(conf.getAll()) if conf else {}
 
     def __init__(self, conf: SparkConf) -> None:
-        self.conf = dict(conf.getAll())
+        self.conf, self._conf = dict(conf.getAll()), conf
+        self.master = str(conf.get("spark.master", ""))
+        self.environment: dict[str, str] = {}
+
+    def getConf(self) -> SparkConf:  # noqa: N802 - Spark's name
+        return self._conf
+
+    def stop(self) -> None:
+        pass
 
     def setLogLevel(self, level: str) -> None:  # noqa: N802 - Spark's name
         self.conf["log level"] = level
@@ -59,9 +70,11 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
         monkeypatch.setattr(spark, name, lambda _: None)
     monkeypatch.setattr(spark, "SparkConf", lambda **_: SparkConf(loadDefaults=False))
     monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr(spark_internals, "why_no_native_tls", lambda _: None)
 
     def start(conf: dict[str, str] | None = None, master: str | None = None) -> dict[str, str]:
         context: Any = start_context("name", conf or {}, master)
+        stop_context(context)
         return dict(context.conf)
 
     return start
@@ -178,10 +191,61 @@ def test_the_daemon_of_workers_finds_joinery_in_a_submitted_zip(
 EVERY_MASTER = ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]", "k8s://https://there:443", "yarn"]
 
 
+@pytest.mark.parametrize("in_our_pod", [True, False])
 @pytest.mark.parametrize("master", EVERY_MASTER)
-def test_connections_are_authenticated_and_encrypted_on_every_master(start: Start, master: str) -> None:
+def test_connections_are_authenticated_and_encrypted_once_on_every_master(
+    start: Start, tmp_path: Path, master: str, in_our_pod: bool
+) -> None:
+    os.environ.pop(ENV_KEY_FOLDER, None)
+    if in_our_pod:
+        os.environ[ENV_KEY_FOLDER] = str(tmp_path)
     settings = start(master=master)
-    assert settings["spark.authenticate"] == settings["spark.network.crypto.enabled"] == "true"
+    by_tls = master.startswith("local-cluster[") or (master.startswith("k8s://") and in_our_pod)
+    assert settings["spark.authenticate"] == "true"
+    assert settings.get("spark.ssl.rpc.enabled", "false") == str(by_tls).lower()
+    assert settings.get("spark.network.crypto.enabled", "false") == str(not by_tls).lower()
+
+
+@pytest.mark.parametrize(
+    ("master", "encrypted"),
+    [("local[2]", False), ("local-cluster[2,1,1024]", False), ("k8s://https://there:443", True), ("yarn", True)],
+)
+def test_blocks_are_encrypted_where_others_may_have_the_disk(start: Start, master: str, encrypted: bool) -> None:
+    assert (start(master=master).get("spark.io.encryption.enabled") == "true") == encrypted
+
+
+@pytest.mark.parametrize("own", [{"spark.ssl.rpc.enabled": "false"}, {"spark.network.crypto.enabled": "true"}])
+def test_who_chooses_how_connections_are_encrypted_gets_that(start: Start, own: dict[str, str]) -> None:
+    settings = start(own, "local-cluster[2,1,1024]")
+    assert settings["spark.network.crypto.enabled"] == "true"
+    assert settings["spark.network.crypto.authEngineVersion"] == "2"
+    assert settings.get("spark.ssl.rpc.enabled") != "true"
+    assert "spark.ssl.rpc.privateKey" not in settings
+
+
+def test_a_standalone_cluster_has_the_key_that_its_file_names(start: Start, tmp_path: Path) -> None:
+    os.environ["SPARK_CONF_DIR"] = str(tmp_path)
+    files = write_key("s", tmp_path)
+    tls = {
+        "spark.ssl.rpc.enabled": "true",
+        "spark.ssl.rpc.openSslEnabled": "true",
+        "spark.ssl.rpc.privateKey": str(files.private_key),
+        "spark.ssl.rpc.certChain": str(files.certificate),
+    }
+    lines = "".join(f"{name} {value}\n" for name, value in tls.items())
+    (tmp_path / "spark-defaults.conf").write_text(f"{SECRET} shared\n{lines}")
+    settings = start(master="spark://there:7077")
+    assert not [name for name in settings if name.startswith(("spark.network.crypto", "spark.ssl"))], "the file has it"
+    assert settings["spark.io.encryption.enabled"] == "true"
+    files.private_key.unlink()
+    with pytest.raises(EnvironmentProblem, match=r"spark.ssl.rpc.privateKey names .*key.pem: No such file"):
+        start(master="spark://there:7077")
+
+
+def test_the_warnings_of_a_start_are_passed_on(start: Start) -> None:
+    said: list[str] = []
+    start_context("name", {SECRET: "s"}, "spark://there:7077", None, said.append)
+    assert [text for text in said if "spark.ssl.rpc.enabled is not set" in text]
 
 
 def test_spark_makes_a_secret_of_its_own_where_it_can_and_else_each_application_gets_one(start: Start) -> None:
@@ -207,7 +271,7 @@ def test_a_standalone_clusters_secret_has_to_be_named(start: Start, tmp_path: Pa
 def test_who_switches_authentication_off_gets_nothing_that_needs_it(start: Start, master: str) -> None:
     settings = start({"spark.authenticate": "false"}, master)
     assert settings["spark.authenticate"] == "false"
-    assert not [name for name in settings if "crypto" in name or "encryption" in name or "secret" in name]
+    assert not [name for name in settings if re.search("crypto|encryption|secret|ssl", name)]
 
 
 @pytest.mark.parametrize("own", [{"spark.authenticate": "true"}, {"spark.network.crypto.enabled": "true"}])
@@ -220,6 +284,8 @@ def test_no_secret_is_an_argument_of_the_jvm(start: Start) -> None:
     settings = start(conf, "local-cluster[2,1,1024]")
     assert settings.items() >= conf.items()
     assert RecordedContext.arguments["spark.mine"] == "seen"
+    assert settings["spark.ssl.rpc.enabled"] == "true"
+    assert not [name for name in RecordedContext.arguments if name.startswith("spark.ssl.")], "of this context only"
     assert not {"hush", settings[SECRET]} & set(RecordedContext.arguments.values())
 
 

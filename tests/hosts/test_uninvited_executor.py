@@ -55,7 +55,7 @@ def test_an_uninvited_executor_is_refused(context: SparkContext, tmp_path: Path,
     """It knows what Spark's page shows: the driver's address, the application's id, and the settings."""
     assert context.parallelize(range(4), 2).map(abs).collect() == [0, 1, 2, 3], "those of the application are let in"
     invited, conf = executors(context), dict(context.getConf().getAll())
-    settings = [f"-D{key}={value}" for key, value in conf.items() if key.startswith("spark.network.") and environment]
+    settings = [f"-D{key}={value}" for key, value in conf.items() if key.startswith(("spark.network.", "spark.ssl."))]
     command = [
         *(java_command(), "-Xmx512m", "-XX:TieredStopAtLevel=1", *OPENED, *settings),
         *(["-Dspark.authenticate=true"] if environment else []),

@@ -2,11 +2,14 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from joinery_devkit.images.build import PROJECT
+from joinery_runtime.hosts.exchange_key import derive, key_files
+from joinery_runtime.hosts.spark_security import ENV_EXCHANGE_SECRET, ENV_KEY_FOLDER
 
 ENTRYPOINT = PROJECT / "images" / "entrypoint.sh"
 JAVA = "#!/bin/bash\nprintf '%s\\n' \"$@\"\n"
@@ -85,6 +88,43 @@ def test_mounted_configuration_comes_behind_the_jars_on_the_class_path(image: di
 
     class_path = told[told.index("-cp") + 1]
     assert class_path == f"/first.jar:{sorted_jars(image)}:/etc/joinery:/etc/hadoop:/last.jar"
+
+
+def test_an_executor_has_the_key_before_java_starts_and_java_does_not_have_its_secret(
+    image: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "key"
+    folder.mkdir()
+    secret = {ENV_EXCHANGE_SECRET: "of this attempt", ENV_KEY_FOLDER: str(folder), "PYSPARK_PYTHON": sys.executable}
+
+    with Path(image["JAVA_HOME"], "bin", "java").open("a") as java:
+        java.write('echo "secret: ${JOINERY_EXCHANGE_SECRET-unset}"\n')
+
+    for _ in range(2):  # a container may be restarted
+        told = started({**image, **EXECUTOR, **secret}, "executor")
+
+        assert told[-1] == "secret: unset"
+        assert "of this attempt" not in " ".join(told)
+        files = key_files(folder)
+        assert (files.private_key.read_bytes(), files.certificate.read_bytes()) == derive("of this attempt")
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_an_executor_without_a_folder_for_its_key_says_so(image: dict[str, str], tmp_path: Path) -> None:
+    secret = {ENV_EXCHANGE_SECRET: "s", ENV_KEY_FOLDER: str(tmp_path / "none"), "PYSPARK_PYTHON": sys.executable}
+    command = [str(ENTRYPOINT), "executor"]
+
+    done = subprocess.run(
+        command,
+        env={**image, **EXECUTOR, **secret},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "The key of this executor cannot be written to the folder in JOINERY_KEY_FOLDER" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_spark_forgot_to_say_is_named(image: dict[str, str]) -> None:

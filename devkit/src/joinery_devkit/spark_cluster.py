@@ -20,17 +20,25 @@ import psutil
 from joinery_devkit.environment import java_command
 from joinery_devkit.processes import ChildProcess, deadline_after, free_port
 from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.hosts.exchange_key import write_key
 
 _START_SECONDS = 90.0
 
-# The packages that Spark's libraries need opened in their JVM. `spark-class` would open them too, but with settings of
-# its own.
+# What Spark's libraries need of their JVM: opened packages, and no comparison of names in certificates, for which Spark
+# names no host. `spark-class` would set the same, but with settings of its own.
 OPENED = [
-    f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch")
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch")
+    ),
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
 ]
 # What a Spark program logs when a driver does not admit it: the connection is closed while it still sends, or the
 # driver answers so.
-NOT_LET_IN = "TransportClient(Factory)?: (Failed to send RPC|Exception while bootstrapping)|Unknown challenge message"
+NOT_LET_IN = (
+    "TransportClient(Factory)?: (Failed to send RPC|Exception while bootstrapping)|Unknown challenge message|"
+    "Expected SaslMessage"
+)
 
 
 def spark_home() -> Path:
@@ -45,11 +53,12 @@ class StandaloneCluster:
     """`workers` worker JVMs with `cores` cores and `memory` (Spark's notation) each; use it as a context manager.
 
     Drivers connect to `master_url` and have to know `secret`, which is in the `spark-defaults.conf` of
-    `environment["SPARK_CONF_DIR"]`. A worker restarts an executor that is killed, as on any cluster.
+    `environment["SPARK_CONF_DIR"]`. With `tls` all of them speak TLS, with the key in the folder `directory`. A worker
+    restarts an executor that is killed, as on any cluster.
     """
 
-    def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
-        self._workers_wanted, self._cores, self._memory = workers, cores, memory
+    def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g", *, tls: bool = False) -> None:
+        self._workers_wanted, self._cores, self._memory, self._tls = workers, cores, memory, tls
         self._port, self._ui_port = free_port(), free_port()
         self.master_url = f"spark://127.0.0.1:{self._port}"
         self.directory = Path(tempfile.mkdtemp(prefix="joinery-spark-"))
@@ -117,11 +126,17 @@ class StandaloneCluster:
         return {**os.environ, **ours}
 
     def _write_settings(self) -> None:
-        settings = {
-            "spark.authenticate": "true",
-            "spark.authenticate.secret": self.secret,
-            "spark.network.crypto.enabled": "true",
-        }
+        settings = {"spark.authenticate": "true", "spark.authenticate.secret": self.secret}
+        if self._tls:
+            files = write_key(secrets.token_hex(32), self.directory)
+            settings |= {
+                "spark.ssl.rpc.enabled": "true",
+                "spark.ssl.rpc.openSslEnabled": "true",
+                "spark.ssl.rpc.privateKey": str(files.private_key),
+                "spark.ssl.rpc.certChain": str(files.certificate),
+            }
+        else:
+            settings["spark.network.crypto.enabled"] = "true"
         file = self.directory / "conf" / "spark-defaults.conf"
         file.parent.mkdir()
         file.touch(mode=0o600)

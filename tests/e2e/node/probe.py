@@ -10,6 +10,7 @@ from e2e.node.cluster_job import PATIENCE_S, ClusterJob
 from joinery_devkit.kubernetes.kubectl import log_of, pod
 from joinery_devkit.spark_cluster import OPENED
 from joinery_operator.manifests.spark import BLOCK_MANAGER_PORT, DRIVER_PORT, UI_PORT
+from joinery_runtime.hosts.spark_security import ENV_EXCHANGE_SECRET, ENV_KEY_FOLDER
 from joinery_runtime.job.crd import STATUS_PORT
 
 STATUS = "status"
@@ -86,10 +87,16 @@ def environment_of_executor(job: ClusterJob) -> Mapping[str, str]:
 
 def guest_is_told(job: ClusterJob, secret: str | None) -> str:
     """The words of a program of Spark's own that asks the driver, from the stranger's pod, for what executors are given
-    at their start: the application's settings. It knows all that the API server and Spark's page show, and has that
-    secret."""
+    at their start: the application's settings. It knows all that the API server and Spark's page show, also the key of
+    TLS, and has that secret."""
     seen = environment_of_executor(job)
-    options = [value for name, value in seen.items() if name.startswith(_OPTIONS) and "-Dspark." in value]
+    folder = f"/tmp/guest-{secret}"
+    key = {ENV_KEY_FOLDER: folder, ENV_EXCHANGE_SECRET: seen[ENV_EXCHANGE_SECRET]}
+    options = [
+        value.replace(seen[ENV_KEY_FOLDER], folder)
+        for name, value in seen.items()
+        if name.startswith(_OPTIONS) and "-Dspark." in value
+    ]
     stranger, executor = job.kubectl.get("pod", _STRANGER, job.namespace), job.running("executor")[0]
     assert stranger is not None
     address = stranger["status"]["podIP"]
@@ -101,8 +108,9 @@ def guest_is_told(job: ClusterJob, secret: str | None) -> str:
         *("--app-id", executor["metadata"]["labels"]["spark-app-selector"], "--executor-id", "4242", "--cores", "1"),
         *("--resourceProfileId", str(_NO_PROFILE), "--bind-address", address, "--hostname", address),
     ]
-    environment = [f"{_SECRET}={secret}"] if secret else []
-    command = ["env", *environment, "sh", "-c", '"$@" 2>&1 || true', "sh", *program]
+    environment = [f"{name}={value}" for name, value in (key | ({_SECRET: secret} if secret else {})).items()]
+    with_key = f'mkdir -p "{folder}" && python3 -m joinery_runtime.hosts.exchange_key && "$@" 2>&1 || true'
+    command = ["env", *environment, "sh", "-c", with_key, "sh", *program]
     return job.kubectl("exec", _STRANGER, "-n", job.namespace, "--", *command)
 
 

@@ -7,6 +7,7 @@ from ruamel.yaml import YAML
 from joinery_operator.manifests.spark import _escaped
 from joinery_operator.manifests.yaml import from_yaml, to_yaml
 from joinery_operator.revision import ManifestError
+from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER
 from joinery_runtime.job.load import parse_job
 
 
@@ -195,6 +196,39 @@ def test_executors_can_write_where_spark_writes(job):
     assert "spark-local-dir-1" in {mount["name"] for mount in container["volumeMounts"]}
 
 
+def test_the_key_of_an_attempt_is_in_memory_where_its_driver_has_it_too(job):
+    for spec in (executor(job)["spec"], job.driver()["spec"]):
+        (container,) = spec["containers"]
+        folder = next(each["value"] for each in container["env"] if each["name"] == ENV_KEY_FOLDER)
+        (name,) = (mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder)
+        (volume,) = (volume for volume in spec["volumes"] if volume["name"] == name)
+        assert volume["emptyDir"]["medium"] == "Memory"
+    assert "exchange-key" not in {volume["name"] for volume in job.check()["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("volume", "encrypted"),
+    [
+        (None, "false"),
+        ("{name: spark-local-dir-1, hostPath: {path: /disk}}", "false"),  # the operator's own of that name is used
+        ("{name: spark-local-dir-2, emptyDir: {medium: Memory}}", "false"),
+        ("{name: spark-local-dir-2, hostPath: {path: /disk}}", "true"),
+        ("{name: spark-local-dir-2, persistentVolumeClaim: {claimName: disk}}", "true"),
+        ("{name: else, hostPath: {path: /disk}}", "false"),
+    ],
+)
+def test_blocks_are_encrypted_where_their_volume_outlives_the_pod(job, volume, encrypted):
+    if volume is not None:
+        job = job.with_template(f"{{kind: Pod, spec: {{volumes: [{volume}]}}}}", part="executor")
+    assert defaults(job)["spark.io.encryption.enabled"] == encrypted
+
+
+@pytest.mark.parametrize(("kind_of_volume", "encrypted"), [("persistentVolumeClaim", "true"), ("emptyDir", "false")])
+def test_blocks_are_encrypted_where_the_jobs_conf_mounts_a_volume_that_outlives_the_pod(job, kind_of_volume, encrypted):
+    name = f"spark.kubernetes.executor.volumes.{kind_of_volume}.spark-local-dir-2.mount.path"
+    assert defaults(job.with_spark(conf={name: "/disk"}))["spark.io.encryption.enabled"] == encrypted
+
+
 def test_executors_are_placed_as_the_job_says(job):
     toleration = {"key": "dedicated", "operator": "Equal", "value": "spark", "effect": "NoSchedule"}
     part = {"nodeSelector": {"pool": "big"}, "tolerations": [toleration]}
@@ -209,7 +243,7 @@ def test_what_executors_write_is_limited_beyond_their_cache(job, cache, limit):
     conf = {"spark.executorEnv.JOINERY_CACHE_BYTES": cache} if cache else {}
     found = executor(job.with_spark(conf=conf))["spec"]["volumes"]
     limits = {each["name"]: each["emptyDir"]["sizeLimit"] for each in found if "emptyDir" in each}
-    assert limits == {"tmp": "4Gi", "spark-local-dir-1": limit}
+    assert limits == {"tmp": "4Gi", "spark-local-dir-1": limit, "exchange-key": "1Mi"}
 
 
 def test_a_cache_that_has_no_size_is_told(job):

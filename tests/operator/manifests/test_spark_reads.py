@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from joinery_runtime.hosts.exchange_key import derive, key_files
+from joinery_runtime.hosts.spark_security import ENV_EXCHANGE_SECRET, ENV_KEY_FOLDER
 from joinery_runtime.job.crd import KINDS
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
@@ -34,6 +36,7 @@ DRIVER = """
 import json, sys
 from joinery_runtime.hosts.spark import start_context, stop_context
 context = start_context("job", json.loads(sys.argv[1]), sys.argv[2])
+print(json.dumps([name for name in context.environment if "SECRET" in name]))
 print(json.dumps(dict(context.getConf().getAll())), flush=True)
 sys.stdin.read()
 stop_context(context)
@@ -124,6 +127,7 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
         **os.environ,
         **{key: given[key] for key in given if "SPARK" in key},
         "SPARK_CONF_DIR": str(tmp_path),
+        ENV_KEY_FOLDER: str(tmp_path),  # in place of the pod's
     }
 
     with api_server(driver) as server:
@@ -178,3 +182,12 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
     assert {"/etc/joinery/job.yaml", "/etc/joinery/secrets/state-db"} <= mounted
     assert in_force["spark.authenticate"] == "true"
     assert len(found["_SPARK_AUTH_SECRET"]) >= 32, "Spark makes it, and hands it over"
+
+    secret, options = found[ENV_EXCHANGE_SECRET], [text for name, text in found.items() if "SPARK_JAVA_OPT" in name]
+    assert key_files(tmp_path).private_key.read_bytes() == derive(secret).private_key, "executors derive the same"
+    assert f"-Dspark.ssl.rpc.privateKey={key_files(tmp_path).private_key}" in options
+    assert "-Dspark.ssl.rpc.enabled=true" in options
+    assert not [text for text in (*options, *container["args"]) if secret in text]
+    assert not [name for name in in_force if name.startswith("spark.network.crypto")]
+    assert in_force["spark.io.encryption.enabled"] == "false", "an emptyDir goes with its pod"
+    assert json.loads(out.splitlines()[-2]) == [], "no task has the key's secret"

@@ -55,6 +55,13 @@ SCRATCH_ENV = [{"name": "HOME", "value": SCRATCH}]
 SCRATCH_VOLUME: dict[str, Any] = {"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}
 SCRATCH_MOUNT = {"name": "tmp", "mountPath": SCRATCH}
 
+# Where driver and executors put the key with which they encrypt what they exchange: in memory, so that no node's disk
+# has it. The runtime makes the key; only with this variable does it make one in a pod.
+_KEY_FOLDER = "/run/joinery"
+KEY_VOLUME: dict[str, Any] = {"name": "exchange-key", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+KEY_MOUNT = {"name": "exchange-key", "mountPath": _KEY_FOLDER}
+KEY_ENV = [{"name": "JOINERY_KEY_FOLDER", "value": _KEY_FOLDER}]
+
 
 def placed(part: DriverSpec) -> dict[str, Any]:
     """The fields of a pod's spec that say where it may run."""

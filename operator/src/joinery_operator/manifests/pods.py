@@ -12,6 +12,9 @@ from joinery_operator.manifests.pod_base import (
     CONFIG,
     CONTAINER_SECURITY,
     JOB_FILE,
+    KEY_ENV,
+    KEY_MOUNT,
+    KEY_VOLUME,
     SCRATCH_ENV,
     SCRATCH_MOUNT,
     SCRATCH_VOLUME,
@@ -86,9 +89,11 @@ def driver_pod(
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
         {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
         {"name": SCALE_FILE, "value": f"{_SCALE_FOLDER}/{_SCALE}"},
+        *KEY_ENV,
     ]
     container["volumeMounts"] = [
         *container["volumeMounts"],
+        KEY_MOUNT,
         {"name": _SCALE, "mountPath": _SCALE_FOLDER, "readOnly": True},
     ]
     pod = _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt, runs_spark=True)
@@ -177,6 +182,7 @@ def _pod(
             "volumes": [
                 job_volume(ChildNames(resource).config_map(revision.revision)),
                 SCRATCH_VOLUME,
+                *([KEY_VOLUME] if runs_spark else ()),
                 *secret_volumes(revision.job.spec),
             ],
             "containers": [container],

@@ -18,6 +18,9 @@ from joinery_operator.manifests.pod_base import (
     CONFIG,
     CONTAINER_SECURITY,
     JOB_FILE,
+    KEY_ENV,
+    KEY_MOUNT,
+    KEY_VOLUME,
     SCRATCH_ENV,
     SCRATCH_MOUNT,
     SCRATCH_VOLUME,
@@ -171,6 +174,8 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         # Spark ends the driver after a number of lost executors that grows with the job's. Without this setting it
         # would count them over the driver's whole life.
         "spark.executor.failuresValidityInterval": "10m",
+        # An emptyDir goes with its pod.
+        "spark.io.encryption.enabled": str(_blocks_outlive_pods(revision)).lower(),
     }
     if spark.image_pull_secrets:
         names = ",".join(secret.name for secret in spark.image_pull_secrets)
@@ -200,8 +205,18 @@ def _escaped(value: str) -> str:
     return f"\\{text}" if text.startswith(" ") else text
 
 
-# Spark uses a volume of this name for its blocks, instead of adding one itself.
-_BLOCKS = "spark-local-dir-1"
+# Spark uses volumes with names of this kind for its blocks, instead of adding one itself.
+_BLOCKS_PREFIX = "spark-local-dir-"
+_BLOCKS = f"{_BLOCKS_PREFIX}1"
+_VOLUME_SETTING = re.compile(rf"spark[.]kubernetes[.]executor[.]volumes[.](\w+)[.]{_BLOCKS_PREFIX}")
+
+
+def _blocks_outlive_pods(revision: JobRevision) -> bool:
+    """Whether Spark writes blocks to a volume that is no emptyDir, as a template or the job's `spark.conf` may say."""
+    volumes = executor_template(revision)["spec"]["volumes"]
+    theirs = [volume for volume in volumes if volume["name"].startswith(_BLOCKS_PREFIX) and "emptyDir" not in volume]
+    kinds = {match[1] for name in revision.job.spec.spark.conf if (match := _VOLUME_SETTING.match(name))}
+    return bool(theirs) or bool(kinds - {"emptyDir"})
 
 
 _CACHE_SETTING, _CACHE_BYTES = "spark.executorEnv.JOINERY_CACHE_BYTES", 10 * 2**30
@@ -233,6 +248,7 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
             "volumes": [
                 job_volume(ChildNames(revision.resource).config_map(revision.revision)),
                 SCRATCH_VOLUME,
+                KEY_VOLUME,
                 {"name": _BLOCKS, "emptyDir": {"sizeLimit": _blocks_limit(spark)}},
                 *secret_volumes(revision.job.spec),
             ],
@@ -240,10 +256,11 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
                 {
                     "name": EXECUTOR_CONTAINER,
                     "securityContext": CONTAINER_SECURITY,
-                    "env": SCRATCH_ENV,
+                    "env": [*SCRATCH_ENV, *KEY_ENV],
                     "volumeMounts": [
                         job_mount(JOB_FILE),
                         SCRATCH_MOUNT,
+                        KEY_MOUNT,
                         {"name": _BLOCKS, "mountPath": "/var/data/spark"},
                         *secret_mounts(revision.job.spec),
                     ],

@@ -314,7 +314,8 @@ class _JobRun:
             from joinery_runtime.hosts.spark import start_context, stop_context  # noqa: PLC0415
             from joinery_runtime.hosts.status.executors import SparkWatch, watched  # noqa: PLC0415
 
-            self._context = start_context(f"joinery {job.name}", dict(job.spec.spark.conf), self._master, java)
+            conf, warn = dict(job.spec.spark.conf), self._caller.warn
+            self._context = start_context(f"joinery {job.name}", conf, self._master, java, warn)
             self._stack.callback(stop_context, self._context)
             if self._caller.board is not None:
                 self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)

@@ -19,11 +19,12 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
@@ -32,6 +33,7 @@ from pyspark.errors import PySparkException
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
+from joinery_runtime.hosts.exchange_tls import encryption_warnings, exchange_todo, keep_from_tasks, tls_settings
 from joinery_runtime.hosts.executors import TakingPart
 from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, image_archive, java_options
 from joinery_runtime.hosts.spark_internals import (
@@ -54,6 +56,7 @@ from joinery_runtime.hosts.spark_security import (
     security_defaults,
 )
 from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup, process_for
+from joinery_runtime.hosts.standalone import check_admitted
 
 # A task's threads give the parallelism: libraries that start threads of their own for each of them only get slower. Not
 # so polars, whose threads are of the whole process: with one, all tasks' calls would wait for each other.
@@ -214,6 +217,8 @@ _OUT_OF_MEMORY = re.compile(
 def _todo(error: Exception) -> str:
     # A process that the kernel killed for its memory cannot say so, so a lost process may be one.
     said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
+    if todo := exchange_todo(said):
+        return todo
     if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(said):
         return (
             "Nothing of it was committed. If memory ran out, lower trigger.maxBytesPerEpoch or "
@@ -238,9 +243,19 @@ def without_traces() -> Iterator[None]:
             os.environ.pop(_VARIABLES.pop(), None)
 
 
-def start_context(name: str, conf: dict[str, str], master: str | None, java: JavaStart | None = None) -> SparkContext:
+_WHILE_RUNNING: WeakKeyDictionary[SparkContext, ExitStack] = WeakKeyDictionary()
+"""What a context needs until it has stopped: the files of its key."""
+
+
+def start_context(
+    name: str,
+    conf: dict[str, str],
+    master: str | None,
+    java: JavaStart | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> SparkContext:
     """Starts a context. The job's own `spark.conf` overrides what spark-submit or `spark-defaults.conf` set, and both
-    override our defaults. `java` starts the Java process if there is none."""
+    override our defaults. `java` starts the Java process if there is none. `warn` is told where encryption is slow."""
     if submitted_here():
         start_java()  # then a SparkConf has what spark-submit set
     settings = SparkConf().setAppName(name)
@@ -250,22 +265,32 @@ def start_context(name: str, conf: dict[str, str], master: str | None, java: Jav
         settings.setMaster(master)
     from_file = {} if submitted_here() else conf_file()
     place = str(settings.get("spark.master", from_file.get("spark.master", "")))
-    for key, value in _defaults(place, from_file | dict(settings.getAll())).items():
-        # The settings of a new JVM become its arguments, which override its file.
-        if key not in from_file:
-            settings.setIfMissing(key, value)
-    place = str(settings.get("spark.master", place))
-    environment = {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, **environment_defaults(place)}
-    before = set(os.environ)
+    named = from_file | dict(settings.getAll())
+    with ExitStack() as stack:
+        for key, value in (_defaults(place, named) | tls_settings(place, named, stack)).items():
+            # The settings of a new JVM become its arguments, which override its file.
+            if key not in from_file:
+                settings.setIfMissing(key, value)
+        place = str(settings.get("spark.master", place))
+        environment = {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, **environment_defaults(place)}
+        before = set(os.environ)
+        try:
+            for key, value in environment.items():
+                os.environ.setdefault(key, value)
+            context = _started(settings, java or JavaStart())
+        except (PySparkException, Py4JError) as error:
+            raise _no_start(error, place) from error
+        finally:
+            _VARIABLES.update(os.environ.keys() - before)
+        _WHILE_RUNNING[context] = stack.pop_all()
     try:
-        for key, value in environment.items():
-            os.environ.setdefault(key, value)
-        context = _started(settings, java or JavaStart())
-    except (PySparkException, Py4JError) as error:
-        raise _no_start(error, place) from error
-    finally:
-        _VARIABLES.update(os.environ.keys() - before)
+        check_admitted(context)
+    except EnvironmentProblem:
+        stop_context(context)
+        raise
     context.setLogLevel(_log_level(place).upper())
+    for warning in encryption_warnings(context):
+        warn(warning)
     return context
 
 
@@ -285,6 +310,7 @@ def _started(settings: SparkConf, java: JavaStart) -> SparkContext:
             java.give_up()
         raise
     silence_accumulator_server(context)
+    keep_from_tasks(context)
     keep_environment_in_java(context)
     return context
 
@@ -326,6 +352,8 @@ def stop_context(context: SparkContext) -> None:
     with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
         context.stop()
+    if (stack := _WHILE_RUNNING.pop(context, None)) is not None:
+        stack.close()
 
 
 def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentProblem:

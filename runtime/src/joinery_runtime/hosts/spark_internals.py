@@ -269,6 +269,18 @@ def executor_secret(context: SparkContext) -> str | None:
     return secret
 
 
+def why_no_native_tls(context: SparkContext) -> str | None:
+    """Say why the JVM cannot load Netty's native TLS library, or return None if it can. Spark falls back to Java's TLS
+    without a word."""
+    library: Any = _java(context).jvm.io.netty.handler.ssl.OpenSsl
+    if library.isAvailable():
+        return None
+    cause = library.unavailabilityCause()
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return str(cause.toString()).splitlines()[0]
+
+
 def bytes_of_size(context: SparkContext, size: str) -> int:
     """Read a size as Spark's settings write it, such as `64m`. PySpark reads no setting."""
     return int(_java(context).jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(size))

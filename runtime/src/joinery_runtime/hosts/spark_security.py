@@ -23,9 +23,18 @@ SECRET = "spark.authenticate.secret"
 ENV_SECRET = "_SPARK_AUTH_SECRET"
 """The variable in which Spark passes the secret to the processes that it starts."""
 
+ENV_EXCHANGE_SECRET = "JOINERY_EXCHANGE_SECRET"
+"""The variable of an executor's pod from whose value its key for TLS derives. The image's entry point removes it."""
+
+ENV_KEY_FOLDER = "JOINERY_KEY_FOLDER"
+"""The variable that names a folder in memory for the key, in a driver's pod and in those of its executors."""
+
 LOOPBACK = "127.0.0.1"
 
-_AUTHENTICATED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+SPEAKS_TLS = "spark.ssl.rpc.enabled"
+_AUTHENTICATE, _CRYPTO = "spark.authenticate", "spark.network.crypto.enabled"
+_AUTHENTICATED = {_AUTHENTICATE: "true"}
+_IN_JAVA = {_CRYPTO: "true"}  # what encrypts where there is no TLS
 # Both ends need the same settings. Not for a standalone cluster, which chooses its own.
 _STRICT = {
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
@@ -33,7 +42,7 @@ _STRICT = {
     "spark.network.crypto.saslFallback": "false",
 }
 _ENCRYPTED_BLOCKS = {"spark.io.encryption.enabled": "true"}
-_SECURITY = ("spark.authenticate", "spark.network.crypto.", "spark.io.encryption.")
+_SECURITY = ("spark.authenticate", "spark.network.crypto.", "spark.io.encryption.", "spark.ssl.")
 
 # The names that `spark.redaction.regex` hides by default.
 _HIDDEN = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
@@ -45,20 +54,41 @@ def only_in_context(setting: str) -> bool:
     return _HIDDEN.search(setting) is not None or setting.startswith(_SECURITY)
 
 
+def speaks_tls(master: str, named: Mapping[str, str]) -> bool:
+    """Whether the driver and its executors speak TLS. `named` are the settings that somebody has set: without any, TLS
+    is where Joinery can give every executor the key (`hosts.exchange_tls`)."""
+    if SPEAKS_TLS in named:
+        return is_true(named[SPEAKS_TLS])
+    if not is_authenticated(named) or is_true(named.get(_CRYPTO, "")):
+        return False
+    return is_local_cluster(master) or (master.startswith("k8s://") and ENV_KEY_FOLDER in os.environ)
+
+
 def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
-    """The security settings of a context, except those in `named`, including a secret where Spark needs one from
-    outside. If `named` switches `spark.authenticate` off, nothing is encrypted. Raises EnvironmentProblem for a
-    standalone cluster whose secret is not named."""
-    if named.get("spark.authenticate", "true").lower() == "false":
+    """The security settings of a context, except those in `named` and those of TLS, including a secret where Spark
+    needs one from outside. If `named` switches `spark.authenticate` off, nothing is encrypted. Raises
+    EnvironmentProblem for a standalone cluster whose secret is not named."""
+    if not is_authenticated(named):
         return {}
+    encrypted = {} if speaks_tls(master, named) else _IN_JAVA
     if is_local(master):
-        return _AUTHENTICATED  # blocks are in a folder of this user, like the cache of the state
+        return _AUTHENTICATED | encrypted  # blocks are in a folder of this user, like the cache of the state
     if master.startswith("spark://"):
         if SECRET not in named:
             raise _no_secret(master)
-        return _AUTHENTICATED | _ENCRYPTED_BLOCKS
-    fresh = {SECRET: secrets.token_hex(32)} if master.startswith("local-cluster[") else {}
-    return _AUTHENTICATED | _STRICT | _ENCRYPTED_BLOCKS | fresh
+        return _AUTHENTICATED | encrypted | _ENCRYPTED_BLOCKS
+    strict = _STRICT if encrypted else {}
+    if is_local_cluster(master):
+        return _AUTHENTICATED | encrypted | strict | {SECRET: secrets.token_hex(32)}
+    return _AUTHENTICATED | encrypted | strict | _ENCRYPTED_BLOCKS
+
+
+def is_authenticated(named: Mapping[str, str]) -> bool:
+    return named.get(_AUTHENTICATE, "true").lower() != "false"
+
+
+def is_true(value: str) -> bool:
+    return value.strip().lower() == "true"
 
 
 def page_defaults(master: str) -> dict[str, str]:
@@ -82,7 +112,12 @@ def is_local(master: str) -> bool:
 
 
 def on_this_machine(master: str) -> bool:
-    return is_local(master) or master.startswith("local-cluster[")
+    return is_local(master) or is_local_cluster(master)
+
+
+def is_local_cluster(master: str) -> bool:
+    """Whether tasks run in executors on this machine, which the driver starts."""
+    return master.startswith("local-cluster[")
 
 
 def application_secret(context: SparkContext) -> str | None:
@@ -99,7 +134,8 @@ def _no_secret(master: str) -> EnvironmentProblem:
         f"The secret of the Spark cluster {master} is not named",
         facts=f"spark.authenticate is on unless it is switched off, and {SECRET} is neither in spark-defaults.conf nor "
         "in the job's spark.conf",
-        todo=f"Put spark.authenticate true, spark.network.crypto.enabled true and {SECRET} into spark-defaults.conf of "
-        "the master, of the workers and of this machine, readable by Spark's user only. Where everybody who reaches "
-        "this network may see all of the job's data, set spark.authenticate: false in the job's spark.conf instead",
+        todo=f"Put spark.authenticate true, {SECRET} and the settings of spark.ssl.rpc (docs/security.md#standalone) "
+        "into spark-defaults.conf of the master, of the workers and of this machine, readable by Spark's user only. "
+        "Where everybody who reaches this network may see all of the job's data, set spark.authenticate: false in the "
+        "job's spark.conf instead",
     )

@@ -230,7 +230,8 @@ def _store(job: Job) -> str:
         where = {"embedded": "embedded Postgres on this machine"}.get(store.kind, store.kind)
     begins = store.start_from
     first = f"; without state of its own it begins with savepoint {begins.savepoint} of {begins.job}" if begins else ""
-    return f"{where}; up to {job.spec.shards} shards; compacted every {format_duration(store.checkpoint_interval)}{first}"
+    shards, interval = job.spec.shards, format_duration(store.checkpoint_interval)
+    return f"{where}; up to {shards} shards; compacted every {interval}{first}"
 
 
 def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:

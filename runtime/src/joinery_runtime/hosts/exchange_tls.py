@@ -1,0 +1,194 @@
+"""TLS between a driver and its executors: who has which key, and what is wrong with the files that somebody names.
+
+Spark encrypts its connections in Java (`spark.network.crypto`) or by TLS (`spark.ssl.rpc`), for which PySpark brings a
+native library. In a JVM that compiles little, an exchange that Java encrypts takes five times the CPU. TLS only
+encrypts: who may connect is still decided by `spark.authenticate`, because Spark's server asks no client for a
+certificate (docs/decisions/0063).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.hosts.exchange_key import KeyFiles, write_key
+from joinery_runtime.hosts.scratch import scratch_folder
+from joinery_runtime.hosts.spark_security import (
+    ENV_EXCHANGE_SECRET,
+    ENV_KEY_FOLDER,
+    SPEAKS_TLS,
+    is_authenticated,
+    is_local,
+    is_local_cluster,
+    is_true,
+    speaks_tls,
+)
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+PRIVATE_KEY, CERTIFICATE, KEY_STORE, TRUST_STORE, NATIVE = (
+    f"spark.ssl.rpc.{name}" for name in ("privateKey", "certChain", "keyStore", "trustStore", "openSslEnabled")
+)
+_PASSWORD = "spark.ssl.rpc.privateKeyPassword"
+_DOCUMENTED = "docs/security.md#standalone"
+
+
+def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dict[str, str]:
+    """The settings of TLS for a context, with a key made for it unless `named` names one. The key's files stay until
+    `stack` is closed. Empty without TLS. Raises EnvironmentProblem if Spark could not use what is named."""
+    if not speaks_tls(master, named):
+        return {}
+    if any(ssl_setting(named, name) for name in (PRIVATE_KEY, CERTIFICATE, KEY_STORE)):
+        for problem in _problems(named):
+            raise EnvironmentProblem(
+                "The key for Spark's connections cannot be used",
+                facts=problem,
+                todo=f"Correct spark.ssl.rpc in spark-defaults.conf or the job's spark.conf ({_DOCUMENTED})",
+            )
+        return {}
+    secret = secrets.token_hex(32)
+    if is_local_cluster(master):
+        return _settings(write_key(secret, stack.enter_context(scratch_folder("exchange"))))
+    folder = os.environ.get(ENV_KEY_FOLDER)
+    if folder is None or not master.startswith("k8s://"):
+        raise EnvironmentProblem(
+            "Spark's connections have no key",
+            facts=f"{SPEAKS_TLS} is true, and neither {PRIVATE_KEY} nor {KEY_STORE} is set",
+            todo=f"Set {PRIVATE_KEY} and {CERTIFICATE} ({_DOCUMENTED}), or leave {SPEAKS_TLS} out",
+        )
+    try:
+        files = write_key(secret, Path(folder))
+    except OSError as error:
+        raise EnvironmentProblem(
+            "The key for Spark's connections cannot be written",
+            facts=f"{ENV_KEY_FOLDER} names {folder}: {error}",
+            todo="Leave the volume and the variable as the operator sets them",
+        ) from error
+    # Spark puts the variable into the executors' pods, where the image's entry point derives the same key from it.
+    return _settings(files) | {f"spark.executorEnv.{ENV_EXCHANGE_SECRET}": secret}
+
+
+def keep_from_tasks(context: SparkContext) -> None:
+    """Take the secret of the key out of what PySpark sends with each task."""
+    context.environment.pop(ENV_EXCHANGE_SECRET, None)
+
+
+def encryption_warnings(context: SparkContext) -> Iterator[str]:
+    """Yield what the user should know about how this context's connections are encrypted."""
+    from joinery_runtime.hosts.spark_internals import why_no_native_tls  # noqa: PLC0415 - loads PySpark
+
+    master, settings = context.master, dict(context.getConf().getAll())
+    if is_local(master) or not is_authenticated(settings):
+        return
+    if speaks_tls(master, settings):
+        if is_true(ssl_setting(settings, NATIVE)) and (cause := why_no_native_tls(context)):
+            yield (
+                f"Spark's native TLS library does not load here: {cause}. Java's TLS encrypts what executors exchange, "
+                "and an exchange takes five times the CPU. The library needs Linux with glibc on x86-64 or arm64, all "
+                "jars of pyspark, and a folder for temporary files from which libraries may be loaded"
+            )
+        by_store = ssl_setting(settings, KEY_STORE) and not ssl_setting(settings, CERTIFICATE)
+        if by_store and not ssl_setting(settings, TRUST_STORE):
+            yield (
+                f"{KEY_STORE} is set and {TRUST_STORE} is not, so Spark accepts any certificate. Name a trust store, "
+                f"or {PRIVATE_KEY} and {CERTIFICATE} instead ({_DOCUMENTED})"
+            )
+    elif SPEAKS_TLS not in settings:
+        yield (
+            f"Spark encrypts what executors exchange in Java, which takes five times the CPU: {SPEAKS_TLS} is not set. "
+            f"Set up TLS ({_DOCUMENTED}), or set {SPEAKS_TLS}: false in the job's spark.conf to keep it so without "
+            "this warning"
+        )
+
+
+def exchange_todo(message: str) -> str | None:
+    """What to do about a failure of Spark's whose message says that executors could not exchange blocks."""
+    if re.search(r"SSLHandshakeException|NotSslRecordException|SSLException|PKIX path|SslClosedEngine", message):
+        return (
+            "Nothing of the epoch was committed. Two processes of the job have different settings of spark.ssl.rpc, or "
+            f"certificates that do not trust each other: give all of them the same files ({_DOCUMENTED})"
+        )
+    if re.search(r"Failed to connect to|Connection refused|Connection timed out|NoRouteToHost", message):
+        return (
+            "Nothing of the epoch was committed. Executors connect to each other at the port in "
+            "spark.blockManager.port (any port if it is not set; 7079 on Kubernetes): open it between them in "
+            "firewalls and NetworkPolicies (docs/operations.md#ports)"
+        )
+    return None
+
+
+def _settings(files: KeyFiles) -> dict[str, str]:
+    return {
+        SPEAKS_TLS: "true",
+        NATIVE: "true",
+        PRIVATE_KEY: str(files.private_key),
+        CERTIFICATE: str(files.certificate),
+    }
+
+
+def ssl_setting(named: Mapping[str, str], name: str) -> str:
+    """The value of a setting of `spark.ssl.rpc`, which falls back to the same one of `spark.ssl`."""
+    return named.get(name) or named.get(name.replace("spark.ssl.rpc.", "spark.ssl."), "")
+
+
+def _problems(named: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is wrong with the files that are named, each with its setting."""
+    if not is_true(ssl_setting(named, NATIVE)):
+        yield from _unreadable(named, KEY_STORE, f"{NATIVE} is not true, so Spark reads a key store")
+        if store := ssl_setting(named, TRUST_STORE):
+            yield from _unreadable({TRUST_STORE: store}, TRUST_STORE, "")
+        return
+    for setting in (PRIVATE_KEY, CERTIFICATE):
+        yield from _unreadable(named, setting, f"{NATIVE} is true")
+    key_file, certificate_file = ssl_setting(named, PRIVATE_KEY), ssl_setting(named, CERTIFICATE)
+    password = ssl_setting(named, _PASSWORD) or os.environ.get("_SPARK_SSL_RPC_PRIVATE_KEY_PASSWORD") or None
+    try:
+        text = Path(key_file).read_bytes()
+        key = load_pem_private_key(text, password.encode() if password else None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        yield f"{PRIVATE_KEY} names {key_file}, which is no private key as PEM: {error}"
+        return
+    if b"BEGIN PRIVATE KEY" not in text and b"BEGIN ENCRYPTED PRIVATE KEY" not in text:
+        yield (
+            f"{PRIVATE_KEY} names {key_file}, which is not in the format PKCS 8 (openssl pkcs8 -topk8 -nocrypt "
+            "converts it)"
+        )
+    try:
+        certificate, *_ = x509.load_pem_x509_certificates(Path(certificate_file).read_bytes())
+    except ValueError as error:
+        yield f"{CERTIFICATE} names {certificate_file}, which holds no certificate as PEM: {error}"
+        return
+    if certificate.public_key() != key.public_key():
+        yield (
+            f"the first certificate in {certificate_file} ({CERTIFICATE}) is of another key than {key_file} "
+            f"({PRIVATE_KEY})"
+        )
+    now = datetime.now(UTC)
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        yield (
+            f"the first certificate in {certificate_file} ({CERTIFICATE}) is valid from "
+            f"{certificate.not_valid_before_utc:%Y-%m-%d} to {certificate.not_valid_after_utc:%Y-%m-%d} only"
+        )
+
+
+def _unreadable(named: Mapping[str, str], setting: str, because: str) -> Iterator[str]:
+    path = ssl_setting(named, setting)
+    if not path:
+        yield f"{because}, and {setting} is not set"
+        return
+    try:
+        Path(path).open("rb").close()
+    except OSError as error:
+        yield f"{setting} names {path}: {error.strerror}"
