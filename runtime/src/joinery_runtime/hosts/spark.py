@@ -20,6 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,9 @@ class SparkHost:
                 raise result.error
         whole = [result for result in results if isinstance(result, EpochOutcome)]
         if whole:
-            return whole[0]
+            return replace(whole[0], runs_on="spark")
         (read,) = (result for result in results if isinstance(result, ReadSummary))
-        return outcome(read, results, self._setup.steps, work.plan.shards)
+        return replace(outcome(read, results, self._setup.steps, work.plan.shards), runs_on="spark")
 
     def warm(self) -> None:
         """Has a process of each executor build its worker, so that the first epoch does not wait for that. What goes

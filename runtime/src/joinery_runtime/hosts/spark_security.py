@@ -8,7 +8,6 @@ master, its workers and all of its applications (docs/decisions/0016).
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SECRET = "spark.authenticate.secret"
-ENV_SECRET = "_SPARK_AUTH_SECRET"
-"""The variable in which Spark passes the secret to the processes that it starts."""
-
 LOOPBACK = "127.0.0.1"
 
 _AUTHENTICATED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
@@ -69,11 +65,7 @@ def page_defaults(master: str) -> dict[str, str]:
 
 def environment_defaults(master: str) -> dict[str, str]:
     """Environment variables of the driver, which its JVM and, on this machine, the workers inherit."""
-    if not on_this_machine(master):
-        return {}
-    # With a local master, Spark's own secret stays in the JVM, so the driver makes one for its workers.
-    shared = {ENV_SECRET: secrets.token_hex(32)} if is_local(master) else {}
-    return {"SPARK_LOCAL_IP": LOOPBACK, **shared}
+    return {"SPARK_LOCAL_IP": LOOPBACK} if on_this_machine(master) else {}
 
 
 def is_local(master: str) -> bool:
@@ -83,14 +75,6 @@ def is_local(master: str) -> bool:
 
 def on_this_machine(master: str) -> bool:
     return is_local(master) or master.startswith("local-cluster[")
-
-
-def application_secret(context: SparkContext) -> str | None:
-    """The secret that the driver shares with its workers, which have it as ENV_SECRET; None without authentication."""
-    if is_local(context.master):
-        return os.environ.get(ENV_SECRET)
-    secret: str | None = of_environment(context, "securityManager").getSecretKey()
-    return secret
 
 
 def of_environment(context: SparkContext, part: str) -> Any:
