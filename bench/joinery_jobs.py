@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,7 +69,20 @@ def peer(name: str, settings: str, job: dict[str, Any], folder: Path) -> Peer:
     job["spec"]["deadLetter"] = to_files(folder / "dead")
     path.write_text(yaml.safe_dump(job, sort_keys=False))
     command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), "--master", MASTER]
-    return Peer(name, settings, command, folder, {"JOINERY_HOME": str(folder / "home")})
+    return Peer(name, settings, command, folder, {"JOINERY_HOME": str(folder / "home")}, lambda: epoch_places(folder))
+
+
+def epoch_places(folder: Path) -> str:
+    """Where the epochs of a job ran, by the log in its folder: the driver runs the first ones, while Spark starts."""
+    places = Counter(epoch["runs_on"] for epoch in _epochs(folder))
+    return f"epochs in the driver: {places['driver']}, on Spark: {places['spark']}"
+
+
+def _epochs(folder: Path) -> list[dict[str, Any]]:
+    """What a job has said of each of its epochs; it may still run, and be in the middle of a line."""
+    whole = (folder / "log").read_text().splitlines(keepends=True)
+    lines = [json.loads(line) for line in whole if line.startswith("{") and line.endswith("\n")]
+    return [line for line in lines if line["event"] == "epoch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +108,7 @@ def run_to_end(job: Peer) -> Ended:
     with looks, running(job) as ended:
         while (how := ended()) is None:
             time.sleep(0.2)
-    lines = [json.loads(line) for line in (job.folder / "log").read_text().splitlines() if line.startswith("{")]
-    epochs = [line for line in lines if line["event"] == "epoch"]
+    epochs = _epochs(job.folder)
     if not epochs or not how.startswith("ended with 0"):
         raise SystemExit(f"{job.name} {how}")
     rows, seconds = sum(map(rows_in, epochs)), (committed_at(epochs[-1]) - began).total_seconds()

@@ -56,11 +56,10 @@ def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
         for kind in kinds:
             peer = _peer(kind, broker.bootstrap, records, work)
             ended = joinery_jobs.run_to_end(peer)
-            shutil.rmtree(peer.folder, ignore_errors=True)
             found.append(
                 Figures(
                     peer.name,
-                    peer.settings,
+                    peer.settings_after_run(),
                     ended.rows,
                     ended.rows_out,
                     cold_rate=ended.cold_rate,
@@ -69,6 +68,7 @@ def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
                     peak_bytes=ended.peak_bytes,
                 )
             )
+            shutil.rmtree(peer.folder, ignore_errors=True)
             print(f"  {kind}: {ended.cold_rate:,.0f} rows/s", file=sys.stderr, flush=True)
     return found
 

@@ -114,9 +114,9 @@ def measure(peer: Peer, bootstrap: str, topic: str, seconds: float) -> Delays:
 def summary(peer: Peer, delays: list[float] | str) -> Delays:
     """Of delays in seconds, or of what went wrong."""
     if not delays or isinstance(delays, str):
-        return Delays(peer.name, peer.settings, problem=delays or "no row came after the warm-up")
+        return Delays(peer.name, peer.settings_after_run(), problem=delays or "no row came after the warm-up")
     p50, p99 = np.percentile(delays, [50, 99]) * 1000
-    return Delays(peer.name, peer.settings, len(delays), float(p50), float(p99))
+    return Delays(peer.name, peer.settings_after_run(), len(delays), float(p50), float(p99))
 
 
 def _read(

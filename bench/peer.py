@@ -36,13 +36,18 @@ _SHORT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine with its settings. `command` is started in a directory of its own, `folder`, where its log is."""
+    """An engine with its settings. `command` is started in a directory of its own, `folder`, where its log is. `note`
+    says after a run what belongs to the settings and is known only then."""
 
     name: str
     settings: str  # for the table's notes
     command: Sequence[str]
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    note: Callable[[], str] | None = None
+
+    def settings_after_run(self) -> str:
+        return self.settings if self.note is None else f"{self.settings}; {self.note()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Fig
             if last is None and (problem := ended() or (time.monotonic() > deadline and "was given up") or None):
                 visible = sum(output.ends().values())
                 seen = f"{visible:,} of {expected.rows:,} rows are visible"
-                return Figures(peer.name, peer.settings, rows, visible, problem=f"{problem}: {seen}")
+                return Figures(peer.name, peer.settings_after_run(), rows, visible, problem=f"{problem}: {seen}")
         taken = looks.until(last)
     return figures(peer, rows, expected, fingerprint(output.read()), taken, looks.peak_bytes)
 
@@ -181,7 +186,7 @@ def figures(
     warm_rows = rows * (1 - warm.visible / expected.rows) if warm else 0.0
     return Figures(
         peer.name,
-        peer.settings,
+        peer.settings_after_run(),
         rows,
         found.rows,
         cold_rate=rows / last.seconds,

@@ -21,6 +21,8 @@ FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.yaml") if "kafka:" not in path.read_text())
 CLUSTER = "local-cluster[2,1,1024]"
 
+Rows = dict[str, list[str]]  # by output
+
 # One process for all of them: Spark's Java process starts once.
 BY_COMMAND = """
 import sys
@@ -48,7 +50,7 @@ session.stop()
 """
 
 
-def rows_of(program: str, arguments: Sequence[str], folder: Path, examples: Sequence[str]) -> dict[str, list[str]]:
+def rows_of(program: str, arguments: Sequence[str], folder: Path, examples: Sequence[str]) -> Rows:
     """The rows of each output, in an order of their own: shards write side by side. Rows on the console count as
     those of `console`."""
     shutil.copytree(FOLDER / "data", folder / "data")
@@ -71,24 +73,31 @@ def rows_of(program: str, arguments: Sequence[str], folder: Path, examples: Sequ
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return rows_of(BY_COMMAND, ["--local"], tmp_path_factory.mktemp("local"), EXAMPLES)
 
 
-def test_each_example_has_rows(expected: dict[str, list[str]]) -> None:
+def test_each_example_has_rows(expected: Rows) -> None:
     assert len(expected) == len(EXAMPLES)
     assert all(expected.values())
 
 
-@pytest.mark.parametrize("master", ["local[2,4]", CLUSTER])
-def test_on_a_spark_that_the_job_starts(master: str, expected: dict[str, list[str]], tmp_path: Path) -> None:
-    """Each job starts executors of its own, which takes seconds: two of them are run there."""
-    examples = EXAMPLES if master != CLUSTER else ["first.yaml", "orders-shipments-files.yaml"]
-    rows = rows_of(BY_COMMAND, ["--master", master], tmp_path, examples)
-    assert rows == {name: expected[name] for name in rows}
-    assert len(rows) == len(examples)
+@pytest.fixture(scope="module", params=["local[2,4]", CLUSTER])
+def of_a_spark_of_its_own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Each job starts executors of its own on a cluster, which takes seconds: only one is run there."""
+    examples = EXAMPLES if request.param != CLUSTER else ["first.yaml"]
+    return rows_of(BY_COMMAND, ["--master", request.param], tmp_path_factory.mktemp("own"), examples)
 
 
-@pytest.mark.parametrize("master", ["local[2]", CLUSTER])
-def test_on_a_session_that_somebody_has_started(master: str, expected: dict[str, list[str]], tmp_path: Path) -> None:
-    assert rows_of(ON_A_SESSION, [master], tmp_path, EXAMPLES) == expected
+@pytest.fixture(scope="module", params=["local[2]", CLUSTER])
+def of_a_session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    return rows_of(ON_A_SESSION, [request.param], tmp_path_factory.mktemp("session"), EXAMPLES)
+
+
+def test_a_spark_that_the_job_starts_gives_the_same_rows(of_a_spark_of_its_own: Rows, expected: Rows) -> None:
+    assert of_a_spark_of_its_own == {name: expected[name] for name in of_a_spark_of_its_own}
+    assert len(of_a_spark_of_its_own) in {1, len(EXAMPLES)}
+
+
+def test_a_session_that_somebody_has_started_gives_the_same_rows(of_a_session: Rows, expected: Rows) -> None:
+    assert of_a_session == expected
