@@ -48,13 +48,12 @@ from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory
 from joinery_runtime.hosts.spark_master import ALONE, master_of, require_java
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
-from joinery_runtime.hosts.worker_builder import WorkerBuilder
+from joinery_runtime.hosts.worker_builder import WorkerBuilder, load_kernels
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import check_registry, planner_for
-from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.state.decisions import is_new
 from joinery_runtime.state.memory import MemoryStore
 
@@ -125,7 +124,7 @@ def run_job(
             check_memory_store(filled, place if context is None else context.master)
         if local or (context is None and may_run_here(place)):
             # Loads the kernels while a Postgres starts, rather than in the first epoch.
-            stack.callback(BackgroundCall(lambda: _load_kernels(filled), "joinery-kernels").join)
+            stack.callback(BackgroundCall(lambda: load_kernels(filled), "joinery-kernels").join)
         if board is None:
             _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
             return
@@ -329,16 +328,6 @@ class _JobRun:
                 self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)
                 self._stack.enter_context(watched(self._watch))
         return self._context
-
-
-def _load_kernels(job: Job) -> None:
-    """Loads the compiled kernels that readers and decoders of the job need."""
-    formats = {side.format for side in job.inputs if side.kafka is not None}
-    if formats:
-        kernels("messages")
-        kernels("xxh3")
-    if "json" in formats:
-        kernels("json")
 
 
 def _without_latest_stop(side: Input) -> Input:
