@@ -121,7 +121,7 @@ def peer(name: str, settings: str, job: dict[str, Any], folder: Path, how: How =
 
 def epoch_places(log: Path) -> str:
     """Where the epochs of a job ran, by its own lines."""
-    counts = Counter(_PLACES.get(epoch.get("runs_on", ""), "at an unknown place") for epoch in epochs_in(log))
+    counts = Counter(_PLACES[epoch["runs_on"]] for epoch in epochs_in(log))
     masters = {line["master"]: None for line in _lines_of(log) if line["event"] == "started" and "master" in line}
     epochs = ", ".join(f"{count} {where}" for where, count in counts.most_common()) or "none"
     return f"epochs: {epochs}" + (f" (master {', '.join(masters)})" if masters else "")

@@ -44,7 +44,7 @@ class Layout:
         if self.master is not None:
             yield joinery_jobs.on_spark(self.master)
             return
-        with StandaloneCluster(workers=2, cores=1, memory=f"{joinery_jobs.EXECUTOR_MB}m") as cluster:
+        with StandaloneCluster(workers=2, cores=1, memory=f"{joinery_jobs.EXECUTOR_MB}m", tls=True) as cluster:
             yield joinery_jobs.on_spark(cluster.master_url, cluster.environment)
 
 

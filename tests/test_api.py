@@ -143,11 +143,10 @@ def write_inputs(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:stateStore is memory")
 def test_a_run_says_what_it_did_and_reads_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JOINERY_WAIT_FOR_SPARK")  # two rows need none
     monkeypatch.chdir(tmp_path)
     write_inputs(tmp_path)
     heard: list[int] = []
-    result = run(job(), on_epoch=lambda progress: heard.append(progress.report.epoch))
+    result = run(job(), local=True, on_epoch=lambda progress: heard.append(progress.report.epoch))
     assert len(heard) == result.epochs
     assert (result.ended_by, result.rows_in, result.rows_out) == ("inputs", {"l": 2, "r": 3}, 2)
     assert result.dropped == {"r": {"null_key": 1}}
@@ -159,7 +158,6 @@ def test_a_run_says_what_it_did_and_reads_its_output(tmp_path: Path, monkeypatch
 
 @pytest.mark.filterwarnings("ignore:stateStore is memory")
 def test_ids_of_sessions_are_read_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JOINERY_WAIT_FOR_SPARK")
     monkeypatch.chdir(tmp_path)
     rows = [{"k": str(n), "v": "x", "ts": 1_000} for n in range(20)]
     (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -173,7 +171,7 @@ def test_ids_of_sessions_are_read_back_whole(tmp_path: Path, monkeypatch: pytest
         "output": spec["output"],
         "stateStore": {"memory": {}},
     }
-    result = run({**job(), "kind": "SessionWindow", "spec": sessions})
+    result = run({**job(), "kind": "SessionWindow", "spec": sessions}, local=True)
     (tmp_path / "out" / "before-an-edit.jsonl").write_text('{"k": "of a join, without the id of a session"}\n')
     ids = result.output().to_polars()["session_id"].drop_nulls()
     assert ids.n_unique() == 20
@@ -298,6 +296,10 @@ def test_what_cannot_be_is_refused_before_the_job_starts(monkeypatch: pytest.Mon
     nothing: Any = object()
     with pytest.raises(EnvironmentProblem, match="spark and master"):
         run(job(), spark=nothing, master="local")
+    with pytest.raises(EnvironmentProblem, match="local and spark: with local, all epochs run in this process"):
+        run(job(), spark=nothing, local=True)
+    with pytest.raises(EnvironmentProblem, match="local and master"):
+        run(job(), master="local[2]", local=True)
     with pytest.raises(EnvironmentProblem, match=r"a builtins\.object has no Spark context"):
         run(job(), spark=nothing)
     monkeypatch.setattr(SparkContext, "_active_spark_context", nothing)
@@ -335,7 +337,6 @@ for name, value in names.items():
 
 missing = "spark.executor.memory is 2g in the job's spark.conf and 1g in the session; spark.x is y in the job's spark.conf and not set"
 refused(missing, spark={"conf": {"spark.executor.memory": "2g", "spark.x": "y", "spark.master": "local[7]"}})
-refused("only who knows Spark's secret is let in")
 context.pythonExec = "/bin/no-python"
 refused("workers of the Spark session (/bin/no-python) cannot run", "PYSPARK_PYTHON", stateStore={})
 context.pythonExec = sys.executable
@@ -379,7 +380,7 @@ def in_a_process(program: str, dsn: str, folder: Path, hidden: Collection[str]) 
     for name in ("l", "r"):
         (folder / name).mkdir()
         shutil.copy(folder / f"{name}.jsonl", folder / name / "1.jsonl")
-    environment = {name: value for name, value in os.environ.items() if name not in {*hidden, "_SPARK_AUTH_SECRET"}}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
     return subprocess.run(
         [sys.executable, "-c", program, dsn],
         check=False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli.commands import Joinery
-from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK
 
 pytestmark = pytest.mark.services
 
@@ -45,9 +43,8 @@ def test_a_path_that_leads_nowhere_is_named_with_its_line(
     path.write_text(_JOB.format(dsn=postgres_dsn, schema=schema))
     for name, text in (("orders", "id,ts\n1,5\n"), ("payments", "order,ts\n1,6\n")):
         (tmp_path / f"{name}.csv").write_text(text)
-    environment = {name: value for name, value in os.environ.items() if name != WAIT_FOR_SPARK}
-    run = [sys.executable, "-m", "joinery_runtime", "run", str(path)]
-    subprocess.run(run, env=environment, check=True, capture_output=True)
+    run = [sys.executable, "-m", "joinery_runtime", "run", "--local", str(path)]
+    subprocess.run(run, check=True, capture_output=True)
     assert joinery("verify", path).code == 0
 
     path.write_text(path.read_text().replace("path: payments.csv", "path: typo.csv"))

@@ -66,7 +66,7 @@ def json_lines(text: io.StringIO) -> list[dict[str, Any]]:
 
 def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
     text = io.StringIO()
-    progress = JsonProgress(JOB, text)
+    progress = JsonProgress(JOB, text, "local[2]")
     progress.warn(WARNING)
     progress.listener.started(FakeDriver())  # type: ignore[arg-type]
     progress.listener.committed(CommittedEpoch(report(), 0.25))
@@ -81,6 +81,7 @@ def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
     assert all(line["timestamp"].endswith("Z") for line in lines)
     assert lines[0]["message"] == WARNING
     assert (lines[1]["generation"], lines[1]["epoch"], lines[1]["replays"]) == (3, 6, True)
+    assert (lines[1]["master"], lines[2]["runs_on"]) == ("local[2]", "driver")
     assert (lines[3]["error"], lines[3]["retry_in_seconds"]) == (str(TROUBLE), 0.5)
     assert (lines[4]["reason"], lines[4]["rows_in"]) == ("stopped", 3000)
     assert "note" not in lines[4]
@@ -88,7 +89,7 @@ def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
 
 def test_an_outage_says_what_is_waited_for_and_since_when() -> None:
     text = io.StringIO()
-    listener = JsonProgress(JOB, text).listener
+    listener = JsonProgress(JOB, text, "local[2]").listener
     listener.waiting(OUTAGE)
     listener.recovered(OUTAGE)
     waiting, back = json_lines(text)
@@ -107,7 +108,7 @@ LATE_WORDS = (
 
 def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> None:
     text = io.StringIO()
-    progress = JsonProgress(JOB, text)
+    progress = JsonProgress(JOB, text, "local[2]")
     progress.listener.committed(CommittedEpoch(report(totals=LATE), 0.25))
     progress.ended("inputs")
     late, ended = json_lines(text)[1:]
@@ -123,11 +124,14 @@ def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> Non
 
 def test_an_epochs_line_has_all_of_its_numbers() -> None:
     text = io.StringIO()
-    JsonProgress(JOB, text).listener.committed(CommittedEpoch(report(lost={"orders/0": 5}, held=40), 0.25))
+    JsonProgress(JOB, text, "local[2]").listener.committed(
+        CommittedEpoch(report(lost={"orders/0": 5}, held=40, runs_on="spark"), 0.25)
+    )
     (line,) = json_lines(text)
     expected = {
         "epoch": 7,
         "seconds": 0.25,
+        "runs_on": "spark",
         "rows_in": {"orders": 2000, "payments": 1000},
         "rows_out": 1500,
         "rows_held": 40,
@@ -152,7 +156,7 @@ def test_an_epochs_line_has_all_of_its_numbers() -> None:
 @pytest.mark.parametrize("epochs", [[], [report(rows_in={"orders": 0, "payments": 0})]])
 def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None:
     text = io.StringIO()
-    progress = JsonProgress(JOB, text)
+    progress = JsonProgress(JOB, text, "local[2]")
     for each in epochs:
         progress.listener.committed(CommittedEpoch(each, 0.1))
     progress.ended("inputs")
@@ -162,7 +166,7 @@ def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None
 
 def test_json_names_inputs_that_have_ended_instead_of_a_watermark() -> None:
     text = io.StringIO()
-    JsonProgress(JOB, text).listener.committed(
+    JsonProgress(JOB, text, "local[2]").listener.committed(
         CommittedEpoch(report(watermarks={"orders": END_OF_TIME, "payments": 5}), 0.1)
     )
     (line,) = json_lines(text)
@@ -171,7 +175,7 @@ def test_json_names_inputs_that_have_ended_instead_of_a_watermark() -> None:
 
 def test_json_says_that_latest_is_of_the_first_start() -> None:
     text = io.StringIO()
-    JsonProgress(job(("topic: orders", f"topic: orders\n{8 * ' '}stopAt: latest")), text).ended("inputs")
+    JsonProgress(job(("topic: orders", f"topic: orders\n{8 * ' '}stopAt: latest")), text, "local[2]").ended("inputs")
     assert "stopAt of orders is latest" in json_lines(text)[-1]["note"]
     assert "joinery run --once" in json_lines(text)[-1]["note"]
 
@@ -186,7 +190,7 @@ class Screen:
         self.console = Console(file=io.StringIO(), record=True, width=160)
         self.now = 100.0
         self.live = Live(console=self.console, auto_refresh=False)
-        self.progress = TableProgress(job, self.live, lambda: self.now)
+        self.progress = TableProgress(job, self.live, "local[2]", lambda: self.now)
 
     def commit(self, at: float, seconds: float, **changes: Any) -> None:
         self.now = at
@@ -219,7 +223,14 @@ def test_the_table_shows_rate_total_lag_watermark_and_drops_per_input(screen: Sc
     }
     hottest = "hottest keys: order_id=a 1,234 rows (step 1), order_id=b 9 rows (step 1)"
     assert f"0.50 rows out per record in; {hottest}" in screen.text()
-    assert "orders-payments, epoch 7 (2000 ms)" in screen.text()
+    assert "orders-payments on local[2]: generation 3, after epoch 6" in screen.text()
+    assert "orders-payments, epoch 7 (2000 ms on the driver)" in screen.text()
+
+
+def test_the_table_says_that_an_epoch_ran_on_spark(screen: Screen) -> None:
+    screen.commit(at=102, seconds=2, runs_on="spark")
+    screen.table()
+    assert "orders-payments, epoch 7 (2000 ms on Spark)" in screen.text()
 
 
 def test_the_table_of_sessions() -> None:
@@ -287,7 +298,7 @@ def test_messages_are_shown_as_they_are(screen: Screen) -> None:
     screen.progress.listener.warned("key [b]a[/b] is hot")
     assert f"warning: {WARNING}" in screen.text()
     assert "warning: key [b]a[/b] is hot" in screen.text()
-    assert "orders-payments: generation 3, after epoch 6, epoch 7 is replayed" in screen.text()
+    assert "orders-payments on local[2]: generation 3, after epoch 6, epoch 7 is replayed" in screen.text()
     assert f"{TROUBLE}; trying again in 0.5 s" in screen.text()
     since = "2023-11-14T22:13:20.000Z"
     assert f"{TROUBLE}; waiting for the store since {since}, trying again in 2 s" in screen.text()
@@ -361,7 +372,7 @@ class Terminal(io.StringIO):
 
 @contextmanager
 def opened(stream: io.StringIO) -> Iterator[type]:
-    with open_progress(JOB, stream) as progress:
+    with open_progress(JOB, stream, "local[2]") as progress:
         yield type(progress)
 
 

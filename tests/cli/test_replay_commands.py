@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from cli.commands import Joinery
 from e2e.jobs import Job, fresh_name, joined, order, payment, produce, table_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK
 
 pytestmark = pytest.mark.services
 
@@ -33,9 +31,8 @@ def _endless(job: Job, folder: Path, **changes: str) -> Path:
 
 
 def _run(path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != WAIT_FOR_SPARK}
-    run = [sys.executable, "-m", "joinery_runtime", "run", str(path), "--once", "--status-port", "0"]
-    subprocess.run(run, env=environment, check=True, capture_output=True)
+    run = [sys.executable, "-m", "joinery_runtime", "run", "--local", str(path), "--once", "--status-port", "0"]
+    subprocess.run(run, check=True, capture_output=True)
 
 
 def test_a_job_that_has_read_topics_is_explained_and_verified(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 from cli.commands import Joinery
 from cli.verified import left_join
-from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 EACH = 500_000  # records of each input
@@ -35,9 +33,8 @@ def test_one_changed_row_of_a_million_is_found(joinery: Joinery, postgres_dsn: s
         rows.write_ndjson(tmp_path / f"{name}.jsonl")
     job, table = tmp_path / "job.yaml", "verify_million"
     job.write_text(JOB.replace("TABLE", table).replace("DSN", postgres_dsn))
-    environment = {name: value for name, value in os.environ.items() if name != WAIT_FOR_SPARK}
-    run = [sys.executable, "-m", "joinery_runtime", "run", str(job)]
-    subprocess.run(run, env=environment, check=True, capture_output=True)
+    run = [sys.executable, "-m", "joinery_runtime", "run", "--local", str(job)]
+    subprocess.run(run, check=True, capture_output=True)
     with psycopg.connect(postgres_dsn) as connection:
         changed = connection.execute(f"UPDATE {table} SET right_v = right_v + 1 WHERE left_v = 345678")
         assert changed.rowcount == 1

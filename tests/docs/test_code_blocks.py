@@ -43,7 +43,7 @@ def expected(line: str) -> str:
 
 
 def on_a_terminal(command: list[str]) -> str:
-    """What it prints on one that is wide, without control sequences. A reader's short job starts no Spark."""
+    """What it prints on one that is wide, without control sequences. A reader's short job ends before Spark is up."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "400", "TERM": "dumb"}
     environment.pop("JOINERY_WAIT_FOR_SPARK", None)

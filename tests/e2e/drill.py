@@ -68,7 +68,7 @@ class Drill:
     def start(self, shards: int, master: str = LOCAL, fault: str | None = None, *, alone: bool = False) -> Run:
         """`alone`: the driver runs epochs by itself until Spark has started."""
         environment = {"JOINERY_FAULT": fault} if fault else {}
-        environment |= {"JOINERY_WAIT_FOR_SPARK": "", "JOINERY_SPARK_AFTER": "0"} if alone else {}
+        environment |= {"JOINERY_WAIT_FOR_SPARK": ""} if alone else {}
         run = Run.start(self.job(self.path, shards), master, environment)
         self.runs.append(run)
         return run

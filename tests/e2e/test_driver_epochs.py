@@ -1,7 +1,8 @@
-"""Epochs that move between the driver and Spark and back, into Kafka exactly once: each row comes once."""
+"""A job whose first epochs are the driver's, and all others Spark's, into Kafka exactly once: each row comes once."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,22 +15,19 @@ import pytest
 from e2e.jobs import Job, fresh_name, joined, order, payment, produce, traceback_of_ours
 from e2e.kill_harness import topic_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_runtime.state.postgres import PostgresStore
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 LARGE = 20_000  # of each topic
+SMALL = 60  # epochs in a row
 PATIENCE_S = 480.0
 
 
 class Feeder:
-    """Sends orders and their payments; waits for epochs of the job by its log."""
+    """Sends orders and their payments; waits for epochs of the job by what it prints."""
 
-    def __init__(self, job: Job, dsn: str) -> None:
-        self._job, self._store, self.sent = job, PostgresStore(dsn, "driver_epochs"), 0
-
-    def close(self) -> None:
-        self._store.close()
+    def __init__(self, job: Job, printed: Path) -> None:
+        self._job, self._printed, self.sent = job, printed, 0
 
     def send(self, count: int) -> None:
         numbers = range(self.sent, self.sent + count)
@@ -37,21 +35,16 @@ class Feeder:
         produce(self._job.bootstrap, f"{self._job.name}.payments", [payment(number) for number in numbers])
         self.sent += count
 
-    def committed(self) -> int:
-        record = self._store.record(self._job.name)
-        return 0 if record is None else record.committed
+    def places(self) -> list[str]:
+        """Where each epoch so far ran."""
+        lines = [json.loads(line) for line in self._printed.read_text().splitlines(keepends=True) if line[-1] == "\n"]
+        return [line["runs_on"] for line in lines if line["event"] == "epoch"]
 
-    def in_the_driver(self) -> bool:
-        """Whether the newest segments are an attempt's of the driver, which are numbered."""
-        record = self._store.record(self._job.name)
-        assert record is not None
-        newest = max(meta.epoch for meta in record.segments)
-        return any("local" in meta.key for meta in record.segments if meta.epoch == newest)
-
-    def trickle(self, epochs: int) -> None:
-        until, deadline = self.committed() + epochs, time.monotonic() + PATIENCE_S
-        while self.committed() < until:
-            assert time.monotonic() < deadline, f"no {epochs} epochs within {PATIENCE_S:.0f} s"
+    def trickle(self, place: str, epochs: int) -> None:
+        """Sends few records at a time until that many more epochs have run at the place."""
+        until, deadline = self.places().count(place) + epochs, time.monotonic() + PATIENCE_S
+        while self.places().count(place) < until:
+            assert time.monotonic() < deadline, f"no {epochs} epochs on {place} within {PATIENCE_S:.0f} s"
             self.send(1)
 
 
@@ -64,35 +57,30 @@ def test_each_row_comes_once(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_pa
     path = job.write(tmp_path, stop_at="never")
     path.write_text(path.read_text().replace("stopAt: never", ""))
     command = [sys.executable, "-c", "from joinery_runtime.cli import main; main()", "run", str(path)]
-    log = tmp_path / "log"
-    with log.open("w") as stderr:
+    log, printed = tmp_path / "log", tmp_path / "printed"
+    with log.open("w") as stderr, printed.open("w") as stdout:
         driver = subprocess.Popen(
             [*command, "--master", "local[2,4]"],
-            env=os.environ | {"JOINERY_WAIT_FOR_SPARK": "", "JOINERY_SPARK_AFTER": "0"},
-            stdout=subprocess.DEVNULL,
+            env=os.environ | {"JOINERY_WAIT_FOR_SPARK": ""},
+            stdout=stdout,
             stderr=stderr,
         )
-    feeder, where = Feeder(job, postgres_dsn), list[bool]()
+    feeder = Feeder(job, printed)
     try:
-        feeder.trickle(5)
-        for _ in range(2):
-            feeder.trickle(70)
-            where.append(feeder.in_the_driver())
-            driver.send_signal(signal.SIGSTOP)  # else it would read them in small epochs while they are sent
-            feeder.send(LARGE)
-            driver.send_signal(signal.SIGCONT)
-            feeder.trickle(10)
-            where.append(feeder.in_the_driver())
-        feeder.trickle(70)
-        where.append(feeder.in_the_driver())
+        feeder.trickle("driver", 1)
+        feeder.trickle("spark", SMALL)
+        driver.send_signal(signal.SIGSTOP)  # else it would read them in small epochs while they are sent
+        feeder.send(LARGE)
+        driver.send_signal(signal.SIGCONT)
+        feeder.trickle("spark", SMALL)
         driver.terminate()
         assert driver.wait(PATIENCE_S) == 0, log.read_text()
     finally:
         driver.kill()
-        feeder.close()
-    assert where == [True, False, True, False, True]
+    places = feeder.places()
+    assert places == sorted(places), "the driver's epochs come first"
     found = [(row["id"], row["amount"], row["paid"]) for row in topic_rows(job.bootstrap, f"{name}.joined")]
     assert len(set(found)) == len(found)
     assert set(found) <= set(joined(*range(feeder.sent)))
-    assert len(found) > 2 * LARGE
+    assert len(found) > LARGE
     assert not traceback_of_ours(log.read_text())

@@ -30,7 +30,6 @@ from e2e.jobs import json_rows, order, payment, produce
 from e2e.kill_harness import output_to, topic_rows, written_to
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.messages import CRASH_POINTS
-from joinery_runtime.hosts.driver_epochs import WAIT_FOR_SPARK
 
 pytestmark = pytest.mark.services
 
@@ -54,7 +53,7 @@ for line in sys.stdin:
         os.environ["JOINERY_FAULT"] = fault
         print(fault, file=sys.stderr, flush=True)
         try:
-            run(job, once=once, master="local[2]")
+            run(job, once=once, local=True)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -71,7 +70,6 @@ class Drivers:
         with log.open("w") as errors:
             self._parent = subprocess.Popen(
                 [sys.executable, "-c", _DRIVERS],
-                env={name: value for name, value in os.environ.items() if name != WAIT_FOR_SPARK},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

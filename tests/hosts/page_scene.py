@@ -143,6 +143,7 @@ class DayOfAJob:
             state_rows=40_000,
             state_bytes=sum(size.bytes for size in self.part_sizes.values()),
             totals=self.totals,
+            runs_on="spark",
             hottest=(KeyRows("id=guest", 1_804), KeyRows("id=7113", 96)),
             parts=self.part_sizes,
         )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import cast
@@ -12,7 +11,6 @@ from typing import cast
 import pytest
 
 from hosts.visits import JOB
-from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
@@ -21,19 +19,17 @@ from joinery_runtime.errors import EnvironmentProblem, JoineryError, RecordError
 from joinery_runtime.hosts import worker_builder
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.driver_epochs import (
-    SPARK_AFTER,
     WAIT_FOR_SPARK,
     DriverEpochs,
     cores_of,
     host_here,
     may_run_here,
-    spark_starts_after,
 )
+from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.job import parse_job
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, OwningProducer
 from joinery_runtime.sinks.kafka_target import KafkaTarget
-from joinery_runtime.sources.base import PartitionRef, Range
 from joinery_runtime.state.memory import MemoryStore
 
 DONE = EpochOutcome(ReadSummary(()), {})
@@ -48,11 +44,10 @@ class Scene:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self.here_raises: Exception | None = None
+        self.here_raises: Callable[[], Exception | None] = lambda: None
         self._released, self._fails = Event(), list[Exception]()
         self._start: BackgroundCall[Host] = BackgroundCall(self._spark, "spark")
-        self.host = DriverEpochs(self._here, lambda: self._start, 0.0)
-        self.host._starting()
+        self.host = DriverEpochs(self._here, self._start, 2)
 
     def spark_starts(self, fails: Exception | None = None) -> None:
         self.spark_is_starting(fails)
@@ -68,16 +63,20 @@ class Scene:
             raise error
         return Recorded("spark", self, lambda: None)
 
+    def _raises_here(self) -> Exception | None:
+        return self.here_raises()
+
     @contextmanager
     def _here(self) -> Iterator[Host]:
         self.seen.append("opened")
-        yield Recorded("here", self, lambda: self.here_raises)
+        yield Recorded("here", self, self._raises_here)
         self.seen.append("closed")
 
 
 class Recorded:
     def __init__(self, name: str, scene: Scene, raises: Callable[[], Exception | None]) -> None:
         self._name, self._scene, self._raises = name, scene, raises
+        self.cores = 2
 
     def run(self, work: EpochWork) -> EpochOutcome:
         self._scene.seen.append(f"{self._name} {work.plan.epoch}")
@@ -108,45 +107,12 @@ def test_nothing_is_opened_here_where_spark_is_first(scene: Scene) -> None:
     assert scene.seen == ["spark 1"]
 
 
-def many(scene: Scene, first: int, stop: int, of: Callable[[int], EpochWork] = work) -> list[str]:
-    """Where those epochs were run."""
-    scene.seen.clear()
-    for epoch in range(first, stop):
-        scene.host.run(of(epoch))
-    return [seen.split()[0] for seen in scene.seen]
-
-
-def large(epoch: int) -> EpochWork:
-    ranges = (Range(PartitionRef("clicks", "clicks", 0), 0, 10_001),)
-    return EpochWork(1, EpochPlan(epoch, 1, ranges, {}), ())
-
-
-def with_much_state(epoch: int) -> EpochWork:
-    return replace(work(epoch), segments=(SegmentMeta("a", "left", 0, 1, 0, 1, 1, 33 << 20, 1, 1),))
-
-
-@pytest.mark.parametrize("not_small", [large, with_much_state])
-def test_many_small_epochs_in_a_row_come_back_and_one_that_is_not_goes_to_spark(
-    scene: Scene, not_small: Callable[[int], EpochWork]
-) -> None:
+def test_epochs_stay_on_spark_however_small_they_are(scene: Scene) -> None:
+    scene.host.run(work(1))
     scene.spark_starts()
-    assert many(scene, 1, 60) == ["spark"] * 49 + ["opened"] + ["here"] * 10
-    assert many(scene, 60, 61, not_small) == ["closed", "spark"]
-    assert many(scene, 61, 112) == ["spark"] * 49 + ["opened"] + ["here"] * 2
-
-
-def test_small_epochs_stay_when_there_were_many_before_spark_was_there(scene: Scene) -> None:
-    assert many(scene, 1, 61) == ["opened"] + ["here"] * 60
-    scene.spark_starts()
-    assert many(scene, 61, 63) == ["here"] * 2
-
-
-def test_spark_has_the_next_ones_too_after_another_attempt_took_over(scene: Scene) -> None:
-    scene.spark_starts()
-    many(scene, 1, 60)
-    scene.here_raises = Superseded("another attempt took over")
-    assert many(scene, 60, 61) == ["here", "closed", "spark"]
-    assert many(scene, 61, 70) == ["spark"] * 9
+    for epoch in range(2, 102):
+        scene.host.run(work(epoch))
+    assert scene.seen == ["opened", "here 1", "closed", *(f"spark {epoch}" for epoch in range(2, 102))]
 
 
 def test_a_job_that_ends_before_closes_what_is_open(scene: Scene) -> None:
@@ -164,51 +130,39 @@ def test_the_next_epoch_says_why_spark_does_not_start(scene: Scene) -> None:
 
 
 def test_what_another_attempt_took_over_spark_runs_again(scene: Scene) -> None:
-    scene.here_raises = Superseded("another attempt took over")
+    scene.here_raises = lambda: Superseded("another attempt took over")
     scene.spark_is_starting()
     assert scene.host.run(work(1)) is DONE
     assert scene.seen[-1] == "spark 1"
 
 
 def test_errors_arrive_as_they_do_from_spark(scene: Scene) -> None:
-    scene.here_raises = ours = RecordError("what happened")
+    ours = RecordError("what happened")
+    scene.here_raises = lambda: ours
     with pytest.raises(RecordError) as raised:
         scene.host.run(work(1))
     assert raised.value is ours
-    scene.here_raises = ValueError("no such thing")
+    scene.here_raises = lambda: ValueError("no such thing")
     with pytest.raises(JoineryError, match=r"Epoch 2 failed in the driver: ValueError: no such thing\. Nothing of it"):
         scene.host.run(work(2))
 
 
-def test_spark_starts_once_large_epochs_have_kept_the_driver_busy() -> None:
-    seen, now = list[str](), 0.0
+def test_without_spark_all_epochs_are_run_here(scene: Scene) -> None:
+    host = DriverEpochs(scene._here, None, 2)
+    scene.spark_starts()
+    assert [host.run(work(1)), host.run(work(2))] == [DONE, DONE]
+    host.close()
+    assert scene.seen == ["opened", "here 1", "here 2", "closed"]
 
-    class Takes:
-        def run(self, work: EpochWork) -> EpochOutcome:
-            nonlocal now
-            now += 3.0
-            seen.append("here")
-            return DONE
 
-    class OnSpark:
-        def run(self, work: EpochWork) -> EpochOutcome:
-            seen.append("spark")
-            return DONE
-
-    def start() -> BackgroundCall[Host]:
-        seen.append("started")
-        started = BackgroundCall[Host](OnSpark, "spark")
-        started.join()
-        return started
-
-    host = DriverEpochs(lambda: nullcontext(Takes()), start, 5.0, lambda: now)
-    for epoch in range(1, 20):
-        host.run(work(epoch))  # small ones: however many, they need no Spark
-    assert seen == ["here"] * 19
-    seen.clear()
-    for epoch in range(20, 24):
-        host.run(large(epoch))
-    assert seen == ["here", "here", "started", "spark", "spark"]
+def test_without_spark_what_another_attempt_took_over_is_tried_again_here(scene: Scene) -> None:
+    host, raised = DriverEpochs(scene._here, None, 2), [Superseded("another attempt took over")] * 3
+    scene.here_raises = lambda: raised.pop() if raised else None
+    assert host.run(work(1)) is DONE
+    assert scene.seen == ["opened", *["here 1"] * 4]
+    raised += [Superseded("another attempt took over")] * 4
+    with pytest.raises(Superseded):
+        host.run(work(2))
 
 
 @pytest.mark.parametrize(
@@ -217,16 +171,6 @@ def test_spark_starts_once_large_epochs_have_kept_the_driver_busy() -> None:
 def test_the_driver_has_as_many_threads_as_its_spark_has_cores(master: str, cores: int) -> None:
     assert cores_of(master) == cores
     assert cores_of("local[*,4]") == cores_of("local[*]") >= 1
-
-
-def test_cores_that_one_process_cannot_use_are_sparks_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SPARK_AFTER, raising=False)
-    assert spark_starts_after("local[8]") > spark_starts_after("local[9]") == 0
-    monkeypatch.setenv(SPARK_AFTER, "0.5")
-    assert spark_starts_after("local[9]") == 0.5
-    monkeypatch.setenv(SPARK_AFTER, "soon")
-    with pytest.raises(EnvironmentProblem, match="JOINERY_SPARK_AFTER holds no number: it is 'soon'"):
-        spark_starts_after("local[2]")
 
 
 @pytest.mark.parametrize(
@@ -265,26 +209,56 @@ def test_the_driver_lets_go_of_readers_and_producers(tmp_path: Path, monkeypatch
     assert PRODUCERS.take(target, "visits") is None
 
 
-def run_visits(tmp_path: Path) -> None:
+def run_visits(tmp_path: Path, *, local: bool) -> list[str]:
+    """Where its epochs ran."""
     (tmp_path / "clicks.jsonl").write_text('{"user": "a", "ts": "2026-01-01T00:00:00Z"}\n')
     text = JOB.replace("clicks.jsonl", str(tmp_path / "clicks.jsonl")).replace("path: out", f"path: {tmp_path / 'out'}")
-    job = parse_job(text + "  stateStore: {memory: {}}\n", "job.yaml")
-    hears = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)))
-    run_job(job, hears, Event(), master="local[2,4]", warn=lambda _: None)
+    job, ran = parse_job(text + "  stateStore: {memory: {}}\n", "job.yaml"), list[str]()
+    hears = JobListener(
+        lambda _: None, lambda epoch: ran.append(epoch.report.runs_on), lambda error, _: pytest.fail(str(error))
+    )
+    run_job(job, hears, Event(), master=None if local else "local[2,4]", warn=lambda _: None, local=local)
+    return ran
 
 
-def test_a_short_job_starts_no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
-    monkeypatch.delenv(SPARK_AFTER, raising=False)
-    monkeypatch.setattr("joinery_runtime.hosts.spark.start_context", lambda *_: pytest.fail("Spark was started"))
-    run_visits(tmp_path)
-    assert '"user":"a"' in "".join(part.read_text() for part in (tmp_path / "out").glob("epoch-*"))
+def written(tmp_path: Path) -> str:
+    return "".join(part.read_text() for part in (tmp_path / "out").glob("epoch-*"))
 
 
-def test_a_short_job_says_too_that_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(EnvironmentProblem, match="Spark needs Java: no java on PATH"):
-        run_visits(tmp_path)
-    assert not list((tmp_path / "out").glob("epoch-*"))
+
+
+def test_sparks_start_begins_with_the_job_and_ends_with_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
+    began, given_up = Event(), Event()
+
+    def start(name: str, conf: dict[str, str], master: str | None, java: JavaStart) -> None:
+        began.set()
+        assert given_up.wait(60)
+        raise EnvironmentProblem("The start of Spark was given up")
+
+    monkeypatch.setattr("joinery_runtime.hosts.spark.start_context", start)
+    monkeypatch.setattr(JavaStart, "give_up", lambda _: given_up.set())
+    assert set(run_visits(tmp_path, local=False)) == {"driver"}
+    assert began.is_set()
+    assert '"user":"a"' in written(tmp_path)
+
+
+@pytest.mark.usefixtures("without_java")
+def test_without_java_a_job_is_rejected_with_the_way_without_spark(tmp_path: Path) -> None:
+    todo = "Install Java 17 or newer; or run the job in this process, without Spark: joinery run --local"
+    with pytest.raises(EnvironmentProblem, match=f"Spark needs Java: no java on PATH, JAVA_HOME is not set. {todo}"):
+        run_visits(tmp_path, local=False)
+    assert not written(tmp_path)
+
+
+@pytest.mark.usefixtures("without_java")
+def test_a_local_run_needs_no_java(tmp_path: Path) -> None:
+    assert set(run_visits(tmp_path, local=True)) == {"driver"}
+    assert '"user":"a"' in written(tmp_path)

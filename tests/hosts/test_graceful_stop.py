@@ -42,9 +42,7 @@ def test_a_signal_ends_the_job_in_order(
 ) -> None:
     job, path = unbounded
     command = [sys.executable, "-c", "from joinery_runtime.cli import main; main()", "run", str(path)]
-    environment = os.environ | (
-        {"JOINERY_WAIT_FOR_SPARK": "", "JOINERY_SPARK_AFTER": "0"} if how == "SIGTERM while Spark starts" else {}
-    )
+    environment = os.environ | ({"JOINERY_WAIT_FOR_SPARK": ""} if how == "SIGTERM while Spark starts" else {})
     log = tmp_path / "stderr"
     with log.open("w") as stderr:
         driver = subprocess.Popen(

@@ -1,21 +1,27 @@
+"""The memory store of the driver, as tasks of this machine reach it; and the masters on which they cannot."""
+
 from __future__ import annotations
 
 import pickle
+import stat
+from dataclasses import replace
 from multiprocessing import AuthenticationError
+from pathlib import Path
 
+import psutil
 import pytest
 
-from joinery_runtime.errors import EnvironmentProblem, Fenced
-from joinery_runtime.hosts.shared_memory import serve
-from joinery_runtime.hosts.spark_security import ENV_SECRET
+from hosts.visits import JOB
+from joinery_runtime.errors import EnvironmentProblem, Fenced, JobError
+from joinery_runtime.hosts.shared_memory import check_memory_store, serve
+from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import Standing
 
 
-def test_a_task_claims_its_part_while_its_driver_owns_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENV_SECRET, "application")
+def test_a_task_claims_its_part_while_its_driver_owns_the_job() -> None:
     store = MemoryStore()
-    with serve(store, "application") as address:
+    with serve(store) as address:
         task = address.connect()
         store.acquire("job")
         store.write_plan("job", 1, {"epoch": 1}, {})
@@ -26,14 +32,34 @@ def test_a_task_claims_its_part_while_its_driver_owns_the_job(monkeypatch: pytes
             task.claim("job", Standing(1, 0, 1), "job-0", "me")
 
 
-def test_only_who_knows_the_applications_secret_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve(MemoryStore(), "application") as address:
-        assert b"application" not in pickle.dumps(address)
-        monkeypatch.setenv(ENV_SECRET, "guessed")
+def test_only_who_may_read_the_key_is_let_in(tmp_path: Path) -> None:
+    guessed = tmp_path / "guessed"
+    guessed.write_bytes(bytes(32))
+    with serve(MemoryStore()) as address:
+        assert stat.S_IMODE(address.key_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(address.key_file.parent.stat().st_mode) == 0o700
+        assert address.key_file.read_bytes() not in pickle.dumps(address)
         with pytest.raises(AuthenticationError):
-            address.connect()
-        monkeypatch.delenv(ENV_SECRET)
-        with pytest.raises(EnvironmentProblem, match="Workers cannot reach the state in the driver's memory"):
-            address.connect()
-    with pytest.raises(EnvironmentProblem), serve(MemoryStore(), None):
-        pass
+            replace(address, key_file=guessed).connect()
+    with pytest.raises(EnvironmentProblem, match=r"cannot reach the state .* No such file .* stateStore\.postgres"):
+        address.connect()
+
+
+def test_the_store_listens_on_loopback() -> None:
+    with serve(MemoryStore()) as address:
+        listening = {at.laddr for at in psutil.Process().net_connections() if at.status == psutil.CONN_LISTEN}
+        assert {at.ip for at in listening if at.port == address.port} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("master", ["spark://there:7077", "k8s://https://there", "yarn"])
+def test_a_master_with_other_machines_is_rejected_by_name(master: str) -> None:
+    job = parse_job(JOB + "  stateStore: {memory: {}}\n", "job.yaml")
+    with pytest.raises(JobError, match=r"spec\.stateStore\.memory: .*stateStore\.postgres") as rejected:
+        check_memory_store(job, master)
+    assert master in str(rejected.value)
+    check_memory_store(parse_job(JOB, "job.yaml"), master)
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local-cluster[2,1,1024]", ""])
+def test_a_master_of_this_machine_has_a_memory_store(master: str) -> None:
+    check_memory_store(parse_job(JOB + "  stateStore: {memory: {}}\n", "job.yaml"), master)

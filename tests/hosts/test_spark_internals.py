@@ -176,10 +176,6 @@ def test_takes_tasks(context: SparkContext) -> None:
     assert not internals.takes_tasks(context, "99")
 
 
-def test_executor_secret(context: SparkContext) -> None:
-    assert internals.executor_secret(context) == context.getConf().get("spark.authenticate.secret")
-
-
 def test_why_no_native_tls(context: SparkContext) -> None:
     assert internals.why_no_native_tls(context) is None
 

@@ -164,6 +164,15 @@ def test_recovery_tells_what_the_state_holds(scene: Scene) -> None:
     assert (payments.watermark, payments.watermark_delay, payments.ended) == (None, None, False)
 
 
+def test_the_newest_epoch_tells_where_it_ran(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    assert scene.status.runs_on is None
+    scene.commit()
+    scene.commit(epoch=8, runs_on="spark")
+    assert scene.status.runs_on == "spark"
+    assert [epoch.runs_on for epoch in scene.board.history.epochs(0)] == ["driver", "spark"]
+
+
 def test_an_epoch_tells_its_numbers(scene: Scene) -> None:
     scene.listener.started(scene.driver)
     scene.now += 10
@@ -173,6 +182,7 @@ def test_an_epoch_tells_its_numbers(scene: Scene) -> None:
     assert [i.lag for i in status.inputs] == [12, 0]
     assert status.state_bytes == 2_000
     assert status.hottest_keys == (HotKey(key="id=a", rows=9), HotKey(key="id=b", rows=4))
+    assert status.runs_on == "driver"
     assert (status.rows_per_second, [i.rows_per_second for i in status.inputs]) == (45, [30, 15])
     scene.now += RATE_WINDOW_S + 1
     assert scene.status.rows_per_second == 0

@@ -17,7 +17,8 @@ from pyspark import SparkContext
 from joinery_devkit.environment import java_command
 from joinery_devkit.spark_cluster import NOT_LET_IN, OPENED, spark_home
 from joinery_runtime.hosts.spark import start_context, stop_context
-from joinery_runtime.hosts.spark_security import ENV_SECRET
+
+ENV_SECRET = "_SPARK_AUTH_SECRET"  # in which Spark passes the secret to the processes that it starts
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -89,7 +90,7 @@ def test_no_command_line_and_no_page_shows_the_secret(context: SparkContext) -> 
     lines = [" ".join(each.cmdline()) for each in processes()]
     assert any("CoarseGrainedExecutorBackend" in line for line in lines), "or this looks in the wrong place"
     assert not [line for line in lines if secret in line]
-    known = context.parallelize([0], 1).map(lambda _: os.environ.get("_SPARK_AUTH_SECRET")).collect()
+    known = context.parallelize([0], 1).map(lambda _: os.environ.get(ENV_SECRET)).collect()
     assert known == [secret], "a task's process has it in its environment"
 
 

@@ -73,7 +73,7 @@ class RunningJob:
 
     def __init__(self, job_file: Path, directory: Path) -> None:
         environment = {**os.environ, "SPARK_LOCAL_DIRS": str(directory / "spark"), "PYTHONUNBUFFERED": "1"}
-        environment |= {"JOINERY_WAIT_FOR_SPARK": "1"}  # the demo shows Spark, which so short a job would not start
+        environment |= {"JOINERY_WAIT_FOR_SPARK": "1"}  # the demo shows Spark, from its first epoch on
         self._process = ChildProcess([_joinery(), "run", str(job_file)], directory / "joinery.log", environment)
         self._at = 0
 

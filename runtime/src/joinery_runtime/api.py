@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from os import PathLike
@@ -215,22 +215,29 @@ def run(
     stop: Event | None = None,
     on_epoch: Callable[[CommittedEpoch], None] | None = None,
     once: bool = False,
+    local: bool = False,
 ) -> RunResult:
     """Runs a job until all its inputs have ended, or `stop` is set and the running epoch is done. With `once`, runs it
     up to the present ends of the inputs, without ending any (docs/schedule.md). An interrupt (Ctrl-C, a notebook's stop
     button) acts like `stop`. A second one raises KeyboardInterrupt at once, and the next run replays the epoch.
 
-    `spark` is a session that all epochs run on and that outlives the job; None starts one if the job needs it. `master`
-    is the Spark master URL for that; None takes the job's `spark.conf`, then spark-submit's setting, then `local[*]`.
+    `spark` is a session that all epochs run on and that outlives the job; None starts one with the job. `master` is the
+    Spark master URL for that; None takes the job's `spark.conf`, then spark-submit's setting, then `local[*]`. With
+    `local`, all epochs run in this process instead, which needs no Java.
     `on_epoch` is called for every committed epoch. Warnings go to the `warnings` module. Raises JoineryError.
     """
     from joinery_runtime.cli.run import Signals  # noqa: PLC0415
     from joinery_runtime.engine.loop import JobListener  # noqa: PLC0415
     from joinery_runtime.hosts.run import run_job  # noqa: PLC0415
-    from joinery_runtime.hosts.spark import without_traces  # noqa: PLC0415
 
     if spark is not None and master is not None:
         raise EnvironmentProblem("run(job) was given spark and master", todo="Leave master out: the session has one")
+    if local and (spark is not None or master is not None):
+        raise EnvironmentProblem(
+            f"run(job) was given local and {'spark' if spark is not None else 'master'}",
+            facts="with local, all epochs run in this process and not on Spark",
+            todo="Leave one of the two out",
+        )
     job = _job(job)
     stop = stop or Event()
     counts = _Counts(stop, on_epoch)
@@ -249,8 +256,14 @@ def run(
         warn(f"Waiting for the {outage.error.system}: {outage.error}")
 
     listener = JobListener(started, counts.committed, lambda error, _: warn(str(error)), warned=warn, waiting=waiting)
-    with without_traces() if spark is None else nullcontext(), nullcontext() if signals is None else _caught(signals):
-        run_job(job, listener, stop, master=master, warn=warn, once=once, session=spark)
+    with ExitStack() as stack:
+        if spark is None and not local:
+            from joinery_runtime.hosts.spark import without_traces  # noqa: PLC0415
+
+            stack.enter_context(without_traces())
+        if signals is not None:
+            stack.enter_context(_caught(signals))
+        run_job(job, listener, stop, master=master, warn=warn, once=once, session=spark, local=local)
     return counts.result(job, once=once)
 
 

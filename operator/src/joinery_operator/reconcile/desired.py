@@ -20,8 +20,8 @@ from joinery_runtime.job.crd import Status
 from joinery_runtime.job.crd.status import Mode
 
 _NO_STORE = (
-    "spec.stateStore: name a Postgres (stateStore.postgres), or memory: {} for a job that may lose its state. The "
-    "embedded Postgres, which a job without a stateStore has on a laptop, would lose all with each driver pod"
+    "spec.stateStore: name a Postgres (stateStore.postgres). The embedded Postgres, which a job without a stateStore "
+    "has on a laptop, would lose all with each driver pod"
 )
 
 

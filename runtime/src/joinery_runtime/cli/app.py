@@ -78,6 +78,7 @@ def run(
     job_file: JobFile,
     *,
     master: str | None = None,
+    local: Annotated[bool, Parameter(negative=())] = False,
     once: Annotated[bool, Parameter(negative=())] = False,
     status_port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0,
     status_host: Annotated[str, Parameter(env_var="JOINERY_STATUS_HOST")] = "127.0.0.1",
@@ -89,6 +90,8 @@ def run(
     ----------
     master
         Spark master URL. Default: the job's spark.conf, then what spark-submit set, then local[*].
+    local
+        Run all epochs in this process, without Spark and Java: for tries, tests and small jobs.
     once
         Read what is there now, commit, and exit, for cron and Airflow. The next run continues from there. Inputs do not
         end, so windows and unmatched rows stay open.
@@ -101,6 +104,12 @@ def run(
         /healthz answers 503 after this long without an epoch, task, poll or retry.
     """
     stalled_after_ms = _duration("--stalled-after", stalled_after)
+    if local and master is not None:
+        raise EnvironmentProblem(
+            "joinery run was given --local and --master",
+            facts=f"with --local, all epochs run in this process and not on {master}",
+            todo="Leave one of the two out",
+        )
     job = load_job(job_file)
     # A new server takes as long as the engine's modules do.
     embedded = job.spec.state_store.kind == "embedded"
@@ -109,7 +118,7 @@ def run(
         from joinery_runtime.cli.run import run_command  # noqa: PLC0415
 
         with with_line(job, job_file):
-            return run_command(job, master, status_port or None, status_host, stalled_after_ms, once=once)
+            return run_command(job, master, status_port or None, status_host, stalled_after_ms, once=once, local=local)
 
 
 def _duration(option: str, text: str) -> int:

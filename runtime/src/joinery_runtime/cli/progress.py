@@ -23,6 +23,7 @@ from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
+from joinery_runtime.engine.messages import RunsOn
 from joinery_runtime.engine.report import EpochReport, Rates, Totals
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin, format_duration
@@ -31,6 +32,9 @@ from joinery_runtime.sinks import lake_table
 
 RATE_WINDOW_S = 10.0
 HOTTEST = 3  # hot keys shown with every epoch; /status has more
+
+THIS_PROCESS = "this process (--local)"
+"""Where the epochs of `joinery run --local` run. Other jobs run on a Spark master."""
 
 EndedBy = Literal["stopped", "once", "inputs"]
 """What ended a run: a signal, the inputs' ends at its start (`--once`), or the final ends of all inputs."""
@@ -73,19 +77,20 @@ class RunProgress(ABC):
 
 
 @contextmanager
-def open_progress(job: Job, stream: TextIO) -> Iterator[RunProgress]:
+def open_progress(job: Job, stream: TextIO, place: str) -> Iterator[RunProgress]:
+    """Shows the progress of a job that runs at `place`: THIS_PROCESS, or a Spark master."""
     if not stream.isatty():
-        yield JsonProgress(job, stream)
+        yield JsonProgress(job, stream, place)
         return
     console = Console(file=stream)
     with Live(console=console, refresh_per_second=4) as live:
-        yield TableProgress(job, live)
+        yield TableProgress(job, live, place)
 
 
 class JsonProgress(RunProgress):
     """One line per epoch and event, with the job's name and a UTC time."""
 
-    def __init__(self, job: Job, stream: TextIO) -> None:
+    def __init__(self, job: Job, stream: TextIO, place: str) -> None:
         self._log = structlog.wrap_logger(
             structlog.WriteLogger(stream),
             processors=[
@@ -94,6 +99,7 @@ class JsonProgress(RunProgress):
                 structlog.processors.JSONRenderer(),
             ],
         ).bind(job=job.name)
+        self._place = place
         self._delays = {side.name: side.watermark.delay for side in job.inputs}
         self._ended_before: list[str] = []
         self._to_latest = inputs_to_latest(job)
@@ -118,7 +124,9 @@ class JsonProgress(RunProgress):
 
     def _started(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
-        self._log.info("started", generation=driver.generation, epoch=driver.epoch, replays=driver.pending)
+        self._log.info(
+            "started", master=self._place, generation=driver.generation, epoch=driver.epoch, replays=driver.pending
+        )
 
     def _committed(self, progress: CommittedEpoch) -> None:
         report = progress.report
@@ -128,6 +136,7 @@ class JsonProgress(RunProgress):
             "epoch",
             epoch=report.epoch,
             seconds=round(progress.seconds, 3),
+            runs_on=report.runs_on,
             rows_in=dict(report.rows_in),
             rows_out=report.rows_out,
             rows_held=report.held,
@@ -166,8 +175,8 @@ class JsonProgress(RunProgress):
 class TableProgress(RunProgress):
     """A table that is redrawn after each epoch; rates are over the last ten seconds."""
 
-    def __init__(self, job: Job, live: Live, clock: Callable[[], float] = time.monotonic) -> None:
-        self._job, self._live, self._clock = job, live, clock
+    def __init__(self, job: Job, live: Live, place: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job, self._live, self._place, self._clock = job, live, place, clock
         self._rates = Rates(clock(), RATE_WINDOW_S)
         self._dropped: dict[str, Counter[str]] = {side.name: Counter() for side in job.inputs}
         self._started_at = clock()
@@ -197,7 +206,8 @@ class TableProgress(RunProgress):
         self._ended_before = ended_inputs(driver)
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
         again = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
-        self._say(f"{self._job.name}: generation {driver.generation}, after epoch {driver.epoch}{again}")
+        place = escape(self._place)
+        self._say(f"{self._job.name} on {place}: generation {driver.generation}, after epoch {driver.epoch}{again}")
 
     def _trouble(self, error: JoineryError, pause: float) -> None:
         self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
@@ -227,7 +237,8 @@ class TableProgress(RunProgress):
 
     def _table(self, progress: CommittedEpoch, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
-        table = Table(title=f"{self._job.name}, epoch {report.epoch} ({progress.seconds * 1000:.0f} ms)", expand=False)
+        took = f"{progress.seconds * 1000:.0f} ms on {_PLACES[report.runs_on]}"
+        table = Table(title=f"{self._job.name}, epoch {report.epoch} ({took})", expand=False)
         for heading in ("", "rows/s", "rows", "lag", "watermark", "dropped"):
             table.add_column(heading, justify="left" if heading in {"", "watermark", "dropped"} else "right")
         for side in self._job.inputs:
@@ -309,6 +320,7 @@ def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput
             yield LateInput(name, rows, behind, delay + behind)
 
 
+_PLACES: Mapping[RunsOn, str] = {"driver": "the driver", "spark": "Spark"}
 _OUT = "$out"  # no input has this name
 _ASK = "joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
 

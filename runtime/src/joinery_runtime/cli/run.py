@@ -12,11 +12,11 @@ from threading import Event
 from types import FrameType
 
 from joinery_runtime.cli.ending import Outcome, Stopped
-from joinery_runtime.cli.progress import open_progress
+from joinery_runtime.cli.progress import THIS_PROCESS, open_progress
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.hosts.java_process import kill_starts
 from joinery_runtime.hosts.run import run_job
-from joinery_runtime.hosts.spark_master import stop_with_spark_submit, submitted_here
+from joinery_runtime.hosts.spark_master import master_of, stop_with_spark_submit, submitted_here
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.hosts.status.history import About
@@ -25,12 +25,23 @@ from joinery_runtime.job.explain import explain
 
 
 def run_command(
-    job: Job, master: str | None, status_port: int | None, status_host: str, stalled_after_ms: int, *, once: bool
+    job: Job,
+    master: str | None,
+    status_port: int | None,
+    status_host: str,
+    stalled_after_ms: int,
+    *,
+    once: bool,
+    local: bool = False,
 ) -> Outcome:
     """Runs the job. Without a `status_port`, serves no status."""
     gc.freeze()  # so that epochs in the driver do not wait for garbage collection of everything imported
     signals = Signals(Event(), (signal.SIGTERM, signal.SIGINT), _end_at_once)
-    with open_progress(job, sys.stdout) as progress, _served(job, status_port, status_host, stalled_after_ms) as board:
+    place = THIS_PROCESS if local else master_of(job.spec.spark.conf, master) or "the master of spark-submit"
+    with (
+        open_progress(job, sys.stdout, place) as progress,
+        _served(job, status_port, status_host, stalled_after_ms) as board,
+    ):
         listener = progress.listener
 
         def started(driver: Driver) -> None:
@@ -41,7 +52,9 @@ def run_command(
         with signals.end_a_start():
             if submitted_here():
                 stop_with_spark_submit()
-            run_job(job, listening, signals.stop, master=master, warn=progress.warn, board=board, once=once)
+            run_job(
+                job, listening, signals.stop, master=master, warn=progress.warn, board=board, once=once, local=local
+            )
         stopped = signals.stop.is_set()
         progress.ended("stopped" if stopped else "once" if once else "inputs")
     return "stopped" if stopped else "finished"

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import KeyRows
@@ -18,6 +19,9 @@ TRANSACTION_POINTS = ("transaction-begun", "transaction-sent", "transaction-comm
 CRASH_POINTS = ("planned", "reading", "staged", *TRANSACTION_POINTS, "output-written", "before-commit", "after-commit")
 """Where a test may kill a driver, in the order of an epoch. An epoch reaches the points of a transaction only if its
 output is transactional in Kafka."""
+
+RunsOn = Literal["driver", "spark"]
+"""Where an epoch ran: in the driver's own process, or as a job of Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,9 @@ class TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class EpochOutcome:
-    """`shards` holds one summary per step and shard, by (step, shard)."""
+    """`shards` holds one summary per step and shard, by (step, shard). A host that sends the epoch elsewhere sets
+    `runs_on`."""
 
     read: ReadSummary
     shards: Mapping[tuple[int, int], ShardSummary]
+    runs_on: RunsOn = "driver"

@@ -12,7 +12,7 @@ from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import HotKeys, KeyRows
-from joinery_runtime.engine.messages import EpochOutcome
+from joinery_runtime.engine.messages import EpochOutcome, RunsOn
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 
 
@@ -173,6 +173,7 @@ class EpochReport:
     input_warnings: Mapping[str, str] = field(default_factory=dict)  # that hold now
     held: int = 0  # rows of this epoch and of earlier ones that the output does not show yet
     bytes_in: Mapping[str, int] = field(default_factory=dict)  # undecoded
+    runs_on: RunsOn = "driver"
 
     @property
     def amplification(self) -> float | None:
@@ -214,6 +215,7 @@ def epoch_report(
         input_warnings=input_warnings,
         held=held,
         bytes_in=_bytes_in(outcome),
+        runs_on=outcome.runs_on,
     )
 
 

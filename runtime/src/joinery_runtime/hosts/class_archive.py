@@ -1,5 +1,5 @@
 """Makes an archive of the Java classes that Spark loads at its start. A JVM maps the archive instead of reading and
-verifying each class, which halves the time that a driver takes to start (docs/decisions/0024).
+verifying each class, which halves the time that a driver takes to start (docs/decisions/0024, 0064).
 
 `python -m joinery_runtime.hosts.class_archive` makes it, once per Python environment and Java; `make setup` does so. A
 JVM starts without the archive if it is missing, or was made by another Java or from other jars.

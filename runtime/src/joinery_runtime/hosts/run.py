@@ -1,4 +1,4 @@
-"""Runs one job on Spark: opens store, sources and sinks, starts a Spark context, runs the epoch loop.
+"""Runs one job: opens store, sources and sinks, starts a Spark context unless all epochs run here, runs the epoch loop.
 
 PySpark is imported where Spark starts. Many jobs end before that, and each restart of a driver would wait for it."""
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING, cast
@@ -38,26 +38,23 @@ from joinery_runtime.hosts.driver_epochs import (
     cores_of,
     host_here,
     may_run_here,
-    spark_starts_after,
 )
 from joinery_runtime.hosts.edits import EarlierDefinition, naming_the_edit, read_in_another_way
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
 from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, serve
-from joinery_runtime.hosts.spark_master import master_of, require_java
+from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
+from joinery_runtime.hosts.spark_master import ALONE, master_of, require_java
 from joinery_runtime.hosts.spark_progress import posted_to_spark
-from joinery_runtime.hosts.spark_security import application_secret
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
-from joinery_runtime.hosts.worker_builder import WorkerBuilder
+from joinery_runtime.hosts.worker_builder import WorkerBuilder, load_kernels
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import check_registry, planner_for
-from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.state.decisions import is_new
 from joinery_runtime.state.memory import MemoryStore
 
@@ -79,6 +76,7 @@ class _Caller:
     warn: Callable[[str], None]
     board: Board | None
     once: bool = False
+    local: bool = False
 
 
 def run_job(
@@ -91,34 +89,39 @@ def run_job(
     board: Board | None = None,
     once: bool = False,
     session: SparkSession | SparkContext | None = None,
+    local: bool = False,
 ) -> None:
     """Runs the job until `stop` is set (after the running epoch) or all inputs have ended; with `once`, until
     everything that is there at the start has been read, which does not end an input.
 
     `master` is a Spark master URL; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a
-    `session`, every epoch runs on that session, which goes on after the job. The job waits for an outside system that
+    `session`, every epoch runs on that session, which goes on after the job. With `local`, every epoch runs in this
+    process, and there is no Spark. The job waits for an outside system that
     goes away. It waits for one that is away at the start only if `board` is given: then nobody sits in front of the
     job. To a user who does, a wrong address is more likely, so that is an error. Raises JoineryError.
     """
     filled = with_secrets(job)
     if board is not None:
         listener = board.recording_outages(listener)
-    caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once)
+    caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once, local)
     with ExitStack() as stack:
         context = None
         if session is not None:
             from joinery_runtime.hosts.given_spark import given_context  # noqa: PLC0415
 
             context = stack.enter_context(given_context(session, filled.spec.spark.conf))
-        elif _another_context_runs():
+        elif not local and _another_context_runs():
             raise EnvironmentProblem(
                 "A Spark context runs in this process already",
                 facts="there can be one",
                 todo="Have the job run on it, with run(job, spark=session), or stop it",
             )
-        if context is None and may_run_here(master_of(filled.spec.spark.conf, master)):
+        place = master_of(filled.spec.spark.conf, master)
+        if not local:
+            check_memory_store(filled, place if context is None else context.master)
+        if local or (context is None and may_run_here(place)):
             # Loads the kernels while a Postgres starts, rather than in the first epoch.
-            stack.callback(BackgroundCall(lambda: _load_kernels(filled), "joinery-kernels").join)
+            stack.callback(BackgroundCall(lambda: load_kernels(filled), "joinery-kernels").join)
         if board is None:
             _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
             return
@@ -232,6 +235,16 @@ class _JobRun:
         return sink
 
     def _host(self, referring: Job, job: Job, pipeline: Pipeline, stack: ExitStack, *, settle: bool) -> Host:
+        master = ALONE if self._caller.local else master_of(job.spec.spark.conf, self._master)
+        threads = min(cores_of(master), MAX_THREADS)
+
+        def here() -> AbstractContextManager[Host]:
+            return host_here(_with_store(job, self._address), self.store, self._address, threads)
+
+        if self._caller.local:
+            epochs = DriverEpochs(here, None, cores_of(master))
+            stack.callback(epochs.close)
+            return epochs
         java = JavaStart()
 
         def on_spark() -> SparkHost:
@@ -253,38 +266,32 @@ class _JobRun:
         def end_start(kind: type[BaseException] | None, *_: object) -> None:
             over.set()
             goes_on = settle or (kind is not None and issubclass(kind, Unavailable))  # the job goes on with this Spark
-            if epochs.spark is None:
-                return
-            if not epochs.spark.done and not goes_on:
+            if not spark.done and not goes_on:
                 java.give_up()
-                epochs.spark.join()
+                spark.join()
                 java.forget()
                 return
             if self._context is not None:
                 with suppress(Py4JError, ConnectionError):
                     self._context.cancelAllJobs()
-            epochs.spark.join()
+            spark.join()
 
-        master = master_of(job.spec.spark.conf, self._master)
         if self._context is not None or not may_run_here(master):
             return on_spark()
-        require_java()  # reports a missing Java now, not on the day when the job runs long enough for Spark
+        require_java()  # before the first epoch, so that nothing is committed without it
         over = Event()
-        threads = min(cores_of(master), MAX_THREADS)
-        epochs = DriverEpochs(
-            lambda: host_here(_with_store(job, self._address), self.store, self._address, threads),
-            # The start runs in another thread. What is open here has to stay open until that thread has ended.
-            lambda: BackgroundCall(warm_on_spark, "joinery-spark-start"),
-            spark_starts_after(master),
-        )
+        # The start runs in another thread. What is open here has to stay open until that thread has ended.
+        spark = BackgroundCall(warm_on_spark, "joinery-spark-start")
         stack.push(end_start)
+        epochs = DriverEpochs(here, spark, cores_of(master))
         stack.callback(epochs.close)
         return epochs
 
     def _builder(self, job: Job, context: SparkContext, stack: ExitStack) -> WorkerBuilder:
         """The worker builder that is sent to workers. It has no secrets, only the places where they are."""
         if self._address is None and self._memory is None:
-            serving = serve(cast(MemoryStore, self.store), application_secret(context))
+            check_memory_store(job, context.master)  # of spark-submit, which is known from here on
+            serving = serve(cast(MemoryStore, self.store))
             self._memory = self._stack.enter_context(serving)
         job = _with_store(job, self._address)
         sent = withheld(job)
@@ -329,16 +336,6 @@ def _another_context_runs() -> bool:
     from joinery_runtime.hosts.spark_internals import context_is_active  # noqa: PLC0415
 
     return context_is_active()
-
-
-def _load_kernels(job: Job) -> None:
-    """Loads the compiled kernels that readers and decoders of the job need."""
-    formats = {side.format for side in job.inputs if side.kafka is not None}
-    if formats:
-        kernels("messages")
-        kernels("xxh3")
-    if "json" in formats:
-        kernels("json")
 
 
 def _without_latest_stop(side: Input) -> Input:

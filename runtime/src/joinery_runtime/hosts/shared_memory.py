@@ -1,19 +1,26 @@
-"""Serves a MemoryStore of the driver to task processes, on an authenticated socket."""
+"""Serves a MemoryStore of the driver to task processes of this machine, on an authenticated socket.
+
+The socket listens on loopback, and its key is in a file that only this user may read. So a job needs no secret of
+Spark's, and runs on every Spark whose tasks are on the driver's machine, also on a session that somebody else has
+started (docs/decisions/0064).
+"""
 
 from __future__ import annotations
 
-import hmac
 import os
-import socket
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
+from pathlib import Path
 from typing import Any, cast
 
-from joinery_runtime.errors import EnvironmentProblem
-from joinery_runtime.hosts.spark_security import ENV_SECRET
+from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
+from joinery_runtime.hosts.scratch import scratch_folder
+from joinery_runtime.hosts.spark_security import LOOPBACK, on_this_machine
+from joinery_runtime.job import Job
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import TaskStore
 
@@ -22,28 +29,37 @@ _PUBLIC = ("stage", "read_segments", "claim")  # the methods of `TaskStore`
 
 @dataclass(frozen=True, slots=True)
 class MemoryStoreAddress:
-    """The address of the socket; pickles. The socket's key is made from the application's secret, which a worker gets
-    from Spark."""
+    """The port of the socket, and the file with its key; pickles."""
 
-    host: str
     port: int
+    key_file: Path
 
     def connect(self) -> TaskStore:
         """Returns the store as tasks may use it: to stage and read segments, and to claim parts of the output. Raises
-        EnvironmentProblem in a process that does not have the application's secret."""
+        EnvironmentProblem in a process that may not read the key."""
 
         class Client(BaseManager):
             pass
 
         Client.register("store", exposed=_PUBLIC)
-        manager = Client((self.host, self.port), _key(os.environ.get(ENV_SECRET)))
+        manager = Client((LOOPBACK, self.port), self._key())
         manager.connect()
         return cast(TaskStore, manager.store())  # type: ignore[attr-defined]
 
+    def _key(self) -> bytes:
+        try:
+            return self.key_file.read_bytes()
+        except OSError as error:
+            raise EnvironmentProblem(
+                "A worker cannot reach the state in the driver's memory",
+                facts=f"only this job's user on the driver's machine may read {self.key_file}: {error.strerror}",
+                todo="Keep the state in a Postgres: name it under stateStore.postgres",
+            ) from error
+
 
 @contextmanager
-def serve(store: MemoryStore, secret: str | None) -> Iterator[MemoryStoreAddress]:
-    """Serves the store, and yields its address. `secret` is the application's; raises EnvironmentProblem without it."""
+def serve(store: MemoryStore) -> Iterator[MemoryStoreAddress]:
+    """Serves the store, and yields its address."""
 
     class Server(BaseManager):
         pass
@@ -52,27 +68,23 @@ def serve(store: MemoryStore, secret: str | None) -> Iterator[MemoryStoreAddress
         return store
 
     Server.register("store", get, exposed=_PUBLIC)
-    host = _own_address()
-    server = Server((host, 0), _key(secret)).get_server()
-    threading.Thread(target=server.serve_forever, daemon=True, name="joinery-memory-store").start()
-    yield MemoryStoreAddress(host, cast(tuple[str, int], server.address)[1])
+    key = secrets.token_bytes(32)
+    with scratch_folder("memory-store") as folder:
+        key_file = folder / "key"
+        with os.fdopen(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(key)
+        server = Server((LOOPBACK, 0), key).get_server()
+        threading.Thread(target=server.serve_forever, daemon=True, name="joinery-memory-store").start()
+        yield MemoryStoreAddress(cast(tuple[str, int], server.address)[1], key_file)
 
 
-def _key(secret: str | None) -> bytes:
-    if not secret:
-        raise EnvironmentProblem(
-            "Workers cannot reach the state in the driver's memory",
-            facts=f"only who knows Spark's secret is let in, and there is none in {ENV_SECRET}: spark.authenticate is "
-            "off, or somebody else (spark-submit, a notebook's session) has started a Spark whose tasks run in its own "
-            "processes",
-            todo="Leave spark.authenticate on and start the job with `joinery run`, or leave stateStore.memory out",
+def check_memory_store(job: Job, master: str) -> None:
+    """Raises JobError for a job that keeps its state in the driver's memory on a master with other machines. `master`
+    is "" while it is not known."""
+    if master and job.spec.state_store.kind == "memory" and not on_this_machine(master):
+        rule = (
+            f"with the Spark master {master}, tasks run on other machines and cannot reach the state in the driver's "
+            "memory; name a Postgres that they reach (stateStore.postgres), or run the job on one machine, as on "
+            "local[*] or with `joinery run --local`"
         )
-    return hmac.digest(secret.encode(), b"joinery memory store", "sha256")
-
-
-def _own_address() -> str:
-    """The address at which executors reach this machine: loopback if it has no other name."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
+        raise JobError(f"job {job.name}", [Problem("spec.stateStore.memory", rule)])

@@ -20,6 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -104,9 +105,9 @@ class SparkHost:
                 raise result.error
         whole = [result for result in results if isinstance(result, EpochOutcome)]
         if whole:
-            return whole[0]
+            return replace(whole[0], runs_on="spark")
         (read,) = (result for result in results if isinstance(result, ReadSummary))
-        return outcome(read, results, self._setup.steps, work.plan.shards)
+        return replace(outcome(read, results, self._setup.steps, work.plan.shards), runs_on="spark")
 
     @property
     def cores(self) -> int:

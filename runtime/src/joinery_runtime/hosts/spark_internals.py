@@ -262,13 +262,6 @@ def request_total_executors(context: SparkContext, count: int) -> None:
     java.context.requestTotalExecutors(count, 0, nowhere)
 
 
-def executor_secret(context: SparkContext) -> str | None:
-    """Return the secret that the driver shares with its executors; None without authentication. Spark makes it itself
-    on Kubernetes and YARN, and shows it in no setting."""
-    secret: str | None = _java(context).environment("securityManager").getSecretKey()
-    return secret
-
-
 def why_no_native_tls(context: SparkContext) -> str | None:
     """Say why the JVM cannot load Netty's native TLS library, or return None if it can. Spark falls back to Java's TLS
     without a word."""

@@ -54,7 +54,12 @@ def require_java() -> str | None:
     java = shutil.which("java", path=Path(home) / "bin" if home else None)
     if java is None:
         where = "JAVA_HOME holds no bin/java" if "JAVA_HOME" in os.environ else "no java on PATH, JAVA_HOME is not set"
-        raise EnvironmentProblem("Spark needs Java", facts=where, todo="Install Java 17 or newer")
+        raise EnvironmentProblem(
+            "Spark needs Java",
+            facts=where,
+            todo="Install Java 17 or newer; or run the job in this process, without Spark: joinery run --local, in "
+            "Python run(job, local=True)",
+        )
     return java
 
 

@@ -12,17 +12,10 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from joinery_runtime.errors import EnvironmentProblem
 
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-
 SECRET = "spark.authenticate.secret"
-ENV_SECRET = "_SPARK_AUTH_SECRET"
-"""The variable in which Spark passes the secret to the processes that it starts."""
-
 ENV_EXCHANGE_SECRET = "JOINERY_EXCHANGE_SECRET"
 """The variable of an executor's pod from whose value its key for TLS derives. The image's entry point removes it."""
 
@@ -99,11 +92,7 @@ def page_defaults(master: str) -> dict[str, str]:
 
 def environment_defaults(master: str) -> dict[str, str]:
     """Environment variables of the driver, which its JVM and, on this machine, the workers inherit."""
-    if not on_this_machine(master):
-        return {}
-    # With a local master, Spark's own secret stays in the JVM, so the driver makes one for its workers.
-    shared = {ENV_SECRET: secrets.token_hex(32)} if is_local(master) else {}
-    return {"SPARK_LOCAL_IP": LOOPBACK, **shared}
+    return {"SPARK_LOCAL_IP": LOOPBACK} if on_this_machine(master) else {}
 
 
 def is_local(master: str) -> bool:
@@ -118,15 +107,6 @@ def on_this_machine(master: str) -> bool:
 def is_local_cluster(master: str) -> bool:
     """Whether tasks run in executors on this machine, which the driver starts."""
     return master.startswith("local-cluster[")
-
-
-def application_secret(context: SparkContext) -> str | None:
-    """The secret that the driver shares with its workers, which have it as ENV_SECRET; None without authentication."""
-    if is_local(context.master):
-        return os.environ.get(ENV_SECRET)
-    from joinery_runtime.hosts.spark_internals import executor_secret  # noqa: PLC0415 - loads PySpark
-
-    return executor_secret(context)
 
 
 def _no_secret(master: str) -> EnvironmentProblem:

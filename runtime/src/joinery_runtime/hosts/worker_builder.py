@@ -23,6 +23,7 @@ from joinery_runtime.job.model.quantity import parse_bytes
 from joinery_runtime.sinks import dead_letter_sink, sink_for
 from joinery_runtime.sources import Decoder, decoder_for, reader_for
 from joinery_runtime.sources.base import SourceReader
+from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.compiled_hash import compiled_key_hash
 from joinery_runtime.state.store import TaskStore
 
@@ -47,6 +48,7 @@ class WorkerBuilder:
     def __call__(self, cache: Path) -> Worker:
         """Builds the worker. Raises EnvironmentProblem if a secret cannot be read."""
         job = with_secrets(self.job if self.job_file is None else restored(self.job, self.job_file))
+        load_kernels(job)  # here, which the first epoch on Spark does not wait for if another one runs meanwhile
         if self.memory is not None:
             return worker_of(job, self.memory.connect(), None, cache)
         address = store_address(job)
@@ -78,6 +80,16 @@ def worker_of(
     hasher = compiled_key_hash() if any(side.kafka is not None for side in job.inputs) else key_hash
     parts = WorkerParts(job.name, compile_job(job), access, store, output.writer(), dead_writer, cache, hasher=hasher)
     return Worker(replace(parts, cache_bytes=cache_bytes()))
+
+
+def load_kernels(job: Job) -> None:
+    """Loads the compiled kernels that readers and decoders of the job need."""
+    formats = {side.format for side in job.inputs if side.kafka is not None}
+    if formats:
+        kernels("messages")
+        kernels("xxh3")
+    if "json" in formats:
+        kernels("json")
 
 
 def cache_bytes() -> int:

@@ -202,6 +202,7 @@ class Board:
             too_hot=report.too_hot,
             input_warnings=report.input_warnings,
             held=report.held,
+            runs_on=report.runs_on,
             error=None,
         )
 

@@ -50,6 +50,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         waiting=None if snapshot.outage is None else _waiting(snapshot.outage),
         last_savepoint=None if snapshot.savepoint is None else _savepoint(snapshot.savepoint),
         last_error=None if snapshot.error is None else snapshot.error[:LONGEST_ERROR],
+        runs_on=snapshot.runs_on,
         executors=snapshot.executors,
         scaling=None if snapshot.scaling is None else _scaling(*snapshot.scaling),
     )

@@ -48,8 +48,8 @@ class Sample(Message):
 
 
 class EpochSample(Message):
-    """A committed epoch: when it was committed (ms since 1970), its records in and rows out, and how long planning,
-    running and committing took, in ms."""
+    """A committed epoch: when it was committed (ms since 1970), its records in and rows out, how long planning,
+    running and committing took, in ms, and where it ran."""
 
     epoch: int
     at: int
@@ -58,6 +58,7 @@ class EpochSample(Message):
     plan_ms: float
     run_ms: float
     commit_ms: float
+    runs_on: str
 
 
 class PartitionSample(Message):
@@ -127,6 +128,7 @@ class MetricSamples:
             plan_ms=round(1000 * (progress.seconds - progress.ran - progress.committing), 1),
             run_ms=round(1000 * progress.ran, 1),
             commit_ms=round(1000 * progress.committing, 1),
+            runs_on=report.runs_on,
         )
         with self._lock:
             self._epochs.append(epoch)

@@ -9,6 +9,7 @@ from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import Outage, Scaling
+from joinery_runtime.engine.messages import RunsOn
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import StateSize, Totals
 from joinery_runtime.state.store import StoredSavepoint
@@ -42,6 +43,7 @@ class JobSnapshot:
     savepoint: StoredSavepoint | None = None
     error: str | None = None
     troubles: int = 0
+    runs_on: RunsOn | None = None  # of the newest epoch
     executors: int | None = None
     scaling: tuple[Scaling, float] | None = None  # the newest scaling, and its time
 

@@ -110,6 +110,8 @@ class DriverStatus(Message):
     waiting: Waiting | None = None
     last_savepoint: Annotated[SavepointStatus | None, _known(SavepointStatus)] = None
     last_error: Words | None = None
+    runs_on: str | None = None
+    """Where the newest epoch ran: `spark`, or `driver` for the driver's own process."""
     executors: Count | None = None
     scaling: Annotated[ScalingStatus | None, _known(ScalingStatus)] = None
 

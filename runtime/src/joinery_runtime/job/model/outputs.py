@@ -234,7 +234,8 @@ class StoreSpec(Model):
     postgres: PostgresStoreSpec | None = None
     """A Postgres of your own."""
     memory: MemoryStoreSpec | None = None
-    """Keeps the state in the driver's memory: it is lost when the job stops."""
+    """Keeps the state in the driver's memory: it is lost when the job stops. Only if all tasks run on the driver's
+    machine."""
     checkpoint_interval: Annotated[PositiveDuration, Field(gt=0)] = Field(default=60_000, examples=["5m"])
     """How often state is compacted, a duration: this bounds the segments that a recovery reads. Every epoch commits
     anyway."""

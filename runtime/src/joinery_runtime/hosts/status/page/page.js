@@ -180,7 +180,7 @@ function drawFlow() {
     facts([
       ["rows kept", whole(rows)], ["state", bytes(status.stateBytes)],
       ["rows out per record in, newest epoch", status.amplification == null ? null : short(status.amplification)],
-      ["executors", status.executors], ["savepoint", status.lastSavepoint ? status.lastSavepoint.name : null],
+      ["epochs run on", status.runsOn], ["executors", status.executors], ["savepoint", status.lastSavepoint ? status.lastSavepoint.name : null],
     ]));
   const out = rates((sample) => sample.rowsOut).filter((rate) => rate != null);
   byId("output").replaceChildren(
@@ -366,10 +366,10 @@ function drawTables() {
     table("Rows that were left out", ["input", "reason", "rows"], dropped, "Counted since the job's state began."),
     table("Scaling", ["at", "shards", "executors", "why"], [...history.scalings].reverse().map((each) => [
       clock(Date.parse(each.time)), each.shards, each.executors ?? "–", words(each.reason)])),
-    table("Newest epochs", ["epoch", "at", "records in", "rows out", "planned", "run", "committed"],
+    table("Newest epochs", ["epoch", "at", "records in", "rows out", "ran on", "planned", "run", "committed"],
       epochs.slice(-10).reverse().map((epoch) => [
-        whole(epoch.epoch), clock(epoch.at), whole(epoch.rowsIn), whole(epoch.rowsOut), duration(epoch.planMs),
-        duration(epoch.runMs), duration(epoch.commitMs)]),
+        whole(epoch.epoch), clock(epoch.at), whole(epoch.rowsIn), whole(epoch.rowsOut), words(epoch.runsOn),
+        duration(epoch.planMs), duration(epoch.runMs), duration(epoch.commitMs)]),
       "The last three columns say how long that took."),
   ].filter(Boolean));
 }
