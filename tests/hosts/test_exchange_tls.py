@@ -256,3 +256,4 @@ def test_an_exchange_that_fails_names_the_setting(message: str, setting: str) ->
 
 def test_other_failures_are_none_of_the_exchanges() -> None:
     assert exchange_todo("ExecutorLostFailure (executor 1 exited unexpectedly)") is None
+    assert exchange_todo("psycopg.OperationalError: connection to server failed: Connection refused") is None

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 
@@ -379,6 +379,17 @@ def test_a_java_process_that_is_gone_is_an_error_of_ours() -> None:
     with pytest.raises(JoineryError, match="Spark gave up on epoch 7: the driver's Java process is gone"):
         host.run(EpochWork(1, EpochPlan(7, 2, (), {}), ()))
     stop_context(context)
+
+
+def test_an_epoch_that_cannot_be_exchanged_names_the_port_unless_memory_ran_out() -> None:
+    def failed(message: str) -> Any:
+        error: Any = Py4JJavaError.__new__(Py4JJavaError)
+        error.java_exception = SimpleNamespace(getMessage=lambda: message)
+        return error
+
+    unreachable = "org.apache.spark.shuffle.FetchFailedException: Failed to connect to /10.0.0.7:7079"
+    assert "spark.blockManager.port" in spark._todo(failed(unreachable))
+    assert "spark.executor.memory" in spark._todo(failed(f"{unreachable}\nExecutorLostFailure (exit code 137)"))
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------

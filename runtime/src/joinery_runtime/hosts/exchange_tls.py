@@ -115,6 +115,8 @@ def encryption_warnings(context: SparkContext) -> Iterator[str]:
 
 def exchange_todo(message: str) -> str | None:
     """What to do about a failure of Spark's whose message says that executors could not exchange blocks."""
+    if "FetchFailed" not in message:
+        return None
     if re.search(r"SSLHandshakeException|NotSslRecordException|SSLException|PKIX path|SslClosedEngine", message):
         return (
             "Nothing of the epoch was committed. Two processes of the job have different settings of spark.ssl.rpc, or "
@@ -122,8 +124,8 @@ def exchange_todo(message: str) -> str | None:
         )
     if re.search(r"Failed to connect to|Connection refused|Connection timed out|NoRouteToHost", message):
         return (
-            "Nothing of the epoch was committed. Executors connect to each other at the port in "
-            "spark.blockManager.port (any port if it is not set; 7079 on Kubernetes): open it between them in "
+            "Nothing of the epoch was committed. If the other executor had ended, its log says why. Otherwise open the "
+            "port in spark.blockManager.port (any port if it is not set; 7079 on Kubernetes) between executors, in "
             "firewalls and NetworkPolicies (docs/operations.md#ports)"
         )
     return None

@@ -218,15 +218,13 @@ _OUT_OF_MEMORY = re.compile(
 def _todo(error: Exception) -> str:
     # A process that the kernel killed for its memory cannot say so, so a lost process may be one.
     said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
-    if todo := exchange_todo(said):
-        return todo
     if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(said):
         return (
             "Nothing of it was committed. If memory ran out, lower trigger.maxBytesPerEpoch or "
             "trigger.maxRecordsPerEpoch, or give more memory (spark.executor.memory, spark.driver.memory), and start "
             "again: a plan that is over the new limits is made smaller (docs/operations.md, Memory)"
         )
-    return "Nothing of it was committed; the next start replays it"
+    return exchange_todo(said) or "Nothing of it was committed; the next start replays it"
 
 
 _VARIABLES: set[str] = set()  # environment variables that starts of a context have set in this process
