@@ -267,3 +267,34 @@ def test_how_long_a_stall_may_be_is_a_duration(joinery: Joinery, job_file: Path)
     ended = joinery("run", job_file, "--status-port", free_port(), "--stalled-after", "soon")
     assert ended.code == 1
     assert "--stalled-after soon: 'soon' is not a duration" in ended.err
+
+
+# --- where epochs run -------------------------------------------------------------------------------------------------
+
+FIRST = Path(__file__).parents[2] / "examples" / "first.yaml"
+
+
+def test_a_local_run_needs_no_java_and_says_where_its_epochs_run(
+    joinery: Joinery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    ended = joinery("run", "--local", FIRST)
+    assert ended.code == 0, ended.err
+    lines = [line for line in ended.lines if "event" in line]
+    assert [line["master"] for line in lines if line["event"] == "started"] == ["this process (--local)"]
+    assert {line["runs_on"] for line in lines if line["event"] == "epoch"} == {"driver"}
+    assert [line["id"] for line in ended.lines if "id" in line][-1] == "o-3"
+
+
+def test_a_local_run_has_no_master(joinery: Joinery) -> None:
+    ended = joinery("run", "--local", FIRST, "--master", "local[2]")
+    assert ended.code == 3
+    assert "--local and --master: with --local, all epochs run in this process and not on local[2]" in ended.err
+
+
+def test_a_memory_store_on_several_machines_is_rejected_with_its_line(joinery: Joinery) -> None:
+    ended = joinery("run", FIRST, "--master", "spark://there:7077")
+    assert ended.code == 2
+    assert "line 16: spec.stateStore.memory: with the Spark master spark://there:7077" in ended.err
+    assert "stateStore.postgres" in ended.err

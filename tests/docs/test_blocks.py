@@ -304,8 +304,11 @@ PROGRAMS = {
     "kafka-get-offsets",
     "mkdir",
     "mv",
+    "openssl",
     "psql",
+    "python3.11",
     "sed",
+    "spark-submit",
 }
 # Files that a page has its reader write.
 READERS = {"savepoint.yaml", "cluster.yaml", "kind.yaml"}

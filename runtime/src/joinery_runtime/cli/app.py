@@ -115,8 +115,10 @@ def run(
     embedded = job.spec.state_store.kind == "embedded"
     with sigterm_stops(), started_ahead(embedded_directory()) if embedded else nullcontext():
         stored_by(job, job_file)
-        from joinery_runtime.cli.run import run_command  # noqa: PLC0415
+        from joinery_runtime.cli.run import check_master, run_command  # noqa: PLC0415
 
+        if not local:
+            check_master(job, job_file, master)
         with with_line(job, job_file):
             return run_command(job, master, status_port or None, status_host, stalled_after_ms, once=once, local=local)
 

@@ -83,14 +83,9 @@ def stored_by(job: Job, job_file: Path) -> Stored:
 
 @contextmanager
 def with_line(job: Job, job_file: Path) -> Iterator[None]:
-    """Adds the file and the line to a SourceError of the block whose likely cause is a field of the job, and to a
-    JobError."""
+    """Adds the file and the line to a SourceError of the block whose likely cause is a field of the job."""
     try:
         yield
-    except JobError as error:
-        if not job_file.is_file():
-            raise
-        raise located(error, job_file) from error
     except SourceError as error:
         if error.field is None or not job_file.is_file():  # from a pipe the text is gone
             raise

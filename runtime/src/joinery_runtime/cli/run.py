@@ -8,19 +8,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from types import FrameType
 
 from joinery_runtime.cli.ending import Outcome, Stopped
 from joinery_runtime.cli.progress import THIS_PROCESS, open_progress
 from joinery_runtime.engine.driver import Driver
+from joinery_runtime.errors import JobError
 from joinery_runtime.hosts.java_process import kill_starts
 from joinery_runtime.hosts.run import run_job
+from joinery_runtime.hosts.shared_memory import check_memory_store
 from joinery_runtime.hosts.spark_master import master_of, stop_with_spark_submit, submitted_here
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.hosts.status.history import About
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, located
 from joinery_runtime.job.explain import explain
 
 
@@ -58,6 +61,16 @@ def run_command(
         stopped = signals.stop.is_set()
         progress.ended("stopped" if stopped else "once" if once else "inputs")
     return "stopped" if stopped else "finished"
+
+
+def check_master(job: Job, job_file: Path, master: str | None) -> None:
+    """Raises JobError, with its place in the file, if the job cannot run on its Spark master."""
+    try:
+        check_memory_store(job, master_of(job.spec.spark.conf, master))
+    except JobError as error:
+        if not job_file.is_file():  # from a pipe the text is gone
+            raise
+        raise located(error, job_file) from error
 
 
 @contextmanager
