@@ -238,7 +238,7 @@ def test_sparks_start_begins_with_the_job_and_ends_with_a_short_one(
     monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
     began, given_up = Event(), Event()
 
-    def start(name: str, conf: dict[str, str], master: str | None, java: JavaStart) -> None:
+    def start(name: str, conf: dict[str, str], master: str | None, java: JavaStart, warn: object) -> None:
         began.set()
         assert given_up.wait(60)
         raise EnvironmentProblem("The start of Spark was given up")
