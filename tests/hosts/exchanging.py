@@ -14,7 +14,6 @@ from pyspark import SparkContext
 
 from joinery_devkit.spark_cluster import spark_home
 from joinery_runtime.hosts.spark import start_context, stop_context
-from joinery_runtime.hosts.spark_security import ENV_SECRET
 
 SETTINGS = {
     "spark.executor.memory": "512m",
@@ -31,7 +30,7 @@ def started(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        patch.delenv(ENV_SECRET, raising=False)
+        patch.delenv("_SPARK_AUTH_SECRET", raising=False)  # of an earlier driver of this process
         patch.setattr(SparkContext, "_gateway", None)
         patch.setattr(SparkContext, "_jvm", None)
         context = start_context("exchange", SETTINGS | conf, master, None, warn)
