@@ -30,7 +30,7 @@ def started(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        patch.delenv("_SPARK_AUTH_SECRET", raising=False)
+        patch.delenv("_SPARK_AUTH_SECRET", raising=False)  # of an earlier driver of this process
         patch.setattr(SparkContext, "_gateway", None)
         patch.setattr(SparkContext, "_jvm", None)
         context = start_context("exchange", SETTINGS | conf, master, None, warn)
