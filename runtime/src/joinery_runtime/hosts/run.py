@@ -96,9 +96,9 @@ def run_job(
 
     `master` is a Spark master URL; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a
     `session`, every epoch runs on that session, which goes on after the job. With `local`, every epoch runs in this
-    process, and there is no Spark. The job waits for an outside system that
-    goes away. It waits for one that is away at the start only if `board` is given: then nobody sits in front of the
-    job. To a user who does, a wrong address is more likely, so that is an error. Raises JoineryError.
+    process, and there is no Spark. The job waits for an outside system that goes away. It waits for one that is away at
+    the start only if `board` is given: then nobody sits in front of the job. To a user who does, a wrong address is
+    more likely, so that is an error. Raises JoineryError.
     """
     filled = with_secrets(job)
     if board is not None:
