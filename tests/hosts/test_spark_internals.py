@@ -187,13 +187,16 @@ def test_bytes_of_size(context: SparkContext) -> None:
 # --- RDDs -------------------------------------------------------------------------------------------------------------
 
 
+def _preferred(context: SparkContext, rdd: Any, partitions: int) -> list[str]:
+    spark: Any = context._jsc
+    return [spark.sc().getPreferredLocs(rdd._jrdd.rdd(), n).head().toString() for n in range(partitions)]
+
+
 def test_placed_rdd(context: SparkContext) -> None:
     locations = _locations(context)
     items = internals.placed_rdd(context, ["a", "b", "c"], locations)
+    assert _preferred(context, items, 3) == [*locations, locations[0]]
     assert items.collect() == ["a", "b", "c"]
-    rdd: Any = items._jrdd.rdd()
-    spark: Any = context._jsc
-    assert [spark.sc().getPreferredLocs(rdd, n).head().toString() for n in range(3)] == [*locations, locations[0]]
 
 
 def test_exchanged_rdd(context: SparkContext) -> None:
@@ -215,9 +218,7 @@ def test_placed_again_rdd(context: SparkContext) -> None:
     locations = _locations(context)
     sent = context.parallelize([(n % 3, n) for n in range(300)], 2)
     placed = internals.placed_again_rdd(internals.exchanged_rdd(sent, 3), 3, locations)
-    rdd: Any = placed._jrdd.rdd()
-    spark: Any = context._jsc
-    assert [spark.sc().getPreferredLocs(rdd, n).head().toString() for n in range(3)] == [*locations, locations[0]]
+    assert _preferred(context, placed, 3) == [*locations, locations[0]]
     gathered = placed.mapPartitionsWithIndex(lambda peer, pairs: [(peer, sorted(n for _, n in pairs))])
     assert gathered.collect() == [(peer, list(range(peer, 300, 3))) for peer in range(3)]
 
