@@ -23,6 +23,7 @@ from e2e.jobs import fresh_name, json_rows, order, payment, produce, unbounded_j
 from joinery_devkit.images.build import PROJECT
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
+from joinery_runtime.job.crd import ENDING_FILE, Ending
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -143,7 +144,8 @@ def test_a_sigterm_to_its_python_ends_the_job_in_order(
 def test_the_job_ends_when_spark_submit_does(
     submission: Submission, alone: Mapping[str, str], unbounded: Path, number: signal.Signals
 ) -> None:
-    run = submission.run(unbounded, "local[2]", alone)
+    ending = unbounded.with_suffix(".ending")
+    run = submission.run(unbounded, "local[2]", {**alone, ENDING_FILE: str(ending)})
     run.wait_for("an epoch", lambda epochs: len(epochs) > 0)
     python = python_of(run)
 
@@ -151,3 +153,5 @@ def test_the_job_ends_when_spark_submit_does(
 
     assert run.wait() == (128 + number if number == signal.SIGTERM else -number)
     python.wait(PATIENCE_S)
+    # Its output goes through spark-submit too. An epoch that needs Spark would also end it, with an error of its own.
+    assert Ending.model_validate_json(ending.read_bytes()).kind == "BrokenPipeError"
