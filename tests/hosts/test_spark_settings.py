@@ -147,6 +147,16 @@ def test_a_pods_log_has_warnings(start: Start, master: str, level: str) -> None:
     assert settings["log level"] == level.upper()
 
 
+@pytest.mark.parametrize("process", ["driver", "executor"])
+def test_a_job_may_choose_the_jvms_collector(start: Start, process: str) -> None:
+    """Java does not start with two of them."""
+    options, ours = f"spark.{process}.defaultJavaOptions", "-XX:+UseSerialGC"
+    assert ours in start()[options]
+    chosen = start({f"spark.{process}.extraJavaOptions": "-XX:+UseZGC"})
+    assert ours not in chosen[options]
+    assert "-XX:TieredStopAtLevel=1" in chosen[options]
+
+
 def test_an_archive_of_classes_is_for_jvms_of_this_machine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "java_options", lambda: "-XX:SharedArchiveFile=here")
     names = ("spark.driver.defaultJavaOptions", "spark.executor.defaultJavaOptions")

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -63,8 +63,12 @@ from joinery_runtime.hosts.standalone import check_admitted
 # so polars, whose threads are of the whole process: with one, all tasks' calls would wait for each other.
 WORKER_ENVIRONMENT = {"POLARS_MAX_THREADS": str(MAX_THREADS), "OMP_NUM_THREADS": "1", "ARROW_IO_THREADS": "1"}
 
-# The JVM only moves blocks: compiling its code twice would take the cores from the tasks for a minute.
-_JIT = "-XX:TieredStopAtLevel=1"
+# The JVM only moves blocks: compiling its code twice would take the cores from the tasks for a minute. An epoch runs
+# much of Spark's code once, so a method is compiled after 10 calls: after 200, hundreds of epochs would be interpreted.
+_JIT = "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.05"
+
+# Little lives in the heap: blocks of one epoch. Java refuses two collectors, so a job's own choice replaces this one.
+_COLLECTOR = "-XX:+UseSerialGC"
 
 DEFAULT_CONF = {
     "spark.python.unix.domain.socket.enabled": "true",  # halves the cost of a small PySpark job
@@ -72,6 +76,7 @@ DEFAULT_CONF = {
     "spark.python.worker.reuse": "true",  # workers keep consumers, connections and mapped segments
     "spark.ui.showConsoleProgress": "false",
     "spark.shuffle.compress": "false",  # blocks of one epoch live for a moment
+    "spark.shuffle.checksum.enabled": "false",  # Spark uses checksums only to explain a block that does not decompress
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",  # Java's cuts them into pieces of 1 KB
     "spark.kryoserializer.buffer.max": "1g",
     "spark.locality.wait": "0s",
@@ -318,21 +323,27 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
     """Our defaults, for settings that nobody has set. `master` is "" if nobody named one; `named` are the settings that
     somebody has set. Raises EnvironmentProblem."""
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
-    here = f"{_JIT} {java_options()}".strip()
+    archive = java_options()
     if not submitted_here():
         logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
-        defaults["spark.driver.defaultJavaOptions"] = f"{here} {logging}"
+        defaults["spark.driver.defaultJavaOptions"] = f"{_jvm('driver', named)} {archive} {logging}"
         if not master:
             defaults["spark.master"] = master = ALONE
     in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
-    defaults["spark.executor.defaultJavaOptions"] = here if on_this_machine(master) or in_our_image else _JIT
+    mapped = archive if on_this_machine(master) or in_our_image else ""
+    defaults["spark.executor.defaultJavaOptions"] = f"{_jvm('executor', named)} {mapped}".strip()
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
     # PySpark tells its workers of submitted files, but not their daemon. An executor has these files in its folder.
-    archive = Path(__file__).parents[2]
-    if archive.name in _submitted_files(named):
-        defaults["spark.executorEnv.PYTHONPATH"] = str(archive) if is_local(master) else archive.name
+    package = Path(__file__).parents[2]
+    if package.name in _submitted_files(named):
+        defaults["spark.executorEnv.PYTHONPATH"] = str(package) if is_local(master) else package.name
     return defaults | page_defaults(master) | security_defaults(master, named)
+
+
+def _jvm(process: Literal["driver", "executor"], named: Mapping[str, str]) -> str:
+    chosen = re.search(r"-XX:\+Use\w*GC\b", named.get(f"spark.{process}.extraJavaOptions", ""))
+    return _JIT if chosen else f"{_JIT} {_COLLECTOR}"
 
 
 def _submitted_files(named: Mapping[str, str]) -> set[str]:
