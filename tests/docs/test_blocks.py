@@ -376,7 +376,11 @@ def check_helm(words: list[str]) -> None:
 
 
 def check_pip(words: list[str]) -> None:
+    requirements = list(files_of(words, "-r"))
+    check_files(iter(requirements))
     for word in words[1:]:
+        if word.startswith("-") or word in requirements:
+            continue
         name, _, extra = word.partition("[")
         if name.startswith("pyspark=="):
             continue
