@@ -30,6 +30,13 @@ for ((number = 0; ; number++)); do
   java_options+=("${!name}")
 done
 
+# A pod template's environment may name another garbage collector than ours, and Java does not start with two.
+if [[ "${JAVA_TOOL_OPTIONS-} ${JDK_JAVA_OPTIONS-}" =~ -XX:\+Use[A-Za-z]*GC ]]; then
+  for number in "${!java_options[@]}"; do
+    [[ ${java_options[number]} != -XX:+UseSerialGC ]] || unset "java_options[number]"
+  done
+fi
+
 # The jars come before the folders, sorted, and one of them first, as Spark's launcher has it for drivers: otherwise Java
 # does not use the image's archive of classes. Spark's jars have no file that a folder of settings has.
 class_path=$(LC_ALL=C && printf '%s:' "$SPARK_HOME"/jars/{slf4j-api-*,*}.jar)${SPARK_CONF_DIR:-$SPARK_HOME/conf}

@@ -113,3 +113,26 @@ def test_files_of_earlier_epochs_go(tmp_path: Path) -> None:
     assert opened(earlier) is None
     assert len(opened([earlier[1], beside]) or []) == 2
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_rows_for_every_shard_travel_once_also_if_two_lanes_send_in_turn() -> None:
+    first, second = numbered(0, 1000), numbered(5000, 1000)
+    sent: list[Sent] = [(shard, RowBlock(0, RIGHT, rows)) for shard in range(8) for rows in (first, second)]
+    items = [item for _, item in packed(sent, lambda shard: Peers(2).owner(shard, 8))]
+    assert [item.rows.num_rows for item in items if isinstance(item, Parcel)] == [2000, 2000]
+    assert rows_by_shard(delivered(packed(sent, lambda shard: Peers(2).owner(shard, 8)), Peers(2), 8)) == rows_by_shard(
+        sent
+    )
+
+
+def test_a_zombie_of_an_earlier_epoch_leaves_the_files_of_a_later_one(tmp_path: Path) -> None:
+    parcel = Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5))
+    later = LocalParcels(tmp_path, work_of(10), "a").put(parcel)
+    LocalParcels(tmp_path, work_of(9), "zombie").put(parcel)
+    assert opened([later]) is not None
+
+
+def test_a_file_that_is_no_parcel_counts_as_not_there(tmp_path: Path) -> None:
+    local = LocalParcels(tmp_path, work_of(1), "a").put(Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5)))
+    local.path.write_bytes(b"of a failing disk")
+    assert opened([local]) is None

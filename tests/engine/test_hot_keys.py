@@ -104,6 +104,17 @@ def test_a_segment_is_looked_through_once_and_per_shard_of_it(monkeypatch: pytes
     assert len(looked) == 3
 
 
+def test_a_part_of_a_segment_and_all_of_it_are_not_confused() -> None:
+    """After an epoch with more shards the first shard had the beginning of the segment only."""
+    run = run_of([f"k{n}" for n in range(200)] + ["hot"] * 9)
+    half = next(
+        half for half in (run.within(shard_range(shard, 2)) for shard in range(2)) if half.hash[0] == run.hash[0]
+    )
+    counter = KeyCounter(STEP)
+    counter.count([part("s", half)])
+    assert counter.count([part("s", run)]) == KeyCounter(STEP).count([part("s", run)])
+
+
 def test_a_composite_key_names_its_columns_and_a_long_value_is_cut() -> None:
     counter = KeyCounter(COMPOSITE)
     (short,) = counter.count([part("s", run_of(["ab"], 1, COMPOSITE), 1)])

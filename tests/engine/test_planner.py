@@ -818,9 +818,10 @@ def test_a_plan_that_reads_nothing_delays_no_other() -> None:
         (512, 1_000, 512),
         (8, 2, 4),
         (4, 2, 4),
-        (3, 2, 3),  # of a prime number of shards: all
+        (3, 2, 3),
         (12, 2, 4),
         (24, 5, 12),  # 10 does not divide 24
+        (101, 2, 4),  # nothing divides 101
         (1, 8, 1),
     ],
 )

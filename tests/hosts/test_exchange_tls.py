@@ -38,6 +38,7 @@ from joinery_runtime.hosts.exchange_tls import (
 from joinery_runtime.hosts.spark_security import ENV_EXCHANGE_SECRET, ENV_KEY_FOLDER, SPEAKS_TLS
 
 IN_PODS, CLUSTER, HERE = "k8s://https://there:443", "spark://there:7077", "local-cluster[2,1,1024]"
+WITH_FOLDER = {f"spark.executorEnv.{ENV_KEY_FOLDER}": "/run/joinery"}
 
 
 # --- keys of our own --------------------------------------------------------------------------------------------------
@@ -73,9 +74,9 @@ def test_each_driver_in_a_pod_makes_a_key_and_hands_on_what_it_derives_from(
 ) -> None:
     monkeypatch.setenv(ENV_KEY_FOLDER, str(tmp_path))
     with ExitStack() as stack:
-        first = tls_settings(IN_PODS, {}, stack)
+        first = tls_settings(IN_PODS, WITH_FOLDER, stack)
         written = Path(first[PRIVATE_KEY]).read_bytes()
-        second = tls_settings(IN_PODS, {}, stack)
+        second = tls_settings(IN_PODS, WITH_FOLDER, stack)
     handed_on = f"spark.executorEnv.{ENV_EXCHANGE_SECRET}"
     assert derive(first[handed_on]).private_key == written
     assert first[handed_on] != second[handed_on]
@@ -91,7 +92,7 @@ def test_no_task_takes_the_secret_along() -> None:
 def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(ENV_KEY_FOLDER, str(tmp_path / "none"))
     with pytest.raises(EnvironmentProblem, match=r"cannot be written: JOINERY_KEY_FOLDER names .*/none: "):
-        tls_settings(IN_PODS, {}, ExitStack())
+        tls_settings(IN_PODS, WITH_FOLDER, ExitStack())
 
 
 @pytest.mark.parametrize("master", ["local[2]", CLUSTER, "yarn", IN_PODS])

@@ -149,7 +149,7 @@ def test_an_autoscaled_job_follows_its_load_and_shards_its_executors(
     assert (cluster.executors, job.planner.shards) == (2, 8)
     while cluster.executors < 6:  # nothing more is read, which is not the executors' fault
         job.poll(a=10**7)
-    assert job.planner.shards == 12
+    assert job.planner.shards == 24
     for _ in range(100):
         job.poll(a=0)
     assert (cluster.executors, job.planner.shards) == (1, 8)

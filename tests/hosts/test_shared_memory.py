@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import stat
+import weakref
 from dataclasses import replace
 from multiprocessing import AuthenticationError
+from multiprocessing.managers import RemoteError
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,7 @@ import pytest
 from hosts.visits import JOB
 from joinery_runtime.errors import EnvironmentProblem, Fenced, JobError
 from joinery_runtime.hosts.shared_memory import check_memory_store, serve
+from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import Standing
@@ -63,3 +67,24 @@ def test_a_master_with_other_machines_is_rejected_by_name(master: str) -> None:
 @pytest.mark.parametrize("master", ["local", "local[2]", "local-cluster[2,1,1024]", ""])
 def test_a_master_of_this_machine_has_a_memory_store(master: str) -> None:
     check_memory_store(parse_job(JOB + "  stateStore: {memory: {}}\n", "job.yaml"), master)
+
+
+def test_a_store_that_is_no_longer_served_is_let_go() -> None:
+    """A notebook runs job after job, and a server of multiprocessing has no end of its own."""
+    store = MemoryStore()
+    held = weakref.ref(store)
+    with serve(store) as address:
+        task = address.connect()
+    del store
+    gc.collect()
+    assert held() is None
+    with pytest.raises(RemoteError):
+        task.read_segments("job", [])
+
+
+def test_workers_tell_two_runs_of_one_job_apart_by_their_stores() -> None:
+    """Spark keeps a worker for a minute, with the store of the run that built it."""
+    job = parse_job(JOB, "job.yaml")
+    with serve(MemoryStore()) as first, serve(MemoryStore()) as second:
+        builders = [WorkerBuilder(job, None, address) for address in (first, second, first)]
+    assert builders[0].digest == builders[2].digest != builders[1].digest

@@ -32,6 +32,7 @@ from joinery_runtime.hosts.spark import (
     stop_context,
 )
 from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER, SECRET
+from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.sources.base import PartitionRef, Range
 
 Start = Callable[..., dict[str, str]]
@@ -148,13 +149,17 @@ def test_a_pods_log_has_warnings(start: Start, master: str, level: str) -> None:
 
 
 @pytest.mark.parametrize("process", ["driver", "executor"])
-def test_a_job_may_choose_the_jvms_collector(start: Start, process: str) -> None:
+def test_a_job_or_its_environment_may_choose_the_jvms_collector(start: Start, process: str) -> None:
     """Java does not start with two of them."""
-    options, ours = f"spark.{process}.defaultJavaOptions", "-XX:+UseSerialGC"
+    options, ours, other = f"spark.{process}.defaultJavaOptions", "-XX:+UseSerialGC", "-XX:+UseZGC"
     assert ours in start()[options]
-    chosen = start({f"spark.{process}.extraJavaOptions": "-XX:+UseZGC"})
-    assert ours not in chosen[options]
-    assert "-XX:TieredStopAtLevel=1" in chosen[options]
+    for setting in (f"spark.{process}.extraJavaOptions", "spark.executorEnv.JAVA_TOOL_OPTIONS"):
+        chosen = start({setting: other})[options]
+        assert ours not in chosen
+        assert "-XX:TieredStopAtLevel=1" in chosen
+    os.environ["JAVA_TOOL_OPTIONS"] = f"-Xss1m {other}"
+    assert ours not in start()[options]
+    assert ours not in start({SECRET: "s"}, "spark://there:7077")["spark.executor.defaultJavaOptions"]
 
 
 def test_an_archive_of_classes_is_for_jvms_of_this_machine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +214,31 @@ def test_connections_are_authenticated_and_encrypted_once_on_every_master(
     os.environ.pop(ENV_KEY_FOLDER, None)
     if in_our_pod:
         os.environ[ENV_KEY_FOLDER] = str(tmp_path)
-    settings = start(master=master)
+    settings = start({f"spark.executorEnv.{ENV_KEY_FOLDER}": "/run/joinery"} if in_our_pod else {}, master)
     by_tls = master.startswith("local-cluster[") or (master.startswith("k8s://") and in_our_pod)
     assert settings["spark.authenticate"] == "true"
     assert settings.get("spark.ssl.rpc.enabled", "false") == str(by_tls).lower()
     assert settings.get("spark.network.crypto.enabled", "false") == str(not by_tls).lower()
+
+
+@pytest.mark.parametrize("setting", ["keyStore", "rpc.privateKey", "rpc.certChain"])
+@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "k8s://https://there:443"])
+def test_a_key_that_somebody_names_for_something_else_leaves_nothing_unencrypted(
+    start: Start, tmp_path: Path, master: str, setting: str
+) -> None:
+    os.environ[ENV_KEY_FOLDER] = str(tmp_path)
+    conf = {f"spark.ssl.{setting}": "/etc/ui", f"spark.executorEnv.{ENV_KEY_FOLDER}": "/run/joinery"}
+    settings = start(conf, master)
+    assert settings["spark.network.crypto.enabled"] == "true"
+    assert "spark.ssl.rpc.enabled" not in settings
+
+
+def test_executors_of_an_earlier_template_get_no_key(start: Start, tmp_path: Path) -> None:
+    """The revision's template was rendered before there were keys, and its driver was started after that."""
+    os.environ[ENV_KEY_FOLDER] = str(tmp_path)
+    settings = start(master="k8s://https://there:443")
+    assert settings["spark.network.crypto.enabled"] == "true"
+    assert not any(name.endswith("JOINERY_EXCHANGE_SECRET") for name in settings)
 
 
 @pytest.mark.parametrize(
@@ -471,3 +496,24 @@ def test_a_partition_is_dealt_to_the_same_hand_from_epoch_to_epoch() -> None:
             for planned in pile:
                 hands[planned.partition][hand] += 1
     assert sum(counts.most_common(1)[0][1] for counts in hands.values()) > 0.9 * 50 * 100
+
+
+def test_a_host_whose_java_is_gone_has_the_cores_that_it_had() -> None:
+    """The next epoch says what is wrong; a look at the cores while the job is idle must not end it without a word."""
+
+    class Gone:
+        master = "local[3]"
+        cores: Any = 3
+
+        @property
+        def defaultParallelism(self) -> int:  # noqa: N802 - Spark's name
+            if isinstance(self.cores, Exception):
+                raise self.cores
+            return int(self.cores)
+
+    context: Any = Gone()
+    host = SparkHost(context, WorkerSetup("d", lambda _: context, 1), "job")
+    assert host.cores == 3
+    for error in (ConnectionRefusedError(), Py4JNetworkError()):
+        context.cores = error
+        assert host.cores == 3

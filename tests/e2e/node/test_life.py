@@ -58,11 +58,13 @@ def test_java_starts_with_the_images_archive_of_classes(
     log = job.kubectl("logs", driver, "-n", job.namespace).splitlines()
     events = [json.loads(line) for line in log if line.startswith("{")]
     context = next(datetime.fromisoformat(event["timestamp"]) for event in events if event["event"] == "started")
-    for name in [driver, *(pod["metadata"]["name"] for pod in job.running("executor"))]:
+    executors = [pod["metadata"]["name"] for pod in job.running("executor")]
+    job.wait("every executor has run a task", lambda: all(probe.java_of(job, name).first_child for name in executors))
+    for name in [driver, *executors]:
         java = probe.java_of(job, name)
         assert java.archives == ["/opt/joinery/share/joinery/image.jsa"], name
         ready = context.timestamp() if name == driver else java.first_child
-        assert ready is not None, f"{name} has run no task"
+        assert ready is not None
         what = "until the job began" if name == driver else "until its first task"
         record_property(TOOK, f"{name}: {ready - java.began:.1f} s {what}, {java.cpu:.1f} s of CPU in Java so far")
 

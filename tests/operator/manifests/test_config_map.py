@@ -197,13 +197,15 @@ def test_executors_can_write_where_spark_writes(job):
 
 
 def test_the_key_of_an_attempt_is_in_memory_where_its_driver_has_it_too(job):
+    settings = defaults(job)
+    folder = settings[f"spark.executorEnv.{ENV_KEY_FOLDER}"]
+    assert {"name": ENV_KEY_FOLDER, "value": folder} in job.driver()["spec"]["containers"][0]["env"]
     for spec in (executor(job)["spec"], job.driver()["spec"]):
         (container,) = spec["containers"]
-        folder = next(each["value"] for each in container["env"] if each["name"] == ENV_KEY_FOLDER)
         (name,) = (mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder)
         (volume,) = (volume for volume in spec["volumes"] if volume["name"] == name)
         assert volume["emptyDir"]["medium"] == "Memory"
-    assert "exchange-key" not in {volume["name"] for volume in job.check()["spec"]["volumes"]}
+    assert "joinery-exchange-key" not in {volume["name"] for volume in job.check()["spec"]["volumes"]}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def test_what_executors_write_is_limited_beyond_their_cache(job, cache, limit):
     conf = {"spark.executorEnv.JOINERY_CACHE_BYTES": cache} if cache else {}
     found = executor(job.with_spark(conf=conf))["spec"]["volumes"]
     limits = {each["name"]: each["emptyDir"]["sizeLimit"] for each in found if "emptyDir" in each}
-    assert limits == {"tmp": "4Gi", "spark-local-dir-1": limit, "exchange-key": "1Mi"}
+    assert limits == {"tmp": "4Gi", "spark-local-dir-1": limit, "joinery-exchange-key": "1Mi"}
 
 
 def test_a_cache_that_has_no_size_is_told(job):

@@ -24,7 +24,7 @@ def test_they_see_the_revisions_job_and_all_secrets(pod, job):
         (pod["spec"]["volumes"], driver["spec"]["volumes"]),
         (pod["spec"]["containers"][0]["volumeMounts"], driver["spec"]["containers"][0]["volumeMounts"]),
     ):
-        assert mine == [each for each in the_drivers if each["name"] not in {"scale", "exchange-key"}]
+        assert mine == [each for each in the_drivers if each["name"] not in {"scale", "joinery-exchange-key"}]
     assert pod["spec"]["containers"][0]["image"] == job.image
 
 

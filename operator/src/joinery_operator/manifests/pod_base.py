@@ -58,9 +58,9 @@ SCRATCH_MOUNT = {"name": "tmp", "mountPath": SCRATCH}
 # Where driver and executors put the key with which they encrypt what they exchange: in memory, so that no node's disk
 # has it. The runtime makes the key; only with this variable does it make one in a pod.
 _KEY_FOLDER = "/run/joinery"
-KEY_VOLUME: dict[str, Any] = {"name": "exchange-key", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-KEY_MOUNT = {"name": "exchange-key", "mountPath": _KEY_FOLDER}
-KEY_ENV = [{"name": "JOINERY_KEY_FOLDER", "value": _KEY_FOLDER}]
+KEY_VOLUME: dict[str, Any] = {"name": "joinery-exchange-key", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+KEY_MOUNT = {"name": "joinery-exchange-key", "mountPath": _KEY_FOLDER}
+KEY_ENV = {"name": "JOINERY_KEY_FOLDER", "value": _KEY_FOLDER}
 
 
 def placed(part: DriverSpec) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def driver_pod(
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
         {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
         {"name": SCALE_FILE, "value": f"{_SCALE_FOLDER}/{_SCALE}"},
-        *KEY_ENV,
+        KEY_ENV,
     ]
     container["volumeMounts"] = [
         *container["volumeMounts"],

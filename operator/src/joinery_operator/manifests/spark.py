@@ -176,6 +176,8 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         "spark.executor.failuresValidityInterval": "10m",
         # An emptyDir goes with its pod.
         "spark.io.encryption.enabled": str(_blocks_outlive_pods(revision)).lower(),
+        # Beside the template that mounts it: a driver makes a key only if its executors can take it.
+        f"spark.executorEnv.{KEY_ENV['name']}": KEY_ENV["value"],
     }
     if spark.image_pull_secrets:
         names = ",".join(secret.name for secret in spark.image_pull_secrets)
@@ -256,7 +258,7 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
                 {
                     "name": EXECUTOR_CONTAINER,
                     "securityContext": CONTAINER_SECURITY,
-                    "env": [*SCRATCH_ENV, *KEY_ENV],
+                    "env": SCRATCH_ENV,
                     "volumeMounts": [
                         job_mount(JOB_FILE),
                         SCRATCH_MOUNT,

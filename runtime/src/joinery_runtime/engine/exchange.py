@@ -26,8 +26,7 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.worker import RowBlock, Sent
 
 PACKED_BYTES = 16 << 20
-"""Rows that wait to be packed, of all receivers together. PySpark buffers ten times as many items as there are
-receivers, and pickles them together, before it sends any."""
+"""Rows that wait to be packed, of all receivers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class LocalParcel:
     path: Path
 
     def rows(self) -> pa.RecordBatch:
-        """Maps the file into memory. Raises FileNotFoundError in another executor, and after the epoch."""
+        """Maps the file into memory. Raises OSError in another executor, and after the epoch."""
         with pa.memory_map(str(self.path)) as file:
             return decode(file.read_buffer())
 
@@ -82,16 +81,17 @@ class _Waiting:
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     cuts: list[tuple[int, int, int]] = field(default_factory=list)
+    first_rows: dict[int, int] = field(default_factory=dict)  # of each batch, by its id
     rows: int = 0
 
     def add(self, shard: int, rows: pa.RecordBatch) -> int:
-        """Returns the bytes that this adds."""
-        if self.batches and self.batches[-1] is rows:  # rows for every shard
-            _, first, count = self.cuts[-1]
-            self.cuts.append((shard, first, count))
+        """Returns the bytes that this adds: none for rows that another shard gets, too."""
+        known = self.first_rows.get(id(rows))
+        self.cuts.append((shard, self.rows if known is None else known, rows.num_rows))
+        if known is not None:
             return 0
         self.batches.append(rows)
-        self.cuts.append((shard, self.rows, rows.num_rows))
+        self.first_rows[id(rows)] = self.rows
         self.rows += rows.num_rows
         return int(rows.nbytes)
 
@@ -123,20 +123,17 @@ class LocalParcels:
     """Files of one read task. `folder` belongs to the executor and the job; `attempt` is unique."""
 
     def __init__(self, folder: Path, work: EpochWork, attempt: str) -> None:
-        self._epoch = folder / f"{work.generation}-{work.plan.epoch}"
+        self._folder = folder / f"{work.generation}-{work.plan.epoch}"
         self._attempt, self._count = attempt, 0
-        self._discard_others(folder)
-        self._epoch.mkdir(parents=True, exist_ok=True)
-
-    def _discard_others(self, folder: Path) -> None:
-        """Removes files of earlier epochs. Whoever still needs one, a zombie for example, reads its rows again."""
-        if folder.is_dir():
-            for epoch in folder.iterdir():
-                if epoch != self._epoch:
-                    shutil.rmtree(epoch, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Whoever still needs a file of an earlier epoch, a zombie for example, reads its rows again.
+        for earlier in folder.iterdir():
+            generation, epoch = map(int, earlier.name.split("-"))
+            if (generation, epoch) < (work.generation, work.plan.epoch):
+                shutil.rmtree(earlier, ignore_errors=True)
 
     def put(self, parcel: Parcel) -> LocalParcel:
-        path = self._epoch / f"{self._attempt}-{self._count}.arrow"
+        path = self._folder / f"{self._attempt}-{self._count}.arrow"
         self._count += 1
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, parcel.rows.schema) as writer:
             writer.write_batch(parcel.rows)
@@ -144,8 +141,8 @@ class LocalParcels:
 
 
 def opened(parcels: Iterable[LocalParcel]) -> list[Parcel] | None:
-    """The parcels with their rows; None if a file is not here."""
+    """The parcels with their rows; None if a file is not here, or cannot be read."""
     try:
         return [Parcel(parcel.cuts, parcel.rows()) for parcel in parcels]
-    except FileNotFoundError:
+    except (OSError, pa.ArrowInvalid):
         return None

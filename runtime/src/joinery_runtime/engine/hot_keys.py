@@ -43,8 +43,8 @@ class KeyCounter:
 
     def __init__(self, step: StepSpec) -> None:
         self._step = step
-        # By segment and first hash: each shard holds a part of a segment that spans shards.
-        self._longest: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+        # By segment, first hash and number of rows: each shard holds a part of a segment that spans shards.
+        self._longest: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def count(self, kept: Sequence[SideRun]) -> tuple[KeyRows, ...]:
         """Returns the TOP keys of these runs, most rows first; none for a join on time only, which has no keys."""
@@ -71,7 +71,7 @@ class KeyCounter:
         return np.asarray(hashes[np.argsort(-rows, kind="stable")[:LONGEST_RUNS]])
 
     def _longest_of(self, stored: KeptRun) -> tuple[np.ndarray, np.ndarray]:
-        key = (stored.segment, int(stored.run.hash[0]))
+        key = (stored.segment, int(stored.run.hash[0]), len(stored.run))
         if key not in self._longest:
             self._longest[key] = longest_runs(stored.run.hash)
         return self._longest[key]

@@ -357,17 +357,17 @@ class Planner:
 
 
 def shards_for_cores(most: int, cores: int, newest: int) -> int:
-    """How many shards the next epoch has: the fewest that divide `most` and give each core SHARDS_PER_CORE. `newest` is
-    the number of the plan before (0: none).
+    """How many shards the next epoch has: SHARDS_PER_CORE for each core, or up to twice as many if that divides `most`.
+    `newest` is the number of the plan before (0: none).
 
     A shard costs an epoch 6 to 9 ms of CPU, whatever its rows, so a job whose `shards` leave room to grow would pay for
     that room in every epoch. Divisors keep the ranges nested: what an epoch with more shards writes lies within a shard
     of an epoch with fewer. The number falls only from more than four times what the cores need: a lost executor comes
     back, and segments that span shards are merged later than others.
     """
-    enough = min(most, SHARDS_PER_CORE * cores)
-    fewest = min(count for count in range(enough, most + 1) if most % count == 0)
-    keeps = most % newest == 0 and fewest <= newest <= _SLACK * fewest if newest else False
+    enough = min(most, SHARDS_PER_CORE * max(1, cores))
+    fewest = next((count for count in range(enough, min(most, 2 * enough) + 1) if most % count == 0), enough)
+    keeps = fewest <= newest <= min(most, _SLACK * fewest) and (most % newest == 0 or newest == fewest)
     return newest if keeps else fewest
 
 

@@ -99,6 +99,7 @@ class Worker:
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose hot keys were counted
         self._compaction_pending: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
+        self._shards = 0  # of the newest epoch
         self._retain_lock = threading.Lock()
         self._evicted_in = (0, 0)  # generation and epoch
 
@@ -259,6 +260,10 @@ class Worker:
             self._flag_cache.retain(live)
             for counter in self._counters:
                 counter.retain(live)
+            if self._shards != work.plan.shards:  # other shards have other rows
+                self._shards = work.plan.shards
+                self._counted.clear()
+                self._compaction_pending.clear()
             self._evicted_in = (work.generation, work.plan.epoch)
 
     def _note_put_off(self, place: tuple[int, int], ended: _Ended | None) -> None:

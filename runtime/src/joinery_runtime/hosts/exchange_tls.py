@@ -28,6 +28,7 @@ from joinery_runtime.hosts.spark_security import (
     ENV_EXCHANGE_SECRET,
     ENV_KEY_FOLDER,
     SPEAKS_TLS,
+    executors_have_key_folder,
     is_authenticated,
     is_local,
     is_local_cluster,
@@ -51,7 +52,7 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
     if not speaks_tls(master, named):
         return {}
     if any(ssl_setting(named, name) for name in (PRIVATE_KEY, CERTIFICATE, KEY_STORE)):
-        for problem in _problems(named):
+        for problem in _problems(master, named):
             raise EnvironmentProblem(
                 "The key for Spark's connections cannot be used",
                 facts=problem,
@@ -61,13 +62,13 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
     secret = secrets.token_hex(32)
     if is_local_cluster(master):
         return _settings(write_key(secret, stack.enter_context(scratch_folder("exchange"))))
-    folder = os.environ.get(ENV_KEY_FOLDER)
-    if folder is None or not master.startswith("k8s://"):
+    if not master.startswith("k8s://") or not executors_have_key_folder(named):
         raise EnvironmentProblem(
             "Spark's connections have no key",
             facts=f"{SPEAKS_TLS} is true, and neither {PRIVATE_KEY} nor {KEY_STORE} is set",
             todo=f"Set {PRIVATE_KEY} and {CERTIFICATE} ({_DOCUMENTED}), or leave {SPEAKS_TLS} out",
         )
+    folder = os.environ[ENV_KEY_FOLDER]
     try:
         files = write_key(secret, Path(folder))
     except OSError as error:
@@ -145,7 +146,7 @@ def ssl_setting(named: Mapping[str, str], name: str) -> str:
     return named.get(name) or named.get(name.replace("spark.ssl.rpc.", "spark.ssl."), "")
 
 
-def _problems(named: Mapping[str, str]) -> Iterator[str]:
+def _problems(master: str, named: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with the files that are named, each with its setting."""
     if not is_true(ssl_setting(named, NATIVE)):
         yield from _unreadable(named, KEY_STORE, f"{NATIVE} is not true, so Spark reads a key store")
@@ -177,6 +178,8 @@ def _problems(named: Mapping[str, str]) -> Iterator[str]:
             f"the first certificate in {certificate_file} ({CERTIFICATE}) is of another key than {key_file} "
             f"({PRIVATE_KEY})"
         )
+    if password and master.startswith("k8s://"):
+        yield f"{PRIVATE_KEY} is encrypted, and on Kubernetes Spark does not hand its password to executors"
     now = datetime.now(UTC)
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         yield (

@@ -24,6 +24,7 @@ from joinery_runtime.hosts.spark_internals import (
     with_environment,
 )
 from joinery_runtime.hosts.spark_jobs import JobNames, collected, names_restored
+from joinery_runtime.hosts.spark_security import is_local, is_secret
 
 _DECIDED_BY_THE_SESSION = {"spark.master", "spark.app.name"}
 _GIB = 1 << 30
@@ -94,12 +95,16 @@ def _context_of(session: SparkSession | SparkContext) -> SparkContext:
 def _lacking(context: SparkContext, conf: Mapping[str, str]) -> Iterator[str]:
     has = dict(context.getConf().getAll())
     for name, value in conf.items():
-        if name not in _DECIDED_BY_THE_SESSION and has.get(name) != value:
+        if name in _DECIDED_BY_THE_SESSION or has.get(name) == value:
+            continue
+        if is_secret(name):
+            yield f"{name} in the job's spark.conf differs from the session's"
+        else:
             yield f"{name} is {value} in the job's spark.conf and {has.get(name, 'not set')} in the session"
     # Each block of rows travels between processes as one value, and Kryo refuses values larger than its buffer.
     name = "spark.kryoserializer.buffer.max"
     by_kryo = has.get("spark.serializer") == DEFAULT_CONF["spark.serializer"]
-    one_process = context.master.startswith("local") and context.defaultParallelism <= MAX_THREADS
+    one_process = is_local(context.master) and context.defaultParallelism <= MAX_THREADS
     if by_kryo and not one_process and name not in conf and bytes_of_size(context, has.get(name, "64m")) < _GIB:
         yield f"{name} has to be {DEFAULT_CONF[name]} and is {has.get(name, '64m, its default')}"
 

@@ -8,7 +8,6 @@ annotation, which the kubelet writes into a volume. With `autoscale`, the driver
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from pydantic import ValidationError
 from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling, ScalingCause
-from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.planner import SHARDS_PER_CORE, Planner
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.job.crd import SCALE_FILE, Scale
 from joinery_runtime.job.model.pods import Autoscale
@@ -139,9 +138,9 @@ class Rescaler:
     def _become(self, executors: int | None, wish: Autoscale | None) -> None:
         shards, before = self._least, (self._planner.shards, self._executors)
         if wish is not None and executors is not None:
-            # Each core of an executor gets as many.
-            cores = executors * self._cores
-            shards = min(math.ceil(shards / cores) * cores, MOST_SHARDS)
+            # Each core of an executor gets as many. The number stays while it is enough, so that shards stay nested.
+            wanted = SHARDS_PER_CORE * executors * self._cores
+            shards = min(max(shards, wanted), MOST_SHARDS)
         self._planner.rescale(shards)
         self._executors = executors
         changes = [

@@ -64,8 +64,10 @@ def serve(store: MemoryStore) -> Iterator[MemoryStoreAddress]:
     class Server(BaseManager):
         pass
 
+    served = [store]
+
     def get() -> Any:
-        return store
+        return served[0]
 
     Server.register("store", get, exposed=_PUBLIC)
     key = secrets.token_bytes(32)
@@ -75,7 +77,13 @@ def serve(store: MemoryStore) -> Iterator[MemoryStoreAddress]:
             file.write(key)
         server = Server((LOOPBACK, 0), key).get_server()
         threading.Thread(target=server.serve_forever, daemon=True, name="joinery-memory-store").start()
-        yield MemoryStoreAddress(cast(tuple[str, int], server.address)[1], key_file)
+        try:
+            yield MemoryStoreAddress(cast(tuple[str, int], server.address)[1], key_file)
+        finally:
+            # The server itself has no end that leaves this process's standard output alone. Without the store it is
+            # only a port that knows nothing.
+            served.clear()
+            server.id_to_obj.clear()
 
 
 def check_memory_store(job: Job, master: str) -> None:

@@ -100,6 +100,7 @@ class SparkHost:
     ) -> None:
         self._context, self._setup, self._warn = context, setup, warn
         self._warned = False
+        self._cores = 1
         self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
         self._executors = TakingPart(context, lambda _: process_for(setup, 1), self._names)
 
@@ -116,7 +117,9 @@ class SparkHost:
 
     @property
     def cores(self) -> int:
-        return self._executors.cores
+        with suppress(Py4JError, ConnectionError):  # the next epoch says it if Java is gone
+            self._cores = self._executors.cores
+        return self._cores
 
     def warm(self) -> None:
         """Has a process of each executor build its worker, so that the first epoch does not wait for that. What goes
@@ -313,9 +316,13 @@ def _started(settings: SparkConf, java: JavaStart) -> SparkContext:
         if not isinstance(error, Exception):  # a signal
             java.give_up()
         raise
-    silence_accumulator_server(context)
-    keep_from_tasks(context)
-    keep_environment_in_java(context)
+    try:
+        silence_accumulator_server(context)
+        keep_from_tasks(context)
+        keep_environment_in_java(context)
+    except BaseException:
+        stop_context(context)
+        raise
     return context
 
 
@@ -330,8 +337,9 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
         if not master:
             defaults["spark.master"] = master = ALONE
     in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
-    mapped = archive if on_this_machine(master) or in_our_image else ""
-    defaults["spark.executor.defaultJavaOptions"] = f"{_jvm('executor', named)} {mapped}".strip()
+    # Of other machines nobody here knows which collector their environment names.
+    ours = on_this_machine(master) or in_our_image
+    defaults["spark.executor.defaultJavaOptions"] = f"{_jvm('executor', named)} {archive}".strip() if ours else _JIT
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
     # PySpark tells its workers of submitted files, but not their daemon. An executor has these files in its folder.
@@ -341,8 +349,14 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
     return defaults | page_defaults(master) | security_defaults(master, named)
 
 
+_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
+
+
 def _jvm(process: Literal["driver", "executor"], named: Mapping[str, str]) -> str:
-    chosen = re.search(r"-XX:\+Use\w*GC\b", named.get(f"spark.{process}.extraJavaOptions", ""))
+    """The options of a JVM whose environment is this process's or `spark.executorEnv`."""
+    settings = (f"spark.{process}.extraJavaOptions", *(f"spark.executorEnv.{name}" for name in _JAVA_VARIABLES))
+    options = [*map(named.get, settings), *map(os.environ.get, _JAVA_VARIABLES)]
+    chosen = any(re.search(r"-XX:\+Use\w*GC\b", text) for text in options if text)
     return _JIT if chosen else f"{_JIT} {_COLLECTOR}"
 
 

@@ -22,6 +22,8 @@ from weakref import WeakKeyDictionary
 from pyspark import RDD, SparkConf, SparkContext, java_gateway
 from pyspark.serializers import AutoBatchedSerializer, CartesianDeserializer, CPickleSerializer, pack_long
 
+from joinery_runtime.engine.exchange import Parcel
+
 # --- the Java process -------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +314,8 @@ def _by_receiver(pairs: Iterable[tuple[int, Any]]) -> Iterator[bytes]:
     waiting: defaultdict[int, list[tuple[int, Any]]] = defaultdict(list)
     for receiver, value in pairs:
         waiting[receiver].append((receiver, value))
-        if len(waiting[receiver]) == _PAIRS_AT_ONCE:
+        # A parcel has megabytes of rows, and this process and Java hold a whole record at a time.
+        if len(waiting[receiver]) == _PAIRS_AT_ONCE or isinstance(value, Parcel):
             yield pack_long(receiver)
             yield _PICKLING.dumps(waiting.pop(receiver))
     for receiver, rest in waiting.items():

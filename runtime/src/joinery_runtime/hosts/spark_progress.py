@@ -143,7 +143,8 @@ class EventPoster:
         if self._thread is None:
             self._thread = Thread(target=self._run, args=(context,), name="joinery-spark-progress", daemon=True)
             self._thread.start()
-        self._events.put(event)
+        if self._thread.is_alive():
+            self._events.put(event)
 
     def close(self) -> None:
         """Waits until the events are posted, but not for a Java that does not answer."""

@@ -27,6 +27,7 @@ LOOPBACK = "127.0.0.1"
 SPEAKS_TLS = "spark.ssl.rpc.enabled"
 _AUTHENTICATE, _CRYPTO = "spark.authenticate", "spark.network.crypto.enabled"
 _AUTHENTICATED = {_AUTHENTICATE: "true"}
+_KEY_SETTINGS = ("keyStore", "privateKey", "certChain")
 _IN_JAVA = {_CRYPTO: "true"}  # what encrypts where there is no TLS
 # Both ends need the same settings. Not for a standalone cluster, which chooses its own.
 _STRICT = {
@@ -41,10 +42,15 @@ _SECURITY = ("spark.authenticate", "spark.network.crypto.", "spark.io.encryption
 _HIDDEN = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
 
+def is_secret(setting: str) -> bool:
+    """Whether no message may show the value of a setting."""
+    return _HIDDEN.search(setting) is not None
+
+
 def only_in_context(setting: str) -> bool:
     """Whether a setting must not be an argument of the JVM. Every user of the machine can list arguments. Besides, they
     apply to each later context of the process, which may have another master."""
-    return _HIDDEN.search(setting) is not None or setting.startswith(_SECURITY)
+    return is_secret(setting) or setting.startswith(_SECURITY)
 
 
 def speaks_tls(master: str, named: Mapping[str, str]) -> bool:
@@ -54,7 +60,15 @@ def speaks_tls(master: str, named: Mapping[str, str]) -> bool:
         return is_true(named[SPEAKS_TLS])
     if not is_authenticated(named) or is_true(named.get(_CRYPTO, "")):
         return False
-    return is_local_cluster(master) or (master.startswith("k8s://") and ENV_KEY_FOLDER in os.environ)
+    if any(f"spark.ssl.{rpc}{name}" in named for rpc in ("", "rpc.") for name in _KEY_SETTINGS):
+        return False  # a key that somebody has named, but not for these connections
+    return is_local_cluster(master) or (master.startswith("k8s://") and executors_have_key_folder(named))
+
+
+def executors_have_key_folder(named: Mapping[str, str]) -> bool:
+    """Whether this driver's pod and those of its executors have a folder for the key. An operator of an earlier release
+    may have rendered the template of the executors, in which there is none."""
+    return ENV_KEY_FOLDER in os.environ and f"spark.executorEnv.{ENV_KEY_FOLDER}" in named
 
 
 def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:

@@ -48,7 +48,7 @@ def refusal(address: str, master: str, settings: Mapping[str, str]) -> str:
     trusted = ssl_setting(settings, CERTIFICATE) if ours else ""
     if trusted and (distrust := _handshake(host, int(port), trusted)):
         return f"the certificate of {address} does not fit those in {trusted} ({CERTIFICATE}): {distrust}"
-    return f"{address} answers and does not let it in: {SECRET} or spark.network.crypto is another one there"
+    return f"{address} answers but rejects the job: {SECRET} or spark.network.crypto differs there"
 
 
 def _handshake(host: str, port: int, trusted: str | None) -> str | None:

@@ -43,7 +43,8 @@ class WorkerBuilder:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:12]
+        # Two runs of one job on one session have the same workers, but each its own store in the driver's memory.
+        return hashlib.sha256(f"{self.job.model_dump_json()}\n{self.memory}".encode()).hexdigest()[:12]
 
     def __call__(self, cache: Path) -> Worker:
         """Builds the worker. Raises EnvironmentProblem if a secret cannot be read."""

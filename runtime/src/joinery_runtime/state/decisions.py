@@ -317,7 +317,7 @@ def check_stage(job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> dict
             raise StateError(
                 f"Segment {meta.key} of job {job} is too big to store",
                 facts=f"{len(blob):,} bytes, the limit is {MAX_SEGMENT_BYTES:,}",
-                todo="Raise the number of shards",
+                todo="Lower trigger.maxBytesPerEpoch or trigger.maxRecordsPerEpoch: the plan is then made smaller",
             )
     by_key = {meta.key: (meta, blob) for meta, blob in segments}
     if len(by_key) != len(segments):

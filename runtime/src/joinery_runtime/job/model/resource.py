@@ -90,9 +90,9 @@ class JobSpec(Model):
     trigger: Trigger = Trigger()
     """When epochs begin, and how much one reads."""
     shards: Annotated[Int, Field(ge=1, le=MOST_SHARDS)] = Field(default=8, examples=[32])
-    """The most shards (ranges of the key's hash) of an epoch, and so the most cores that join at once. An epoch has the
-    fewest that divide this number and give each core two; with `coPartitioned`, always this number. May change while
-    the job runs: nothing restarts. With `autoscale`, a minimum that grows with the executors."""
+    """The most shards (ranges of the key's hash) of an epoch, and so the most cores that join at once. An epoch has two
+    for each core, or up to twice as many if that divides this number; with `coPartitioned`, always this number. May
+    change while the job runs: nothing restarts. With `autoscale`, the most grows with the executors."""
     autoscale: Autoscale | None = None
     """Lets the driver choose the number of executors, within bounds and by targets. Starts with
     `spark.executor.instances`."""
