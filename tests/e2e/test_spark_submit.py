@@ -25,7 +25,7 @@ from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
 from joinery_runtime.job.crd import ENDING_FILE, Ending
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = pytest.mark.services
 
 PROGRAM = "from joinery_runtime.cli import main\n\nmain()\n"
 
