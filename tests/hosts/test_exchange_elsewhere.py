@@ -53,7 +53,7 @@ def test_a_standalone_cluster_shares_the_key_that_its_settings_name(tmp_path: Pa
         def facts(**changed: str) -> str:
             return refusal(address, cluster.master_url, settings | changed)
 
-        assert "spark.authenticate.secret or spark.network.crypto is another one" in facts()
+        assert "spark.authenticate.secret or spark.network.crypto differs there" in facts()
         plain = facts(**{"spark.ssl.rpc.enabled": "false"})
         assert plain == f"{address} speaks TLS, and the job does not speak TLS (spark.ssl.rpc.enabled)"
         other = str(write_key("another", tmp_path).certificate)

@@ -77,20 +77,20 @@ class RunProgress(ABC):
 
 
 @contextmanager
-def open_progress(job: Job, stream: TextIO, place: str) -> Iterator[RunProgress]:
-    """Shows the progress of a job that runs at `place`: THIS_PROCESS, or a Spark master."""
+def open_progress(job: Job, stream: TextIO, location: str) -> Iterator[RunProgress]:
+    """Shows the progress of a job that runs at `location`: THIS_PROCESS, or a Spark master."""
     if not stream.isatty():
-        yield JsonProgress(job, stream, place)
+        yield JsonProgress(job, stream, location)
         return
     console = Console(file=stream)
     with Live(console=console, refresh_per_second=4) as live:
-        yield TableProgress(job, live, place)
+        yield TableProgress(job, live, location)
 
 
 class JsonProgress(RunProgress):
     """One line per epoch and event, with the job's name and a UTC time."""
 
-    def __init__(self, job: Job, stream: TextIO, place: str) -> None:
+    def __init__(self, job: Job, stream: TextIO, location: str) -> None:
         self._log = structlog.wrap_logger(
             structlog.WriteLogger(stream),
             processors=[
@@ -99,7 +99,7 @@ class JsonProgress(RunProgress):
                 structlog.processors.JSONRenderer(),
             ],
         ).bind(job=job.name)
-        self._place = place
+        self._location = location
         self._delays = {side.name: side.watermark.delay for side in job.inputs}
         self._ended_before: list[str] = []
         self._to_latest = inputs_to_latest(job)
@@ -125,7 +125,7 @@ class JsonProgress(RunProgress):
     def _started(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
         self._log.info(
-            "started", master=self._place, generation=driver.generation, epoch=driver.epoch, replays=driver.pending
+            "started", master=self._location, generation=driver.generation, epoch=driver.epoch, replays=driver.pending
         )
 
     def _committed(self, progress: CommittedEpoch) -> None:
@@ -175,8 +175,8 @@ class JsonProgress(RunProgress):
 class TableProgress(RunProgress):
     """A table that is redrawn after each epoch; rates are over the last ten seconds."""
 
-    def __init__(self, job: Job, live: Live, place: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._job, self._live, self._place, self._clock = job, live, place, clock
+    def __init__(self, job: Job, live: Live, location: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job, self._live, self._location, self._clock = job, live, location, clock
         self._rates = Rates(clock(), RATE_WINDOW_S)
         self._dropped: dict[str, Counter[str]] = {side.name: Counter() for side in job.inputs}
         self._started_at = clock()
@@ -206,8 +206,8 @@ class TableProgress(RunProgress):
         self._ended_before = ended_inputs(driver)
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
         again = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
-        place = escape(self._place)
-        self._say(f"{self._job.name} on {place}: generation {driver.generation}, after epoch {driver.epoch}{again}")
+        location = escape(self._location)
+        self._say(f"{self._job.name} on {location}: generation {driver.generation}, after epoch {driver.epoch}{again}")
 
     def _trouble(self, error: JoineryError, pause: float) -> None:
         self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
@@ -237,7 +237,7 @@ class TableProgress(RunProgress):
 
     def _table(self, progress: CommittedEpoch, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
-        took = f"{progress.seconds * 1000:.0f} ms on {_PLACES[report.runs_on]}"
+        took = f"{progress.seconds * 1000:.0f} ms on {_LOCATIONS[report.runs_on]}"
         table = Table(title=f"{self._job.name}, epoch {report.epoch} ({took})", expand=False)
         for heading in ("", "rows/s", "rows", "lag", "watermark", "dropped"):
             table.add_column(heading, justify="left" if heading in {"", "watermark", "dropped"} else "right")
@@ -320,7 +320,7 @@ def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput
             yield LateInput(name, rows, behind, delay + behind)
 
 
-_PLACES: Mapping[RunsOn, str] = {"driver": "the driver", "spark": "Spark"}
+_LOCATIONS: Mapping[RunsOn, str] = {"driver": "the driver", "spark": "Spark"}
 _OUT = "$out"  # no input has this name
 _ASK = "joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
 

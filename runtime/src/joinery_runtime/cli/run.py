@@ -40,9 +40,9 @@ def run_command(
     """Runs the job. Without a `status_port`, serves no status."""
     gc.freeze()  # so that epochs in the driver do not wait for garbage collection of everything imported
     signals = Signals(Event(), (signal.SIGTERM, signal.SIGINT), _end_at_once)
-    place = THIS_PROCESS if local else master_of(job.spec.spark.conf, master) or "the master of spark-submit"
+    location = THIS_PROCESS if local else master_of(job.spec.spark.conf, master) or "the master of spark-submit"
     with (
-        open_progress(job, sys.stdout, place) as progress,
+        open_progress(job, sys.stdout, location) as progress,
         _served(job, status_port, status_host, stalled_after_ms) as board,
     ):
         listener = progress.listener

@@ -239,11 +239,10 @@ class Driver:
 
     def _held_plan(self, *, always: bool, reads: bool) -> EpochPlan | None:
         planner = self._parts.planner
-        planner.cores = self._parts.host.cores
         if self.state.pending is None:
-            plan = planner.plan(self.state, self._now_ms(), always=always) if reads else None
+            plan = self._new_plan(self.state, always=always) if reads else None
             if plan is None and any(sink.due(last=not reads) for _, sink in self._sinks()):
-                plan = planner.plan(self.state, self._now_ms(), always=True, reads=False)
+                plan = self._new_plan(self.state, always=True, reads=False)
             if plan is None:
                 return None
             self._parts.store.write_plan(
@@ -259,6 +258,10 @@ class Driver:
             return None
         self._work(plan).reach("planned")
         return plan
+
+    def _new_plan(self, state: JobState, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
+        cores = self._parts.host.cores
+        return self._parts.planner.plan(state, self._now_ms(), cores=cores, always=always, reads=reads)
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:
@@ -443,9 +446,8 @@ class Driver:
                 raise
 
     def _next_plan(self, after: JobState) -> EpochPlan | None:
-        self._parts.planner.cores = self._parts.host.cores
         try:
-            return self._parts.planner.plan(after, self._now_ms())
+            return self._new_plan(after)
         except (SourceError, Fenced, LimitReached):
             return None  # this epoch's work is done and commits; the next `plan` call meets the error again
 

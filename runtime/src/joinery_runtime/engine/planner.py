@@ -139,8 +139,6 @@ class Planner:
         self._history = PlanHistory()
         self._planned_at_ms: int | None = None
         self._newest_shards = 0  # of the newest plan of this process
-        self.cores: int | None = None
-        """How many cores the tasks of the next epoch have; None: unknown, each epoch has all shards."""
         self.status = SourceStatus()
 
     @property
@@ -152,14 +150,17 @@ class Planner:
         """The most shards that the next plan may have."""
         return self._settings.shards
 
-    def plan(self, state: JobState, now_ms: int, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
+    def plan(
+        self, state: JobState, now_ms: int, *, cores: int | None = None, always: bool = False, reads: bool = True
+    ) -> EpochPlan | None:
         """Plans the epoch after this state; None when there is nothing to do. Raises SourceError, and LimitReached when
         records wait that no later plan could read either.
 
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
         where it starts, to store that an input has begun which has no partition yet, and when rows of the state are due
         to go out (T3). A plan that reads also fixes where the partitions of other members start: `startFrom: latest`
-        may mean another offset after a restart. Without `reads` the plan reads nothing.
+        may mean another offset after a restart. Without `reads` the plan reads nothing. `cores` are those of the
+        epoch's tasks; None: unknown, and the epoch has all shards.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -190,8 +191,8 @@ class Planner:
                 for bound, count in shares
             ]
         shards = self._settings.shards
-        if self.cores is not None and not self._settings.co_partitioned:
-            shards = shards_for_cores(shards, self.cores, self._newest_shards)
+        if cores is not None and not self._settings.co_partitioned:
+            shards = shards_for_cores(shards, cores, self._newest_shards)
         settings = replace(self._settings, shards=shards)
         plan, self._history = next_plan(
             state, snapshot, ranges, pauses, settings, self._history, fixes_starts=reads, always=always

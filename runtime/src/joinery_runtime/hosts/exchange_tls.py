@@ -33,6 +33,7 @@ from joinery_runtime.hosts.spark_security import (
     is_local,
     is_local_cluster,
     is_true,
+    names_key,
     speaks_tls,
 )
 
@@ -51,7 +52,7 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
     `stack` is closed. Empty without TLS. Raises EnvironmentProblem if Spark could not use what is named."""
     if not speaks_tls(master, named):
         return {}
-    if any(ssl_setting(named, name) for name in (PRIVATE_KEY, CERTIFICATE, KEY_STORE)):
+    if names_key(named):
         for problem in _problems(master, named):
             raise EnvironmentProblem(
                 "The key for Spark's connections cannot be used",

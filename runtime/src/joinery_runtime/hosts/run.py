@@ -116,10 +116,10 @@ def run_job(
                 facts="there can be one",
                 todo="Have the job run on it, with run(job, spark=session), or stop it",
             )
-        place = master_of(filled.spec.spark.conf, master)
+        spark_master = master_of(filled.spec.spark.conf, master)
         if not local:
-            check_memory_store(filled, place if context is None else context.master)
-        if local or (context is None and may_run_here(place)):
+            check_memory_store(filled, spark_master if context is None else context.master)
+        if local or (context is None and may_run_here(spark_master)):
             # Loads the kernels while a Postgres starts, rather than in the first epoch.
             stack.callback(BackgroundCall(lambda: load_kernels(filled), "joinery-kernels").join)
         if board is None:

@@ -60,9 +60,14 @@ def speaks_tls(master: str, named: Mapping[str, str]) -> bool:
         return is_true(named[SPEAKS_TLS])
     if not is_authenticated(named) or is_true(named.get(_CRYPTO, "")):
         return False
-    if any(f"spark.ssl.{rpc}{name}" in named for rpc in ("", "rpc.") for name in _KEY_SETTINGS):
-        return False  # a key that somebody has named, but not for these connections
+    if names_key(named):
+        return False  # but not for these connections
     return is_local_cluster(master) or (master.startswith("k8s://") and executors_have_key_folder(named))
+
+
+def names_key(named: Mapping[str, str]) -> bool:
+    """Whether somebody has named a key, for these connections or for all that Spark encrypts by TLS."""
+    return any(f"spark.ssl.{rpc}{name}" in named for rpc in ("", "rpc.") for name in _KEY_SETTINGS)
 
 
 def executors_have_key_folder(named: Mapping[str, str]) -> bool:

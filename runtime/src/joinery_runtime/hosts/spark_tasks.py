@@ -85,7 +85,7 @@ class PeerTask:
             process = process_for(self.setup, self.peers.threads)
             local = LocalParcels(_local_directory() / f"joinery-{self.setup.digest}-exchange", self.work, _attempt())
             for ranges in shares:
-                for receiver, item in self._packed(read_ranges(process.worker, self.work, ranges, process.threads)):
+                for receiver, item in self._read_packed(process, ranges):
                     yield receiver, local.put(item) if receiver == peer and isinstance(item, Parcel) else item
         except JoineryError as error:
             yield from self._to_everybody(error)
@@ -140,9 +140,12 @@ class PeerTask:
     def _read_again(self, process: _Process, peer: int) -> Iterator[Parcel]:
         """Reads the rows that a peer's read task has left in another executor. That task has sent everything else."""
         ranges = deal_ranges(self.work.plan.ranges, self.peers.count)[peer]
-        for receiver, item in self._packed(read_ranges(process.worker, self.work, ranges, process.threads)):
+        for receiver, item in self._read_packed(process, ranges):
             if receiver == peer and isinstance(item, Parcel):
                 yield item
+
+    def _read_packed(self, process: _Process, ranges: Sequence[Range]) -> Iterator[tuple[int, Parcel | Sent]]:
+        return self._packed(read_ranges(process.worker, self.work, ranges, process.threads))
 
     def _packed(self, sent: Iterable[Sent]) -> Iterator[tuple[int, Parcel | Sent]]:
         shards = self.work.plan.shards
