@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.jobs import Job, fresh_name, joined, order, payment, produce, traceback_of_ours
+from e2e.jobs import Job, fresh_name, joined, order, payment, prompt_producer, send, traceback_of_ours
 from e2e.kill_harness import topic_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 
@@ -28,11 +28,12 @@ class Feeder:
 
     def __init__(self, job: Job, printed: Path) -> None:
         self._job, self._printed, self.sent = job, printed, 0
+        self._producer = prompt_producer(job.bootstrap)
 
     def send(self, count: int) -> None:
         numbers = range(self.sent, self.sent + count)
-        produce(self._job.bootstrap, f"{self._job.name}.orders", [order(number) for number in numbers])
-        produce(self._job.bootstrap, f"{self._job.name}.payments", [payment(number) for number in numbers])
+        send(self._producer, f"{self._job.name}.orders", [order(number) for number in numbers])
+        send(self._producer, f"{self._job.name}.payments", [payment(number) for number in numbers])
         self.sent += count
 
     def places(self) -> list[str]:
