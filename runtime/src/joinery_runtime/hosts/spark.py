@@ -100,7 +100,7 @@ class SparkHost:
     ) -> None:
         self._context, self._setup, self._warn = context, setup, warn
         self._warned = False
-        self._cores = 1
+        self._cores: int | None = None
         self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
         self._executors = TakingPart(context, lambda _: process_for(setup, 1), self._names)
 
@@ -117,9 +117,12 @@ class SparkHost:
 
     @property
     def cores(self) -> int:
-        with suppress(Py4JError, ConnectionError):  # the next epoch says it if Java is gone
-            self._cores = self._executors.cores
-        return self._cores
+        """Those of the newest epoch's executors. Java is asked in epochs, not at each look for records: its client
+        writes a traceback to standard error where Java ends first."""
+        if self._cores is None:
+            with suppress(Py4JError, ConnectionError):  # the first epoch says it if Java is gone
+                self._cores = self._executors.cores
+        return self._cores or 1
 
     def warm(self) -> None:
         """Has a process of each executor build its worker, so that the first epoch does not wait for that. What goes
@@ -135,7 +138,8 @@ class SparkHost:
         try:
             self._names.epoch(work.plan.epoch)
             executors = self._executors.locations()
-            task = PeerTask(self._setup, work, share_out(work, self._executors.cores, len(executors)))
+            self._cores = self._executors.cores
+            task = PeerTask(self._setup, work, share_out(work, self._cores, len(executors)))
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
                 self._names.whole()
