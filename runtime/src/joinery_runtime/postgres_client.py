@@ -1,4 +1,4 @@
-"""What all users of Postgres share: how connections that stay open are set up, and what an error means.
+"""What all users of Postgres share: how connections are opened, and what an error means.
 
 By its SQLSTATE an error says whether waiting may mend it, and what to do about it. psycopg's classes do not say: its
 OperationalError holds a server that is away as well as a value that an index does not take, and a standby that takes no
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import select
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 CONNECTION_DEFAULTS: dict[str, Any] = {
@@ -25,8 +27,14 @@ CONNECTION_DEFAULTS: dict[str, Any] = {
 }
 """Defaults for settings that the DSN does not mention."""
 
+_ENCODING = "UTF8"
+
 _UNREACHABLE = "Check that Postgres runs and can be reached from here"
 _POOLED = "A pooler in transaction mode, or a failover, changed the server under the connection; it is opened anew"
+_RECODED = (
+    "Create a database with CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0 and name it in the DSN; pg_dump and "
+    "pg_restore take along what is in the old one"
+)
 
 # Codes and classes (two characters) that waiting may mend; the longest match counts.
 _AWAY = {
@@ -78,6 +86,41 @@ _UNSECURED = re.compile(
 _UNTAKEN = re.compile(r"unsupported startup parameter")  # pgbouncer
 
 
+class UnsuitableEncoding(psycopg.NotSupportedError):
+    """The database stores text in another encoding than UTF-8."""
+
+
+def connect(
+    dsn: str | Mapping[str, Any], *, application_name: str = "joinery", autocommit: bool = False
+) -> psycopg.Connection[Any]:
+    """Open a connection on which text is UTF-8, whatever the DSN and the environment (PGCLIENTENCODING) say, because
+    rows travel as UTF-8 bytes. Raises psycopg.Error; UnsuitableEncoding if the database cannot store all of Unicode."""
+    parameters = parsed(dsn) if isinstance(dsn, str) else dsn
+    defaults = CONNECTION_DEFAULTS | {"application_name": application_name}
+    address = make_conninfo(**(defaults | dict(parameters) | {"client_encoding": _ENCODING}))
+    # A prepared statement would outlive its transaction, and a pooler hands the server to other clients after that.
+    connection: psycopg.Connection[Any] = psycopg.connect(  # noqa: TID251
+        address, autocommit=autocommit, prepare_threshold=None
+    )
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != _ENCODING:
+        database = connection.info.dbname
+        connection.close()
+        raise UnsuitableEncoding(f"the database {database} has the encoding {encoding}; Joinery needs {_ENCODING}")
+    return connection
+
+
+def parsed(dsn: str) -> dict[str, Any]:
+    """Return the settings of a DSN. Raises psycopg.ProgrammingError without libpq's message, which may quote the
+    password."""
+    try:
+        return dict(conninfo_to_dict(dsn))
+    except psycopg.Error:
+        raise psycopg.ProgrammingError(
+            "the DSN is neither a postgresql:// address nor a list of key=value pairs"
+        ) from None
+
+
 def is_stale(connection: psycopg.Connection[Any]) -> bool:
     """Whether the server has ended an idle connection, as a restart does. Its notice is then waiting to be read. If the
     server vanished silently, only the next statement shows it."""
@@ -109,6 +152,8 @@ def advice(error: psycopg.Error, otherwise: str) -> str:
         return _found(code, _FINAL) or _found(code, _AWAY) or otherwise
     if is_away(error):
         return _UNREACHABLE
+    if isinstance(error, UnsuitableEncoding):
+        return _RECODED
     return "Check sslmode and the certificates of the DSN" if _UNSECURED.search(str(error)) else "Check the DSN"
 
 

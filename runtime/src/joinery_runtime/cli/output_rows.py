@@ -25,7 +25,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import FileOutput, Timestamps
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.postgres_client import is_away
+from joinery_runtime.postgres_client import connect, is_away
 from joinery_runtime.sinks import lake_table, output_topic
 from joinery_runtime.sinks.content import KafkaRecords
 from joinery_runtime.sinks.kafka_target import KafkaTarget
@@ -121,7 +121,7 @@ def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.Da
 
 def _connected(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:
     try:
-        connection = psycopg.connect(dsn, connect_timeout=10)
+        connection = connect(dsn)
     except psycopg.Error as error:
         raise _unreadable(table, error) from error
     connection.read_only = True

@@ -25,11 +25,10 @@ import polars.selectors as cs
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.postgres_client import CONNECTION_DEFAULTS, advice, is_away, is_stale
+from joinery_runtime.postgres_client import advice, connect, is_away, is_stale
 from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
@@ -213,7 +212,7 @@ def drop_staging(dsn: str, schema: str, job: str, *, apart: bool = False) -> Non
     an edit. Its drivers must have been fenced. Waits for tasks that still write. Raises SinkError or StoreUnavailable
     (OutputUnavailable if `apart`)."""
     try:
-        with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
+        with connect(dsn) as connection:
             connection.execute(_DROP_WAITS)
             for table in _staging_of(connection, schema, job):
                 connection.execute(sql.SQL("DROP TABLE {}").format(table))
@@ -225,7 +224,7 @@ def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
     """The names of the staging tables that `drop_staging` would drop in another database than the state's. Raises
     SinkError and OutputUnavailable."""
     try:
-        with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
+        with connect(dsn) as connection:
             return [table.as_string(connection) for table in _staging_of(connection, schema, job)]
     except psycopg.Error as error:
         raise problem_of("The staging tables cannot be looked for", error, apart=True) from error
@@ -257,8 +256,7 @@ class _Connections(threading.local):
         connection = self._open.get(dsn)
         if connection is None or connection.closed or is_stale(connection):
             self.drop(dsn)
-            parameters = CONNECTION_DEFAULTS | {"application_name": "joinery output"} | conninfo_to_dict(dsn)
-            connection = psycopg.connect(make_conninfo(**parameters), autocommit=True, prepare_threshold=None)
+            connection = connect(dsn, application_name="joinery output", autocommit=True)
             self._open[dsn] = connection
         return connection
 

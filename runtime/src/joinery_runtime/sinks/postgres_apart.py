@@ -19,6 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.postgres_client import connect
 from joinery_runtime.sinks.base import Attempt, AttemptRows, Receipt
 from joinery_runtime.sinks.postgres import PostgresSink, PostgresWriter, Staging, connections, problem_of
 from joinery_runtime.sinks.postgres_merge import NAMED, StagingMerge
@@ -147,7 +148,7 @@ def drop_marks(dsn: str, schema: str, job: str) -> None:
     """Deletes the marks of all outputs that the job has ever had in this database. Raises SinkError and
     OutputUnavailable."""
     try:
-        with psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10) as connection:
+        with connect(dsn) as connection:
             if _exists(connection, schema, _MARKS):
                 marks = sql.Identifier(schema, _MARKS)
                 connection.execute(sql.SQL("DELETE FROM {} WHERE job = %s").format(marks), (job,))

@@ -18,6 +18,7 @@ import pyarrow.csv as pacsv
 from psycopg import sql
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.postgres_client import connect
 from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.content import Piece
 from joinery_runtime.sinks.encode import rows_to_json
@@ -26,6 +27,8 @@ from joinery_runtime.sinks.postgres import REPLACEMENT, problem_of
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of
 
 _CSV_BYTES = 8 << 20
+# A role's or an environment's own settings (PGDATESTYLE) would change the text of dates and the last digits of floats.
+_AS_WRITTEN = "SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1"
 _SNAPSHOTS = 1000  # tries, of some milliseconds each
 
 
@@ -49,7 +52,7 @@ class PostgresContent:
         self._table, self._schema = table, table.columns(schema)
         self.upsert_key, self.retracted = table.upsert_key, table.retracted
         with self._problems():
-            self._connection = psycopg.connect(dsn, prepare_threshold=None, connect_timeout=10)
+            self._connection = connect(dsn)
             try:
                 self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                 self._connection.read_only = True
@@ -62,6 +65,7 @@ class PostgresContent:
         """Takes the snapshot, and returns the epoch up to which it has all rows."""
         for _ in range(_SNAPSHOTS):
             before = committed()
+            self._connection.execute(_AS_WRITTEN)
             if not columns_of(self._connection, self._table.identifier):
                 raise SinkError(
                     f"The output table {self._table.name} is missing", todo="It is created when the job starts"

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from joinery_runtime.errors import StateError, StoreUnavailable
-from joinery_runtime.postgres_client import CONNECTION_DEFAULTS, advice, is_away, is_stale
+from joinery_runtime.postgres_client import advice, connect, is_away, is_stale, parsed
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -73,9 +72,7 @@ class GuardedConnection:
         return self._connection
 
     def _connect(self) -> Connection:
-        connection = psycopg.connect(
-            make_conninfo(**(CONNECTION_DEFAULTS | self._parameters)), autocommit=True, prepare_threshold=None
-        )
+        connection = connect(self._parameters, autocommit=True)
         # Locking a row before reading relies on this level, whatever the database's default is.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         if self._prepare is not None:
@@ -151,9 +148,8 @@ def describe(parameters: dict[str, Any]) -> str:
 
 def _parse(dsn: str) -> dict[str, Any]:
     try:
-        parameters = conninfo_to_dict(dsn)
+        parameters = parsed(dsn)
     except psycopg.Error:
-        # libpq's message, and thus the cause, may quote the password.
         raise _bad_dsn("it is neither a postgresql:// address nor a list of key=value pairs") from None
     if any("@" in str(parameters.get(name, "")) for name in ("host", "port", "dbname")):
         raise _bad_dsn("there is an @ after the host's place")
