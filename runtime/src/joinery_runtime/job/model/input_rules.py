@@ -16,7 +16,7 @@ from joinery_runtime.job.model.draft import (
     repeats,
     unknown_column,
 )
-from joinery_runtime.job.model.times import ISO, TEXT, has_offset, is_pattern
+from joinery_runtime.job.model.times import ISO, TEXT, is_pattern, needs_zone
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
@@ -183,7 +183,7 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, "format"), f"column {dig(column, 'name')!r} is {kind}; text is for {listed(_TEXT_TYPES)}"
             elif written != TEXT and kind.name != "timestamp" and not (kind.name == "date" and is_pattern(written)):
                 yield (*at, "format"), f"column {dig(column, 'name')!r} is {kind}; {written} is a format of timestamp"
-            elif kind.name == "timestamp" and is_pattern(written) and not has_offset(written) and zone is None:
+            elif kind.name == "timestamp" and is_pattern(written) and needs_zone(written) and zone is None:
                 yield (*at, "format"), "the pattern has no offset (%z); write zone: UTC, or the zone of the times"
 
 

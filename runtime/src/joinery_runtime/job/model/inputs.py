@@ -227,8 +227,8 @@ class Column(Model):
 
     format: Annotated[Text, AfterValidator(checked_format)] | None = Field(default=None, examples=["%d.%m.%Y %H:%M:%S"])
     """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space
-    or without an offset too) or a pattern such as `%d.%m.%Y %H:%M:%S`; of a date a pattern. `text` takes numbers and
-    booleans in quotes too. Default: milliseconds or RFC 3339."""
+    or without an offset too) or a pattern of strptime such as `%d.%m.%Y %H:%M:%S`; of a date a pattern. `text` takes
+    numbers and booleans in quotes too. Default: milliseconds or RFC 3339."""
     zone: Annotated[Text, AfterValidator(checked_zone)] | None = Field(default=None, examples=["Europe/Berlin"])
     """The time zone of times without an offset, for example `Europe/Berlin`."""
 
