@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -11,6 +11,7 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
+from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.columns import ENGINE_FIELDS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
 from joinery_runtime.engine import cache as cache_module
@@ -34,11 +35,11 @@ class Blobs:
         return {key: self.blobs[key] for key in listed}
 
 
-def add(store: Blobs, key: str, epoch: int, hashes: list[int]) -> SegmentMeta:
+def add(store: Blobs, key: str, epoch: int, hashes: list[int], encoded: Callable[..., bytes] = to_blob) -> SegmentMeta:
     columns = [pa.array(hashes), pa.array(hashes), pa.array([0] * len(hashes)), pa.array(range(len(hashes)))]
     arrays = [column.cast(field.type) for column, field in zip(columns, ENGINE_FIELDS, strict=True)]
     run = Run.sort(pa.record_batch(arrays, schema=pa.schema(ENGINE_FIELDS)))
-    store.blobs[key] = encode(run.batch)
+    store.blobs[key] = encoded(run.batch)
     return describe(run, key=key, part="left", epoch=epoch, blob=store.blobs[key])
 
 
@@ -91,9 +92,46 @@ def test_a_segment_whose_hashes_come_out_differently_is_refused(tmp_path: Path) 
     """Rows under another hash would silently match nothing."""
     store, cache = opened(tmp_path)
     meta = add(store, "left/1-1-0-a/0", 1, [3, 1, 2])
-    with pytest.raises(StateError, match=r"left/1-1-0-a/0 of job job .*: hashes 1 to 3, where 1 to 4 were noted"):
+    facts = r"left/1-1-0-a/0 of job job is damaged: 3 rows with hashes 1 to 3, where 3 with 1 to 4 were noted"
+    with pytest.raises(StateError, match=facts):
         cache.get([replace(meta, hash_max=4)])
     assert list(tmp_path.iterdir()) == [], "or another process would map it"
+
+
+@pytest.mark.parametrize("encoded", [encode, to_blob])
+def test_a_damaged_segment_is_refused_and_not_cached(tmp_path: Path, encoded: Callable[..., bytes]) -> None:
+    store, cache = opened(tmp_path)
+    meta = add(store, "left/1-1-0-a/0", 1, [3, 1, 2], encoded)
+    store.blobs[meta.key] = store.blobs[meta.key][:-9]
+    with pytest.raises(StateError, match=r"Segment left/1-1-0-a/0 of job job is damaged: .*Restore a savepoint"):
+        cache.get([meta])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9, 1.0])
+def test_a_file_with_a_flipped_bit_is_loaded_again(tmp_path: Path, share: float) -> None:
+    store, cache = opened(tmp_path)
+    meta = add(store, "left/1-1-0-a/0", 1, [3, 1, 2])
+    cache.get([meta])
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[int(share * (len(content) - 1))] ^= 4
+    path.write_bytes(content)
+    for reads in (2, 2):
+        (run,) = SegmentCache(tmp_path, cast(StateStore, store), "job").get([meta])
+        assert run.hash.tolist() == [1, 2, 3]
+        assert len(store.asked) == reads
+
+
+@pytest.mark.parametrize("size", [0, 3, 8, 200])
+def test_a_file_that_a_crash_of_the_machine_cut_is_loaded_again(tmp_path: Path, size: int) -> None:
+    store, cache = opened(tmp_path)
+    meta = add(store, "left/1-1-0-a/0", 1, [3, 1, 2])
+    cache.get([meta])
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, size)
+    (run,) = SegmentCache(tmp_path, cast(StateStore, store), "job").get([meta])
+    assert run.hash.tolist() == [1, 2, 3]
 
 
 def test_what_is_not_live_goes_but_not_what_the_running_epoch_stages(tmp_path: Path) -> None:
@@ -122,7 +160,7 @@ def bounded(tmp_path: Path, segments: int) -> tuple[Blobs, SegmentCache, list[Se
     cache = SegmentCache(directory, cast(StateStore, store), "job", max_bytes=one * segments)
     for age, meta in enumerate(reversed(metas)):
         cache.get([meta])
-        (path,) = (path for path in directory.iterdir() if path.name.endswith(f".{meta.key[-1]}.arrow"))
+        (path,) = (path for path in directory.iterdir() if path.name.endswith(f".{meta.key[-1]}.checked"))
         os.utime(path, (1_000 - age, 1_000 - age))
     store.asked.clear()
     return store, cache, metas

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 
+import psycopg
 import pytest
 
 from joinery_runtime.state.memory import MemoryStore
@@ -59,3 +61,21 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Callable[[], StateStore]]
 @pytest.fixture
 def store(driver: Callable[[], StateStore]) -> StateStore:
     return driver()
+
+
+@pytest.fixture
+def damage(store: StateStore, request: pytest.FixtureRequest) -> Callable[[str, str, bytes], None]:
+    """Replaces the blob of a job's segment by other bytes, past the store."""
+
+    def replaced(job: str, key: str, blob: bytes) -> None:
+        if isinstance(store, MemoryStore):
+            segments = store._jobs[job].segments
+            segments[key] = replace(segments[key], blob=blob)
+            return
+        with psycopg.connect(request.getfixturevalue("dsn")) as connection:
+            connection.execute(
+                'UPDATE "shared by tests".state SET state_blob = %s WHERE (pipeline_name, group_key) = (%s, %s)',
+                (blob, job, key.encode()),
+            )
+
+    return replaced

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from joinery_runtime.core.table.blob import to_blob
+from joinery_runtime.core.table.segment import encode
 from joinery_runtime.errors import Fenced, IncompatibleState, StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.migrations import unchanged
@@ -442,6 +445,27 @@ class TestSegments:
         run_epoch(store, store.acquire(job), 1, ["a"])
         with pytest.raises(StateError, match="not in the store: b, c"):
             store.read_segments(job, ["c", "a", "b"])
+
+    @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+    def test_a_segment_with_a_flipped_bit_is_named(self, store: StateStore, job: str, damage, share: float) -> None:
+        blob = to_blob(pa.record_batch({"n": list(range(100))}))
+        record = store.acquire(job)
+        store.stage(job, [segment("left/1", blob=blob), segment("left/2", blob=blob)])
+        store.commit(job, record.generation, commit_of(1, ["left/1", "left/2"]))
+        flipped = bytearray(blob)
+        flipped[int(share * len(blob))] ^= 16
+        damage(job, "left/2", bytes(flipped))
+        assert store.read_segments(job, ["left/1"]) == {"left/1": blob}
+        with pytest.raises(StateError, match=rf"Segment left/2 of job {job} is damaged: .*xxh3.*Restore a savepoint"):
+            store.read_segments(job, ["left/1", "left/2"])
+
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_a_segment_without_a_checksum_is_read(self, store: StateStore, job: str, version: int) -> None:
+        blob = encode(pa.record_batch({"n": list(range(100))}))
+        record = store.acquire(job)
+        store.stage(job, [segment("left/1", blob=blob, version=version)])
+        store.commit(job, record.generation, commit_of(1, ["left/1"]))
+        assert store.read_segments(job, ["left/1"]) == {"left/1": blob}
 
     def test_staging_again_changes_nothing(self, store: StateStore, job: str) -> None:
         record = store.acquire(job)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import psycopg
+import pyarrow as pa
 import pytest
+from psycopg import sql
 
+from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.errors import Fenced, StateError
 from joinery_runtime.state.moving import MovableStore
 from joinery_runtime.state.store import JobRecord, Standing
@@ -56,6 +60,20 @@ def test_everything_that_it_needs_to_go_on_comes_along(
     assert target.sweep(job, record.generation) == 0
     restored = target.restore_savepoint(job, "sp")
     assert ([meta.key for meta in restored.segments], restored.epoch) == (["a", "b"], 3)
+
+
+def test_a_damaged_segment_does_not_move(
+    source: MovableStore, target: MovableStore, job: str, before: JobRecord, dsn: str
+) -> None:
+    blob = to_blob(pa.record_batch({"n": [1, 2, 3]}))
+    source.stage(job, [segment("d", blob=blob, epoch=3)])
+    source.commit(job, before.generation, commit_of(3, ["d"], plan={"epoch": 3}))
+    with psycopg.connect(dsn) as connection:
+        flipped, table = blob[:-1] + bytes([blob[-1] ^ 1]), sql.Identifier(source.schema, "state")
+        connection.execute(sql.SQL("UPDATE {} SET state_blob = %s WHERE group_key = 'd'").format(table), (flipped,))
+    with pytest.raises(StateError, match=f"Segment d of job {job} is damaged"):
+        source.move_to(target, job)
+    assert (source.moved_to(job), target.record(job)) == (None, None)
 
 
 def test_a_running_driver_is_fenced_and_none_starts_at_the_old_place(

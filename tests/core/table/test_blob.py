@@ -43,6 +43,11 @@ def rows(users: Sequence[str | None]) -> pa.RecordBatch:
     return Run.sort(batch).batch
 
 
+def stored_schema(blob: bytes) -> pa.Schema:
+    """Of the columns that are stored, behind the checksum."""
+    return pa.ipc.open_stream(blob[16:]).schema
+
+
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.bool_(): st.booleans(),
     pa.int32(): st.integers(-(2**31), 2**31 - 1) | st.integers(-3, 3),
@@ -95,7 +100,7 @@ def test_numbers_and_lengths_take_as_few_bytes_as_they_fit(
 ) -> None:
     batch = pa.record_batch({"c": pa.array(values, kind)})
     blob = to_blob(batch)
-    assert pa.ipc.open_stream(blob).schema.field("c").type == stored
+    assert stored_schema(blob).field("c").type == stored
     assert from_blob(blob).equals(batch)
 
 
@@ -109,7 +114,7 @@ def test_bytes_in_the_place_of_a_null_are_no_text(packed: None) -> None:
 def test_a_hash_that_follows_from_the_key_is_not_stored(packed: None) -> None:
     batch = rows(["b", "a", None, "c"])
     blob = to_blob(batch, ["user"])
-    assert HASH not in pa.ipc.open_stream(blob).schema.names
+    assert HASH not in stored_schema(blob).names
     assert from_blob(blob).equals(batch)
     assert from_blob(blob, lambda keys: key_hash(keys) ^ np.uint64(1)).column(HASH).to_pylist() == [
         value ^ 1 for value in batch.column(HASH).to_pylist()
@@ -121,20 +126,44 @@ def test_an_address_of_co_partitioned_inputs_is_not_stored_either(packed: None) 
     addresses = partition_addresses(batch.column(PARTITION).to_numpy(), batch.column(HASH).to_numpy(), 3)
     batch = batch.set_column(0, batch.schema.field(0), pa.array(addresses))
     blob = to_blob(batch, ["user"], 3)
-    assert HASH not in pa.ipc.open_stream(blob).schema.names
+    assert HASH not in stored_schema(blob).names
     assert from_blob(blob).equals(batch)
 
 
 def test_few_rows_are_stored_as_they_are() -> None:
     batch = rows([str(number) for number in range(FEW_ROWS)])
     few = batch.slice(1)
-    assert to_blob(few, ["user"]) == encode(few)
+    assert to_blob(few, ["user"])[16:] == encode(few)
     assert from_blob(encode(few)).equals(few)
     assert len(to_blob(batch, ["user"])) * 3 < len(encode(batch))
 
 
 def test_what_the_first_release_of_version_2_wrote_is_read() -> None:
     assert from_blob(VERSION_2.read_bytes()).equals(rows(["a", None, "ccc"]))
+
+
+@pytest.mark.parametrize("few_rows", [0, FEW_ROWS], ids=["packed", "few"])
+def test_no_flipped_bit_decodes(monkeypatch: pytest.MonkeyPatch, few_rows: int) -> None:
+    monkeypatch.setattr(module, "FEW_ROWS", few_rows)
+    blob = to_blob(rows([f"user {number % 7}" for number in range(50)]), ["user"])
+    for place in range(len(blob)):
+        damaged = bytearray(blob)
+        damaged[place] ^= 1 << place % 8
+        with pytest.raises((ValueError, OSError)):
+            from_blob(bytes(damaged))
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 16, 17, 300])
+def test_no_piece_of_a_blob_decodes(size: int) -> None:
+    with pytest.raises((ValueError, OSError)):
+        from_blob(to_blob(rows(["a"] * 50))[:size])
+
+
+@pytest.mark.parametrize("few_rows", [0, FEW_ROWS], ids=["packed", "few"])
+def test_what_was_written_without_a_checksum_is_read(monkeypatch: pytest.MonkeyPatch, few_rows: int) -> None:
+    monkeypatch.setattr(module, "FEW_ROWS", few_rows)
+    batch = rows(["b", "a", None, "c"])
+    assert from_blob(to_blob(batch, ["user"])[16:]).equals(batch)
 
 
 def test_other_bytes_are_refused() -> None:

@@ -1,11 +1,13 @@
 """Caches segments next to the tasks: decoded once into uncompressed Arrow files, then memory-mapped by every process.
 
 A segment is immutable and its key is unique for ever, so a cached copy is never stale. Missing segments are loaded from
-the state store; losing a file, or the directory, costs only time.
+the state store; losing a file, or the directory, costs only time. A file ends with the xxh3_64 of what it holds, which
+a process checks when it maps the file of another one, or of an earlier life: a damaged file is loaded again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -15,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import xxhash
 
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, decode
-from joinery_runtime.errors import StateError
-from joinery_runtime.state.decisions import by_bytes
+from joinery_runtime.state.decisions import by_bytes, damaged_segment
 from joinery_runtime.state.store import SegmentReader
 
 DEFAULT_MAX_BYTES = 10 << 30
@@ -29,8 +31,11 @@ DEFAULT_MAX_BYTES = 10 << 30
 READ_BYTES = 16 << 20
 """Bytes of blobs that a thread reads at a time: while it does, they are in memory twice, once in libpq."""
 
-_SUFFIX = ".arrow"
+_SUFFIX = ".checked"  # earlier releases, whose files are `.arrow`, do not know the checksum
+_CHECKSUM_BYTES = 8
 _ABANDONED_SECONDS = 600  # a partial file without a write for this long belongs to a process that died
+
+logger = logging.getLogger("joinery.cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,14 @@ class SegmentCache:
 
     def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
         """Returns the runs of these segments, in order. Reads the missing ones in few calls of the store. Raises
-        StateError when the store lacks one."""
+        StateError when the store lacks one or has it with other bytes."""
         # Holds the runs itself: a stale attempt of another epoch may meanwhile drop them from the cache.
         found = {s.key: run for s in segments if (run := self._here(s)) is not None}
         missing = {s.key: s for s in segments if s.key not in found}
         for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
             blobs = self._store.read_segments(self._job, keys)
             for key in keys:
-                rows = from_blob(blobs.pop(key), self._hasher)
-                self._check(missing[key], rows)
+                rows = self._decoded(missing[key], blobs.pop(key))
                 found[key] = self.put(key, missing[key].epoch, rows)
         for segment in segments:
             if segment.key not in missing:
@@ -85,15 +89,19 @@ class SegmentCache:
         """Whether the segment is available without a read from the store."""
         return key in self._open or self._path(key).exists()
 
-    def _check(self, meta: SegmentMeta, rows: pa.RecordBatch) -> None:
-        """Raises StateError if the hashes, which decoding computes again, are not those noted when it was written."""
-        hashes = rows.column(HASH)
-        if (hashes[0].as_py(), hashes[-1].as_py()) != (meta.hash_min, meta.hash_max):
-            raise StateError(
-                f"Segment {meta.key} of job {self._job} does not hold what was noted of it",
-                facts=f"hashes {hashes[0]} to {hashes[-1]}, where {meta.hash_min} to {meta.hash_max} were noted",
-                todo="Restore a savepoint from before it was written, and report this",
-            )
+    def _decoded(self, meta: SegmentMeta, blob: bytes) -> pa.RecordBatch:
+        """Raises StateError if the blob cannot be decoded, or not to the hashes that were noted when it was written:
+        older blobs have no checksum."""
+        try:
+            rows = from_blob(blob, self._hasher)
+        except (ValueError, OSError, KeyError) as error:
+            raise damaged_segment(self._job, meta.key, str(error)) from error
+        hashes, noted = rows.column(HASH), (meta.hash_min, meta.hash_max)
+        if rows.num_rows != meta.rows or (hashes[0].as_py(), hashes[-1].as_py()) != noted:
+            between = f" with hashes {hashes[0]} to {hashes[-1]}" if len(hashes) else ""
+            facts = f"{rows.num_rows} rows{between}, where {meta.rows} with {noted[0]} to {noted[1]} were noted"
+            raise damaged_segment(self._job, meta.key, facts)
+        return rows
 
     def put(self, key: str, epoch: int, batch: pa.RecordBatch) -> Run:
         """Stores a sorted batch, made in `epoch`, under its segment key, and returns it memory-mapped."""
@@ -102,12 +110,14 @@ class SegmentCache:
         try:
             with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
-            mapped = pa.memory_map(str(partial))
+            content = pa.memory_map(str(partial)).read_buffer()
+            with partial.open("ab") as file:
+                file.write(xxhash.xxh3_64_digest(content))
             partial.rename(path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        cached = self._open[key] = _view(epoch, mapped)
+        cached = self._open[key] = _view(epoch, content)
         return cached.run
 
     def retain(self, live: Collection[str], epoch: int) -> None:
@@ -147,17 +157,31 @@ class SegmentCache:
         """Returns the run if it is available without the store."""
         cached = self._open.get(segment.key)
         if cached is None:
-            try:
-                source = pa.memory_map(str(self._path(segment.key)))
-            except FileNotFoundError:
+            content = _checked(self._path(segment.key))
+            if content is None:
                 return None
-            cached = self._open[segment.key] = _view(segment.epoch, source)
+            cached = self._open[segment.key] = _view(segment.epoch, content)
         return cached.run
 
     def _path(self, key: str) -> Path:
         return self._directory / f"{key.replace('/', os.extsep)}{_SUFFIX}"
 
 
-def _view(epoch: int, source: pa.MemoryMappedFile) -> _Cached:
+def _checked(path: Path) -> pa.Buffer | None:
+    """Map a file of the cache. Return None if there is none, or if it is damaged, as after a crash of the machine: then
+    the file is removed."""
+    try:
+        whole = pa.memory_map(str(path)).read_buffer()
+    except FileNotFoundError:
+        return None
+    content, noted = whole[:-_CHECKSUM_BYTES], whole[-_CHECKSUM_BYTES:]
+    if noted.to_pybytes() == xxhash.xxh3_64_digest(content):
+        return content
+    logger.warning("The file %s of the segment cache is damaged; the segment is read from the store again", path)
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _view(epoch: int, content: pa.Buffer) -> _Cached:
     # Reads from one buffer over the mapping, so that every read is a memory access: nothing is copied either way.
-    return _Cached(epoch, Run.view(decode(source.read_buffer())))
+    return _Cached(epoch, Run.view(decode(content)))

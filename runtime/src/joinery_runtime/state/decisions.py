@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from joinery_runtime.core.table.blob import check_blob
 from joinery_runtime.errors import CommittedSince, Fenced, Moved, StateError
 from joinery_runtime.state.store import EpochCommit, JobRecord, Json, SegmentMeta, Standing, StoredSavepoint
 
@@ -323,6 +324,24 @@ def check_stage(job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> dict
     if len(by_key) != len(segments):
         raise StateError(f"Job {job} stages a segment key twice in one call", facts=name_keys(by_key))
     return by_key
+
+
+def check_blobs(job: str, blobs: Mapping[str, bytes]) -> None:
+    """Raise StateError if a blob that carries a checksum does not have the bytes that were written."""
+    for key, blob in blobs.items():
+        try:
+            check_blob(blob)
+        except ValueError as error:
+            raise damaged_segment(job, key, str(error)) from error
+
+
+def damaged_segment(job: str, key: str, facts: str) -> StateError:
+    return StateError(
+        f"Segment {key} of job {job} is damaged",
+        facts=facts,
+        todo="Look for errors of disk and memory where the state is stored. Restore a savepoint from before it was "
+        "written (joinery state restore), or a backup of the database",
+    )
 
 
 def different_bytes(job: str, key: str) -> StateError:

@@ -192,7 +192,9 @@ class MemoryStore:
             ]
             if gone:
                 raise decisions.missing_segments(job, gone, "not in the store")
-            return {key: entry.segments[key].blob for key in wanted}
+            blobs = {key: entry.segments[key].blob for key in wanted}
+        decisions.check_blobs(job, blobs)
+        return blobs
 
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
         plan, result, signature = encode_json(commit.plan), encode_json(commit.result), encode_json(commit.signature)

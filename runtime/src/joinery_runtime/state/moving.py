@@ -22,7 +22,7 @@ from joinery_runtime.errors import StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.connection import Connection, GuardedConnection
 from joinery_runtime.state.ddl import installed_version
-from joinery_runtime.state.decisions import StoredJob
+from joinery_runtime.state.decisions import StoredJob, by_bytes
 from joinery_runtime.state.postgres import PostgresStore
 
 _TABLES = ("jobs", "state", "offsets", "epochs", "savepoints", "savepoint_segments", "claims")
@@ -44,6 +44,7 @@ SELECT coalesce(sum(octet_length(state_blob)), 0)::bigint,
 FROM {schema}.state t WHERE {where}
 """
 _BYTES = "SELECT coalesce(sum(octet_length(state_blob)), 0)::bigint FROM {schema}.state t WHERE {where}"
+_SIZES = "SELECT group_key, octet_length(state_blob) FROM {schema}.state t WHERE {where} ORDER BY group_key"
 
 _KNOWS = "SELECT 1 FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted"
 _BEGIN_MOVE = """
@@ -103,6 +104,7 @@ class MovableStore(PostgresStore):
             raise decisions.moved(stored)
         arrived = target._arrived(job, stored)
         if not arrived:
+            self._check_segments(job)
             self._depart(job, target.place)
             self._copy_all(target, job)
         self._leave(job, target.place)
@@ -141,6 +143,13 @@ class MovableStore(PostgresStore):
             facts=self.place,
             todo="Name another database or schema, or delete that job's state there first",
         )
+
+    def _check_segments(self, job: str) -> None:
+        """Raise StateError if a segment is damaged; the copy is compared with what is here."""
+        with self._connection.session() as connection:
+            sizes = connection.execute(self._filled(_SIZES, "state"), {"job": job}).fetchall()
+            for keys in by_bytes((key.decode(), size) for key, size in sizes):
+                decisions.check_blobs(job, self._segments.read(connection, job, keys))
 
     def _depart(self, job: str, place: str) -> None:
         with self._connection.transaction() as connection:

@@ -167,6 +167,7 @@ class PostgresStore:
                 decisions.require_job(self._stored(connection, job), job)
         if gone:
             raise decisions.missing_segments(job, gone, "not in the store")
+        decisions.check_blobs(job, found)
         return {key: found[key] for key in wanted}
 
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:

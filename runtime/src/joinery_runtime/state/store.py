@@ -185,7 +185,8 @@ class SegmentReader(Protocol):
     """Reads blobs by key. Blobs are immutable, so a reader may cache them for ever."""
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
-        """Returns the blobs of live and of pinned segments, by key. Raises StateError naming a key that is missing."""
+        """Returns the blobs of live and of pinned segments, by key. Raises StateError naming a key that is missing, or
+        whose bytes are not those that were staged (`blob.check_blob`)."""
         ...
 
 

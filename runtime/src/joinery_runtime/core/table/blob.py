@@ -1,5 +1,8 @@
 """The byte format of a segment in the store.
 
+Version 3 is eight bytes that name it, the xxh3_64 (seed 0, big-endian) of all bytes that follow, and the bytes of
+version 2: a flipped bit often decodes, to other rows.
+
 Version 2 is two Arrow streams, one after the other, with every buffer compressed by zstd:
 
 * one batch of the run's n rows, in which columns may be packed. A text or binary column becomes the lengths of its
@@ -23,6 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from joinery_runtime.core.table.columns import HASH, PARTITION, SCALARS, type_name
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
@@ -32,6 +36,8 @@ from joinery_runtime.core.table.segment import decode, encode
 FEW_ROWS = 4_096
 """Fewer rows than this are stored in version 1's format: packing takes 0.6 ms, however small the segment."""
 
+_CHECKED = b"JOINERY3"
+_CHECKSUM_END = len(_CHECKED) + 8
 _FILE = b"ARROW1"
 _TYPE, _FROM, _KEYS, _PARTITIONS = b"type", b"from", b"keys", b"partitions"
 _ZSTD_LEVEL = 1
@@ -43,6 +49,29 @@ _NARROW: tuple[tuple[int, pa.DataType], ...] = ((1 << 8, pa.uint8()), (1 << 16, 
 def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = (), co_partitions: int = 0) -> bytes:
     """Encodes the rows of a run. `keys` are the columns from which `$hash` is computed (rule V1); empty: `$hash` is
     stored. `co_partitions` is the number of partitions that co-partitioned inputs share."""
+    content = _packed(rows, keys, co_partitions)
+    return b"".join((_CHECKED, xxhash.xxh3_64_digest(content), content))
+
+
+def check_blob(blob: bytes | pa.Buffer) -> None:
+    """Raise ValueError if the blob has a checksum and its bytes are not those that were written."""
+    _content(blob)
+
+
+def _content(blob: bytes | pa.Buffer) -> memoryview:
+    """Return the bytes behind the checksum; all bytes of a blob without one."""
+    view = memoryview(blob)
+    if view[: len(_CHECKED)] != _CHECKED:
+        return view
+    noted, content = view[len(_CHECKED) : _CHECKSUM_END], view[_CHECKSUM_END:]
+    digest = xxhash.xxh3_64_digest(content)
+    if noted != digest:
+        raise ValueError(f"its checksum (xxh3) is {digest.hex()}, {noted.hex()} was noted when it was written")
+    return content
+
+
+def _packed(rows: pa.RecordBatch, keys: Sequence[str], co_partitions: int) -> bytes:
+    """Encode the rows as version 2 does."""
     if rows.num_rows < FEW_ROWS:
         return encode(rows)
     texts: dict[str, pa.Array] = {}
@@ -63,9 +92,10 @@ def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = (), co_partitions: int =
 
 def from_blob(blob: bytes | pa.Buffer, hasher: KeyHash = key_hash) -> pa.RecordBatch:
     """Decodes the rows, of any version that this release reads. Raises ValueError for other bytes."""
-    if bytes(memoryview(blob)[: len(_FILE)]) == _FILE:
-        return decode(blob)
-    source = pa.BufferReader(blob)
+    content = _content(blob)
+    if content[: len(_FILE)] == _FILE:
+        return decode(content)
+    source = pa.BufferReader(content)
     stored, texts = _read(source), _read(source)
     columns = {
         field.name: _restored(field, column, texts) for field, column in zip(stored.schema, stored.columns, strict=True)

@@ -17,7 +17,7 @@ from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.sort import HashFilter, by_hash_and_time
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 MIGRATED = "~"
 """Separates, in the key of a migrated segment, its original key from what the migration appended."""
 
@@ -125,7 +125,7 @@ def encode(batch: pa.RecordBatch, *, compression: str | None = "lz4") -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def decode(blob: bytes | pa.Buffer) -> pa.RecordBatch:
+def decode(blob: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
     """Decodes the batch of such a file, without copying if it is not compressed."""
     options = pa.ipc.IpcReadOptions(use_threads=False)
     return pa.ipc.open_file(pa.BufferReader(blob), options=options).get_batch(0)
