@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from job.chains import load
+from job.chains import document, load, said_of
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
@@ -385,3 +385,187 @@ def test_documents_in_avro() -> None:
     decoded = of_values(side, pa.array([target.getvalue()], pa.binary()))
     assert decoded.bad == []
     assert decoded.rows["n"].to_pylist() == [7]
+
+
+# --- which events count -----------------------------------------------------------------------------------------------
+
+
+def test_a_stream_may_leave_updates_out_and_their_times_still_count() -> None:
+    side = model(debezium={"ops": ["c", "r"]})
+    decoded = decode(side, CHANGES)
+    assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == [(1, "a", 1), (2, "b", 2)]
+    assert (decoded.index.tolist(), decoded.bad) == ([0, 1], [])
+    assert decoded.dropped == {"deletion": 1, "tombstone": 1, "update": 1}
+    assert decoded.passed == (3, 3)
+    only_updates = decode(model(debezium={"ops": ["u"]}), CHANGES)
+    assert only_updates.rows["name"].to_pylist() == ["c"]
+    assert only_updates.dropped == {"deletion": 1, "tombstone": 1, "creation": 1, "snapshot": 1}
+
+
+def test_an_update_without_its_row_is_no_dead_letter_where_updates_are_left_out() -> None:
+    decoded = decode(model(debezium={"ops": ["c", "r"]}), [event("u", None), event("c", None)])
+    assert [bad.index for bad in decoded.bad] == [1]
+    assert decoded.dropped == {"update": 1}
+
+
+@pytest.mark.parametrize(
+    ("more", "place", "text"),
+    [
+        ({"debezium": {"ops": ["c"]}, **TABLE}, "debezium.ops", "a table takes every change"),
+        ({"debezium": {"ops": ["c"]}, "format": "json", "schema": [ID, {"name": "ts", "type": "int64"}]},
+         "debezium", "only change events of Debezium have ops"),
+        ({"table": {"key": ["id"], "deletedBy": {"path": "__deleted"}}}, "table.deletedBy", "say themselves"),
+        ({"table": {"key": ["id"], "deletedBy": {"path": "__deleted"}}, "format": "csv",
+          "schema": [ID, {"name": "ts", "type": "int64"}]}, "table.deletedBy", "no field that marks deletions"),
+    ],
+)  # fmt: skip
+def test_what_fits_no_input_is_refused(more: dict[str, Any], place: str, text: str) -> None:
+    kafka = {"bootstrapServers": "127.0.0.1:1", "topic": "t"}
+    right = {
+        "name": "r",
+        "kafka": kafka,
+        "format": "debezium-json",
+        "schema": [ID, NAME, TS],
+        "eventTime": "ts",
+        **more,
+    }
+    left = {**right, "name": "l", "format": "json", "schema": [ID, {"name": "ts", "type": "int64"}]}
+    matching = (
+        {"asOf": {"historyRetention": "1h"}}
+        if "table" in more
+        else {"interval": {"of": "l", "lower": "0s", "upper": "1s"}}
+    )
+    joins = {"right": "r", "keys": {"l.id": "r.id"}, **matching}
+    wrong = said_of(document(joins, inputs=[without_table(left), right]))
+    assert list(wrong) == [f"spec.inputs[1].{place}"]
+    assert text in wrong[f"spec.inputs[1].{place}"]
+
+
+def without_table(side: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in side.items() if name not in {"table", "debezium"}}
+
+
+# --- topics that were unwrapped ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mark", ["true", True], ids=["text", "boolean"])
+@pytest.mark.parametrize(
+    "more",
+    [[], [{"name": "__deleted", "type": "string"}], [{"name": "d", "type": "boolean", "path": "__deleted"}]],
+    ids=["not a column", "a column", "a column of another name"],
+)
+def test_a_field_marks_the_deletions_of_an_unwrapped_topic(mark: Any, more: list[Any]) -> None:
+    if isinstance(mark, str) and more and more[0]["type"] == "boolean":
+        pytest.skip("a boolean column takes no text")
+    columns = [ID, NAME, {"name": "ts", "type": "int64", "path": "__source_ts_ms"}, *more]
+    side = model(columns, format="json", table={"key": ["id"], "deletedBy": {"path": "__deleted", "value": "true"}})
+    no = "false" if isinstance(mark, str) else False
+    rows: list[Event] = [
+        {"id": 1, "name": "a", "__deleted": no, "__source_ts_ms": 1},
+        {"id": 1, "name": "a", "__deleted": mark, "__source_ts_ms": 2},
+        {"id": 2, "name": "b", "__source_ts_ms": 3},
+        {"id": 3, "name": "c", "$delete": True, "__source_ts_ms": 4},
+    ]
+    decoded = decode(side, rows)
+    assert decoded.bad == []
+    assert decoded.deleted is not None
+    assert decoded.deleted.tolist() == [False, True, False, True]
+    assert decoded.rows["id"].to_pylist() == [1, 1, 2, 3]
+    assert decoded.rows["name"].to_pylist() == ["a", None, "b", None]
+    assert decoded.rows["ts"].to_pylist() == [1, 2, 3, 4]
+    assert decoded.rows.column_names == [column["name"] for column in columns]
+
+
+def test_the_field_may_be_inside_of_the_record_and_say_another_word() -> None:
+    by = {"path": "meta.op", "value": "DELETE"}
+    side = model([ID, NAME, {"name": "ts", "type": "int64"}], format="json", table={"key": ["id"], "deletedBy": by})
+    decoded = decode(side, [{"id": 1, "ts": 1, "meta": {"op": "DELETE"}}, {"id": 1, "ts": 2, "meta": {"op": "INSERT"}}])
+    assert decoded.deleted is not None
+    assert decoded.deleted.tolist() == [True, False]
+
+
+# --- decimals ---------------------------------------------------------------------------------------------------------
+
+CONNECT_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+MONEY = {"name": "amount", "type": "decimal(12,2)"}
+
+
+def with_fields(row: dict[str, Any], op: str = "c", raw: str | None = None, **types: Any) -> bytes:
+    """An event with the connector's schemas; `raw` takes the place of the text RAW."""
+    fields = [{"field": name, **of} for name, of in types.items()]
+    sides = [{"field": side, "type": "struct", "fields": fields} for side in ("before", "after")]
+    document = {"schema": {"type": "struct", "fields": sides}, "payload": event(op, row)}
+    return json.dumps(document).replace('"RAW"', raw or "").encode()
+
+
+def scaled(scale: int) -> dict[str, Any]:
+    return {"type": "bytes", "name": CONNECT_DECIMAL, "parameters": {"scale": str(scale)}}
+
+
+@pytest.mark.parametrize(
+    ("value", "scale", "number"),
+    [("AxY=", 2, "7.90"), ("1234", 2, "-26588.24"), ("12e5", 2, "-26604.23"), ("AQ==", 0, "1.00"),
+     ("AQ==", -2, "100.00"),
+     ("/w==", 2, "-0.01"), ("AA==", 2, "0.00"), ("RAW 12.50", 2, "12.50"), ("RAW 1234", 2, "1234.00"),
+     ("RAW 1E+3", 2, "1000.00"), ("RAW 1234", 0, "1234.00"), (None, 2, None)],
+)  # fmt: skip
+def test_a_decimal_is_the_bytes_that_the_schema_says_or_a_number(value: Any, scale: int, number: str | None) -> None:
+    raw = value.removeprefix("RAW ") if isinstance(value, str) and value.startswith("RAW ") else None
+    record = with_fields({"id": 1, "amount": value if raw is None else "RAW"}, raw=raw, amount=scaled(scale))
+    decoded = of_values(model([ID, MONEY, TS]), pa.array([record], pa.binary()))
+    assert decoded.bad == []
+    assert [str(each) if each is not None else None for each in decoded.rows["amount"].to_pylist()] == [number]
+
+
+def test_text_that_the_schema_says_is_text_is_a_number() -> None:
+    record = with_fields({"id": 1, "amount": "1234"}, amount={"type": "string"})
+    decoded = of_values(model([ID, MONEY, TS]), pa.array([record], pa.binary()))
+    assert [str(each) for each in decoded.rows["amount"].to_pylist()] == ["1234.00"]
+
+
+def test_decimals_inside_of_arrays_and_of_deletions_and_with_a_scale_of_their_own() -> None:
+    columns = [{"name": "id", "type": "decimal(9,0)"}, {**MONEY, "path": "prices[1]"},
+               {"name": "rate", "type": "decimal(9,3)"}, TS]  # fmt: skip
+    types = {"id": scaled(0), "prices": {"type": "array", "items": scaled(2)},
+             "rate": {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal"}}  # fmt: skip
+    row = {"id": "BNI=", "prices": ["AQ==", "1234"], "rate": {"scale": 3, "value": "BNI="}}
+    side = model(columns, table={"key": ["id"]})
+    records = [with_fields(row, **types), with_fields({"id": "BNI="}, "d", **types)]
+    decoded = of_values(side, pa.array(records, pa.binary()))
+    assert decoded.bad == []
+    assert [str(each) for each in decoded.rows["id"].to_pylist()] == ["1234", "1234"]
+    assert str(decoded.rows["amount"][0].as_py()) == "-26588.24"
+    assert str(decoded.rows["rate"][0].as_py()) == "1.234"
+
+
+def test_without_a_schema_the_reason_names_what_the_text_may_be() -> None:
+    values = [{"id": 1, "amount": "AxY="}, {"id": 2, "amount": {"scale": 2, "value": "AxY="}}, {"id": 3, "amount": "x"}]
+    reasons = [bad.reason for bad in decode(model([ID, MONEY, TS]), [event("c", row) for row in values]).bad]
+    assert "Kafka Connect's Decimal" in reasons[0]
+    assert "decimal.handling.mode: string" in reasons[0]
+    assert "VariableScaleDecimal" in reasons[1]
+    assert reasons[2] == "column amount: 'x' is not a valid decimal(12,2)"
+
+
+def test_decimals_of_avro_by_their_connect_names() -> None:
+    decimal = {"type": "bytes", "connect.name": CONNECT_DECIMAL, "connect.parameters": {"scale": "2"}}
+    variable = {"type": "record", "name": "V", "connect.name": "io.debezium.data.VariableScaleDecimal",
+                "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}]}  # fmt: skip
+    written = envelope({"name": "amount", "type": ["null", decimal]}, {"name": "rate", "type": ["null", variable]},
+                       {"name": "all", "type": {"type": "array", "items": decimal}})  # fmt: skip
+    columns = [ID, MONEY, {"name": "rate", "type": "decimal(9,3)"}, {**MONEY, "name": "second", "path": "all[1]"}, TS]
+    side = model(columns, format="debezium-avro", avroSchema=json.dumps(written))
+    row = {
+        "id": 1,
+        "name": "a",
+        "amount": b"\x03\x16",
+        "rate": {"scale": 3, "value": b"\x04\xd2"},
+        "all": [b"\1", b"\2"],
+    }
+    out = io.BytesIO()
+    fastavro.schemaless_writer(
+        out, fastavro.parse_schema(written), {"source": {"ts_ms": 5}, "op": "c", "before": None, "after": row}
+    )
+    decoded = of_values(side, pa.array([out.getvalue()], pa.binary()))
+    assert decoded.bad == []
+    assert [str(decoded.rows[name][0].as_py()) for name in ("amount", "rate", "second")] == ["7.90", "1.234", "0.02"]

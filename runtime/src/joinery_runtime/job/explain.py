@@ -11,7 +11,7 @@ from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration, format_time
-from joinery_runtime.job.model.inputs import AtTimestamp, FileInput, Input, KafkaInput
+from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, FileInput, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.quantity import format_bytes
@@ -131,6 +131,10 @@ def _input_plan(side: Input) -> InputPlan:
     decoding = f"{side.format} rows; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
     if side.table is not None:
         decoding += f"; a table: each row is a version of its {listed(side.table.key)}"
+        if side.table.deleted_by is not None:
+            decoding += f"; {side.table.deleted_by.path}: {side.table.deleted_by.value} deletes it"
+    elif side.change_events:
+        decoding += f"; each event of op {' or '.join((side.debezium or Debezium()).ops)} is a row, the row after"
     return InputPlan(side.name, source, decoding, _watermark(side))
 
 
@@ -252,6 +256,19 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
         yield from session_warnings(job)
     for side in job.inputs:
         yield from _watermark_warnings(side)
+    yield from update_warnings(job)
+
+
+def update_warnings(job: Job) -> Iterator[str]:
+    """Warns of streams of change events in which each update of a row is a row more, and no word of the user says that
+    this is meant."""
+    for side in job.inputs:
+        if side.change_events and side.table is None and side.debezium is None:
+            yield (
+                f"UPDATES ARE ROWS of {side.name}: each update of a row in the database is one row more, so sums and "
+                "counts have the row as often as it was changed. Write debezium: {ops: [c, r]} to count each row once, "
+                "as it was created, or {ops: [c, r, u]} if every change is meant"
+            )
 
 
 def _watermark_warnings(side: Input) -> Iterator[str]:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 import polars as pl
 import pyarrow as pa
 
+from joinery_runtime.sources.connect_types import decimal_hint
 from joinery_runtime.sources.records import Fault
 
 _INTEGER = re.compile(r"[+-]?\d{1,19}\Z")
@@ -81,6 +82,8 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
     hint = ""
     if pa.types.is_timestamp(target) and isinstance(value, str) and (written := _ISO.match(value)):
         hint = "; write the column's format: iso" + ("" if written.group(4) else " and its zone")
+    if pa.types.is_decimal(target):
+        hint = decimal_hint(value)
     return f"column {column}: {shown(value)} is not a valid {_described(target)}{hint}"
 
 

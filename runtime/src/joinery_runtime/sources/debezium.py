@@ -2,13 +2,15 @@
 
     {"op": "u", "before": {...}, "after": {...}, "source": {...}, "ts_ms": 1700000000000}
 
-Rows that were created, read by a snapshot or updated (`c`, `r`, `u`) are the row after. A deletion (`d`) has the row
-before; some databases log only its key. In a table a deletion deletes; in a stream, which has no deletions, it
-is dropped and counted, as is the record without a value that follows each deletion for the sake of compaction.
+Rows that were created, read by a snapshot or updated (`c`, `r`, `u`) are the row after. A stream may leave some of them
+out (`debezium.ops`). A deletion (`d`) has the row before; some databases log only its key. In a table a deletion
+deletes; in a stream, which has no deletions, it is dropped and counted, as is the record without a value that follows
+each deletion for the sake of compaction.
 Anything else (`t`, a table was emptied) is a bad record.
 
 Dates are days since 1970. Where the connector's schema is beside the envelope (JSON) or each record names it (Avro), it
-says what numbers of timestamp columns count. MongoDB's rows are documents, which are text of JSON (`_Documents`).
+says what numbers of timestamp columns count, and which text is the bytes of a decimal. MongoDB's rows are
+documents, which are text of JSON (`_Documents`).
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.inputs import Debezium, Input
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.sources.connect_types import TIMES, name_in_json
-from joinery_runtime.sources.convert import checked, convert, in_years
+from joinery_runtime.sources.connect_types import TIMES, name_in_json, scale_in_json
+from joinery_runtime.sources.convert import convert
+from joinery_runtime.sources.debezium_values import counted_times, days, with_digits
+from joinery_runtime.sources.json_texts import is_number_in_json
 from joinery_runtime.sources.records import (
     BadRecord,
     ByValue,
@@ -54,7 +58,7 @@ _NO_ROW_AFTER = (
     "(MongoDB: capture.mode change_streams_update_full)"
 )
 _MOST_SCHEMAS = 64  # of the connector's that a decoder remembers
-_YEAR_1, _YEAR_9999 = -719_162, 2_932_896  # the first and the last day, since 1970
+_NO_SCALE = 100_000  # stands for scale 0, so that 0 says that there is none
 # What MongoDB's extended JSON wraps values in. Inside of JSON's texts quotes are escaped, so that none of the patterns
 # begins there.
 _WRAPPERS = {"$oid", "$date", "$numberInt", "$numberLong", "$numberDouble", "$numberDecimal"}
@@ -80,6 +84,7 @@ class ChangeEvents(ByValue):
         of_envelope = {column.name: column.steps for column in model.columns if column.origin == "envelope"}
         of_row = {column.name: column.steps for column in model.columns if column.origin is None}
         key = model.table.key if model.table is not None else ()
+        self._wanted = pa.array((model.debezium or Debezium()).ops)
         # A deletion has its key, and perhaps its event time, in the row before.
         self._before = [name for name in self._rows.names if name in {*key, model.event_time} and name in of_row]
         self._decoders = [_Envelope(*self._wire(of_envelope, of_row), place, make) for place in around]
@@ -129,7 +134,7 @@ class ChangeEvents(ByValue):
         row does one look for a document, and whether there is a row at all."""
         rows, wanted = events.rows, self._documents.names
         deletion = pc.fill_null(pc.equal(rows[_OP], "d"), False).to_numpy()
-        row = pc.fill_null(pc.is_in(rows[_OP], _ROWS), False).to_numpy()
+        row = pc.fill_null(pc.is_in(rows[_OP], self._wanted), False).to_numpy()
         before = [_BEFORE + name for name in self._before] if self._deletes else []
         lacks = (row & _all_null(rows, wanted)) | (deletion & _all_null(rows, before))
         if not wanted or not lacks.any():
@@ -188,35 +193,52 @@ class _Envelope(ByValue):
     def __init__(self, columns: pa.Schema, paths: Mapping[str, Path], place: Path, make: Make) -> None:
         self._columns, self._paths = columns, paths
         self._dates = [field for field in columns if pa.types.is_date(field.type)]
-        # Only beside a payload there is a schema, and only of rows does it name times.
-        times = [field for field in columns if pa.types.is_timestamp(field.type)] if place else []
-        self._times = [field for field in times if paths[field.name][0] in ("before", "after")]
-        text = {field.name for field in (*self._dates, *self._times)}
+        # Only beside a payload there is a schema, and only of rows does it name times and decimals.
+        in_rows = [field for field in columns if paths[field.name][0] in ("before", "after")] if place else []
+        self._times = [field for field in in_rows if pa.types.is_timestamp(field.type)]
+        self._decimals = [field for field in in_rows if pa.types.is_decimal(field.type)]
+        text = {field.name for field in (*self._dates, *self._times, *self._decimals)}
         wire = pa.schema([field.with_type(pa.string()) if field.name in text else field for field in columns])
         inside: dict[str, Path] = {name: (*place, *path) for name, path in paths.items()}
-        if self._times:
+        if self._times or self._decimals:
             wire, inside[_SCHEMA] = wire.append(pa.field(_SCHEMA, pa.string())), (*place[:-1], "schema")
-        self._decoder = make(wire, inside)
+        self._decoder, self._inside = make(wire, inside), inside
         self._known: dict[str, Mapping[str, int]] = {}
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         found = self._decoder.decode(values)
         rows, faults = found.rows, list[Fault]()
         for field in self._dates:
-            made, fault = _days(field, pl.Series(rows[field.name], dtype=pl.String))
+            made, fault = days(field, pl.Series(rows[field.name], dtype=pl.String))
             rows, faults = _replaced(rows, field.name, made), [*faults, *fault]
-        if self._times:
+        if self._times or self._decimals:
             schemas = rows[_SCHEMA].combine_chunks().dictionary_encode()
             units = [self._units(text) for text in schemas.dictionary.to_pylist()]
             of_record = pc.fill_null(schemas.indices, len(units)).to_numpy()
-            for field in self._times:
-                factors = np.array([*(of.get(field.name, 0) for of in units), 0], np.int64)[of_record]
-                made, fault = _counted(field, pl.Series(rows[field.name], dtype=pl.String), factors)
+            for field in (*self._times, *self._decimals):
+                named = np.array([*(of.get(field.name, 0) for of in units), 0], np.int64)[of_record]
+                text = pl.Series(rows[field.name], dtype=pl.String)
+                if pa.types.is_timestamp(field.type):
+                    made, fault = counted_times(field, text, named)
+                else:
+                    numbers = self._without_base64(field, text, named, values, found.index)
+                    made, fault = convert(field.name, numbers, field.type)
                 rows, faults = _replaced(rows, field.name, made), [*faults, *fault]
         return with_bad(drop_rows(rows.select(self._columns.names), found.index, faults), found.bad)
 
+    def _without_base64(
+        self, field: pa.Field, text: pl.Series, scales: IntArray, values: pa.BinaryArray, index: IntArray
+    ) -> pl.Series:
+        """The texts of numbers, with digits in place of what the schemas say is the bytes of a decimal."""
+        path = self._inside[field.name]
+
+        def is_number(row: int) -> bool:
+            return is_number_in_json(values[int(index[row])].as_py(), path)
+
+        return with_digits(text, scales - _NO_SCALE, scales != 0, is_number)
+
     def _units(self, written: str) -> Mapping[str, int]:
-        """By column what the schema says that its times count."""
+        """By column what the schema says that its times count, or the scale of its decimals, counted from _NO_SCALE."""
         if written not in self._known:
             if len(self._known) >= _MOST_SCHEMAS:
                 self._known.clear()
@@ -224,7 +246,11 @@ class _Envelope(ByValue):
             with suppress(ValueError, RecursionError):  # text that is no schema names nothing
                 schema = json.loads(written)
             names = {field.name: name_in_json(schema, self._paths[field.name]) or "" for field in self._times}
-            self._known[written] = {column: TIMES[name] for column, name in names.items() if name in TIMES}
+            scales = {field.name: scale_in_json(schema, self._paths[field.name]) for field in self._decimals}
+            self._known[written] = {
+                **{column: TIMES[name] for column, name in names.items() if name in TIMES},
+                **{column: scale + _NO_SCALE for column, scale in scales.items() if scale is not None},
+            }
         return self._known[written]
 
 
@@ -260,32 +286,6 @@ class _Documents:
         fine = np.setdiff1d(np.arange(len(written)), [record.index for record in bad])
         rows, _ = found.in_place(len(written))
         return Decoded(rows.take(pa.array(fine)), fine, bad)
-
-
-def _days(field: pa.Field, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
-    """Dates as numbers of days since 1970, or as text."""
-    numbers = text.cast(pl.Int64, strict=False)
-    days = numbers.to_frame("t").select(pl.when(pl.col("t").is_between(_YEAR_1, _YEAR_9999)).then("t"))["t"]
-    if days.null_count() == text.null_count():
-        return days.cast(pl.Int32).to_arrow().cast(field.type), []
-    others, faults = convert(field.name, _where(days.is_null(), text), field.type)
-    return pc.coalesce(days.cast(pl.Int32).to_arrow().cast(field.type), others), faults
-
-
-def _counted(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[pa.Array, list[Fault]]:
-    """Converts times. Divides each number by its factor; a factor of 0 means that the unit is unknown."""
-    numbers = text.cast(pl.Int64, strict=False)
-    named = pl.Series(factors > 0) & numbers.is_not_null()
-    if not named.any():
-        return convert(field.name, text, field.type)
-    times = in_years(numbers // pl.Series(np.maximum(factors, 1)))
-    own, faults = checked(field.name, _where(named, text), _where(named, times), field.type)
-    others, more = convert(field.name, _where(~named, text), field.type)
-    return pc.coalesce(own, others), [*faults, *more]
-
-
-def _where(chosen: pl.Series, values: pl.Series) -> pl.Series:
-    return pl.DataFrame({"chosen": chosen, "t": values}).select(pl.when("chosen").then("t"))["t"]
 
 
 def _replaced(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -11,9 +11,11 @@ import pyarrow as pa
 
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import SourceError
-from joinery_runtime.job.model.inputs import FileInput, History, Input, KafkaInput
+from joinery_runtime.job.model.inputs import Column, FileInput, History, Input, KafkaInput
 from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.sources.base import SourcePlanner, SourceReader
+from joinery_runtime.sources.debezium_ops import OP, WantedOps, leaves_out
 from joinery_runtime.sources.files import FilePlanner, FileReader, ListedFiles
 from joinery_runtime.sources.formats import format_of
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
@@ -26,7 +28,7 @@ from joinery_runtime.sources.metadata import MetadataDecoder
 from joinery_runtime.sources.opened_files import MOST_FILES
 from joinery_runtime.sources.parquet import ParquetPlanner, ParquetReader
 from joinery_runtime.sources.records import ByValue, Decoder, FormatDecoder
-from joinery_runtime.sources.table_decoder import DELETE, DELETE_FIELD, Changelog, TableDecoder
+from joinery_runtime.sources.table_decoder import DELETE, DELETE_FIELD, DELETED_BY, Changelog, TableDecoder
 from joinery_runtime.sources.text_columns import TextDecoder, as_text
 from joinery_runtime.sources.watched_files import WINDOW, WatchedFiles
 from joinery_runtime.store_identity import StoreIdentity
@@ -142,12 +144,34 @@ def _topics(model: Input) -> Input:
 def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     schema = arrow_schema(model.columns)
     if model.table is None:
+        if model.debezium is not None and leaves_out(model) and issubclass(decoder, DebeziumJsonDecoder):
+            with_op = model.model_copy(update={"columns": (*model.columns, OP)})
+            events = _with_formats(with_op, decoder, arrow_schema(with_op.columns))
+            return WantedOps(model.debezium.ops, model.event_time, events)
         return _with_formats(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
-    versions = schema.append(DELETE_FIELD) if decoder.tells_deletions else schema
-    values = _with_formats(model, decoder, versions)
+    mark, by = _deletion_column(model), model.table.deleted_by
+    if mark is not None and mark.name not in schema.names:
+        model = model.model_copy(update={"columns": (*model.columns, mark)})
+    versions = arrow_schema(model.columns)
+    values = _with_formats(model, decoder, versions.append(DELETE_FIELD) if decoder.tells_deletions else versions)
+    named = None if mark is None or by is None else (mark.name, by.value)
     repeat = decoder.tombstones_repeat
-    return TableDecoder(changelog, values, tombstones_repeat=repeat, framed=_framed_keys(model))
+    return TableDecoder(changelog, values, deleted_by=named, tombstones_repeat=repeat, framed=_framed_keys(model))
+
+
+def _deletion_column(model: Input) -> Column | None:
+    """The column that tells a table's deletions, as text: one of the input's, or one more. A field of the record itself
+    keeps its name, because flat records are read faster."""
+    by = None if model.table is None else model.table.deleted_by
+    if by is None:
+        return None
+    plain = ColumnType("string")
+    there = [column for column in model.columns if column.origin is None and column.steps == by.steps]
+    usable = [column for column in there if column.type == plain and column.format is None]
+    name = str(by.steps[0]) if len(by.steps) == 1 and by.steps[0] not in model.types else DELETED_BY
+    path = None if name != DELETED_BY else by.path
+    return usable[0] if usable else Column.model_construct(name=name, type=plain, path=path)
 
 
 def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
@@ -156,6 +180,9 @@ def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
     paths = {column.name: column.steps for column in model.columns}
     if model.table is None:
         return schema, paths
+    mark = _deletion_column(model)
+    if mark is not None and mark.name not in schema.names:
+        schema, paths = schema.append(pa.field(mark.name, pa.string())), {**paths, mark.name: mark.steps}
     return schema.append(DELETE_FIELD), {**paths, DELETE: (DELETE,)}
 
 

@@ -175,12 +175,12 @@ class HistoryDecoder:
         if not count:
             return decoded
         # A file's rows take the input no further than the history's end, because the topics' rows begin there.
-        passed = np.minimum(times[skipped], self._until - 1)
+        passed = [*np.minimum(times[skipped], self._until - 1).tolist(), *(decoded.passed or ())]
         return replace(
             decoded,
             rows=decoded.rows.filter(pa.array(~skipped)),
             index=decoded.index[~skipped],
             deleted=None if decoded.deleted is None else decoded.deleted[~skipped],
             dropped={**decoded.dropped, SKIPPED: count},
-            passed=(int(passed.min()), int(passed.max())),
+            passed=(min(passed), max(passed)),
         )

@@ -90,6 +90,15 @@ def texts(record: str, root: WantedValue) -> dict[int, str] | None:
     return found
 
 
+def is_number_in_json(record: bytes, path: Path) -> bool:
+    """Whether the value at this path of a record is a number, and no text of one."""
+    try:
+        text = (texts(record.decode(), tree([path])) or {}).get(0, '"')
+    except (ValueError, IndexError, RecursionError):
+        return False
+    return text[0] in "-0123456789"
+
+
 _WHITE = " \t\r\n"
 
 

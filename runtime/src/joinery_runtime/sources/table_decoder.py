@@ -2,12 +2,14 @@
 
 A record without a value (a Kafka tombstone) is a deletion. Its key columns come from the record's key, and its event
 time is the record's timestamp. In JSON, a row with `"$delete": true` is a deletion too, with key and event time in
-columns like every row. Files and traces delete this way, and so can Kafka if a deletion needs its own event time.
+columns like every row. Files and traces delete this way, and so can Kafka if a deletion needs its own event time. In
+topics that Debezium has unwrapped, a field of the record (`deletedBy`) says the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 DELETE = "$delete"  # a user column cannot begin with $
 DELETE_FIELD = pa.field(DELETE, pa.bool_())
+DELETED_BY = "$deletedBy"  # the column with the field of the record that tells deletions
 
 _TOMBSTONE = "deletion (null value)"
 
@@ -57,7 +60,8 @@ class Changelog:
 
 class TableDecoder:
     """Decodes a changelog into rows of its schema. `values` decodes records that have a value; its rows also have
-    DELETE_FIELD if the format tells deletions. With `tombstones_repeat` it gets all records. `framed` reads keys with a
+    DELETE_FIELD if the format tells deletions. `deleted_by` names a text column of `values`, and what it says in a
+    deletion. With `tombstones_repeat` it gets all records. `framed` reads keys with a
     registry's frame."""
 
     def __init__(
@@ -65,10 +69,12 @@ class TableDecoder:
         changelog: Changelog,
         values: Decoder,
         *,
+        deleted_by: tuple[str, str] | None = None,
         tombstones_repeat: bool = False,
         framed: FramedKeys | None = None,
     ) -> None:
         self._changelog, self._values, self._repeated = changelog, values, tombstones_repeat
+        self._deleted_by = deleted_by
         self._keys: ByValue
         if changelog.key_format == "string":
             text = _TextKeys(changelog.key_schema)
@@ -87,11 +93,16 @@ class TableDecoder:
 
     def _versions(self, raw: RawBatch) -> Decoded:
         decoded = self._values.decode_batch(raw)
-        at = decoded.rows.schema.get_field_index(DELETE)
-        if at < 0:
+        rows = decoded.rows
+        marks = [rows[DELETE]] if DELETE in rows.column_names else []
+        if self._deleted_by is not None:
+            column, value = self._deleted_by
+            marks.append(pc.equal(rows[column], value))
+        if not marks:
             return replace(decoded, deleted=np.zeros(len(decoded.index), dtype=np.bool_))
-        deleted = pc.fill_null(decoded.rows.column(at), False)
-        return replace(decoded, rows=self._bare(decoded.rows.remove_column(at), deleted), deleted=deleted.to_numpy())
+        deleted = reduce(pc.or_, [pc.fill_null(mark, False) for mark in marks])
+        rows = rows.select(self._changelog.schema.names)
+        return replace(decoded, rows=self._bare(rows, deleted), deleted=deleted.to_numpy())
 
     def _bare(self, rows: pa.Table, deleted: pa.ChunkedArray) -> pa.Table:
         """Clears all columns of deletions except key and event time."""

@@ -243,6 +243,28 @@ def _text_key(draft: JobDraft) -> Iterator[Finding]:
             yield at, f"column {names[0]!r} is {kind}; a string key holds {listed(_TEXT_KEY_TYPES)}; write json"
 
 
+def _deleted_by(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        kind, at = str(source.data.get("format")), (*source.at, "table", "deletedBy")
+        if dig(source.data, "table", "deletedBy") is None:
+            continue
+        if kind.startswith("debezium"):
+            yield at, "change events of Debezium say themselves what they delete; leave deletedBy out"
+        elif kind in _FLAT_FORMATS:
+            yield at, "records of format csv have no field that marks deletions; leave deletedBy out"
+
+
+def _change_events(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        if source.data.get("debezium") is None:
+            continue
+        at, history = (*source.at, "debezium"), dig(source.data, "history", "format")
+        if not any(str(kind).startswith("debezium") for kind in (source.data.get("format"), history)):
+            yield at, "only change events of Debezium have ops; leave debezium out"
+        elif dig(source.data, "debezium", "ops") is not None and source.data.get("table") is not None:
+            yield (*at, "ops"), "a table takes every change of its rows; leave ops out"
+
+
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _number_of_inputs,
     _distinct_inputs,
@@ -262,4 +284,6 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _a_group_each,
     _table_key,
     _text_key,
+    _deleted_by,
+    _change_events,
 )

@@ -256,6 +256,30 @@ class Watermark(Model):
     """Only steps of `joinery trace` raise the watermark."""
 
 
+class Debezium(Model):
+    """Which of Debezium's change events count."""
+
+    ops: Annotated[tuple[Literal["c", "r", "u"], ...], Field(min_length=1)] = Field(
+        default=("c", "r", "u"), examples=[["c", "r"]]
+    )
+    """The events of a stream that are rows: `c` (created), `r` (read by a snapshot) and `u` (updated). Others are
+    dropped and counted. A table takes all of them."""
+
+
+class DeletedBy(Model):
+    """A field that says that a record deletes its key."""
+
+    path: Annotated[Text, AfterValidator(_path)] = Field(examples=["__deleted"])
+    """Where the field is in a record: names and positions, as of a column."""
+    value: Text = Field(default="true", examples=["true"])
+    """What the field says in a record that deletes: its text, or `true`, `false` or a number as JSON writes it."""
+
+    @property
+    def steps(self) -> Path:
+        """From the record to the field."""
+        return parse_path(self.path)
+
+
 class Table(Model):
     """An input that is a changelog: each row is the version of its `key` columns from its event time on
     (docs/semantics.md#a1).
@@ -268,6 +292,9 @@ class Table(Model):
     key_format: Literal["json", "string"] = "json"
     """How the record's own key is read where the value is null (a deletion): `json` is an object with the key columns,
     `string` the one key column as text."""
+    deleted_by: DeletedBy | None = Field(default=None, examples=[{"path": "__deleted", "value": "true"}])
+    """A field that marks deletions, as `__deleted` does in topics that Debezium's ExtractNewRecordState has unwrapped:
+    key and event time are in columns like those of every row."""
 
 
 class Input(Model):
@@ -309,6 +336,8 @@ class Input(Model):
     """The column with the event time: a timestamp, or an int64 of milliseconds since 1970."""
     watermark: Watermark = Watermark()
     """How the input's watermark advances."""
+    debezium: Debezium | None = None
+    """Which change events count, for `format: debezium-json` and `debezium-avro`."""
     table: Table | None = None
     """Makes the input a changelog, for the right side of an `asOf` step: each row is a version of its key, from its
     event time on. A record without a value deletes the key."""
@@ -326,6 +355,12 @@ class Input(Model):
         return (self.file is not None and not self.file.watch) or (
             self.kafka is not None and self.kafka.stop_at is not None
         )
+
+    @property
+    def change_events(self) -> bool:
+        """Whether records are change events of Debezium, or the files of the history."""
+        of_files = "" if self.history is None else self.history.format
+        return self.format.startswith("debezium") or of_files.startswith("debezium")
 
     @property
     def keyed(self) -> bool:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any, Self
 
 import fastavro
@@ -21,7 +22,15 @@ import pyarrow as pa
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.sources.connect_types import DATES, TIMES, name_in_avro
+from joinery_runtime.sources.connect_types import (
+    DATES,
+    TIMES,
+    VARIABLE_DECIMAL,
+    decimal_of,
+    name_in_avro,
+    scale_in_avro,
+    variable_decimal,
+)
 from joinery_runtime.sources.foreign import FRAME
 from joinery_runtime.sources.one_by_one import OneByOne, RefusedRecord, inside
 from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, UnknownSchema, schema_number
@@ -39,20 +48,21 @@ class AvroDecoder(OneByOne):
         self._written = written
         self._dates = {field.name for field in schema if pa.types.is_date(field.type)}
         self._times = {field.name for field in schema if pa.types.is_timestamp(field.type)}
-        self._known: dict[int, Mapping[str, Callable[[int], Any]]] = {}  # by the id() of schemas, which stay alive
+        self._decimals = {field.name for field in schema if pa.types.is_decimal(field.type)}
+        self._known: dict[int, Mapping[str, Callable[[Any], Any]]] = {}  # by the id() of schemas, which stay alive
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
         written, start = self._schema_of(record)
         value = read_record(record, start, written)
         values = {name: _found(value, path) for name, path in self._columns}
         for name, read in self._counted(written).items():
-            with suppress(OverflowError):  # it stays a number, and is refused like any other
-                if isinstance(values[name], int):
-                    values[name] = read(values[name])
+            with suppress(OverflowError, ValueError):  # it stays what it is, and is refused like any other
+                values[name] = read(values[name])
         return values
 
-    def _counted(self, written: AvroSchema) -> Mapping[str, Callable[[int], Any]]:
-        """For each column whose numbers the schema declares as times or dates: how to read one."""
+    def _counted(self, written: AvroSchema) -> Mapping[str, Callable[[Any], Any]]:
+        """For each column whose numbers the schema declares as times or dates, or whose bytes as decimals: how to read
+        one."""
         found = self._known.get(id(written))
         if found is None:
             found = {}
@@ -63,6 +73,12 @@ class AvroDecoder(OneByOne):
                         found[column] = _time_by(TIMES[name])
                     elif column in self._dates and name in DATES:
                         found[column] = _day
+                elif column in self._decimals:
+                    scale = scale_in_avro(written, path)
+                    if scale is not None:
+                        found[column] = partial(_decimal, scale=scale)
+                    elif name_in_avro(written, path) == VARIABLE_DECIMAL:
+                        found[column] = variable_decimal
             self._known[id(written)] = found
         return found
 
@@ -101,12 +117,22 @@ def written_with(model: Input) -> Schemas | AvroSchema:
         ) from error
 
 
-def _time_by(divisor: int) -> Callable[[int], datetime]:
-    return lambda number: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=number // divisor)
+def _time_by(divisor: int) -> Callable[[Any], Any]:
+    def read(number: Any) -> Any:
+        if not isinstance(number, int):
+            return number
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=number // divisor)
+
+    return read
 
 
-def _day(number: int) -> date:
-    return date(1970, 1, 1) + timedelta(days=number)
+def _day(number: Any) -> Any:
+    return date(1970, 1, 1) + timedelta(days=number) if isinstance(number, int) else number
+
+
+def _decimal(value: Any, scale: int) -> Any:
+    """Avro's own logical type has made a number of it already, if the schema has that too."""
+    return decimal_of(value, scale) if isinstance(value, bytes) else value
 
 
 def _found(value: Any, path: Path) -> Any:
