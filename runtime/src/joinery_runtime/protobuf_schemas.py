@@ -12,6 +12,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
+from joinery_runtime.schema_references import UnusableReferences, references_of
+
 _FILE = "schema.proto"  # the schema's file name for protoc, unless it imports a file of this name
 _SECONDS = 60  # the limit for protoc, which takes 0.05 s
 
@@ -60,15 +62,11 @@ def compiled(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
 
 def imports_of(found: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> dict[str, str]:
     """The texts that a registry's schema imports, directly or indirectly, by name. `referenced` yields the schemas that
-    a schema refers to, with the names that it uses for them."""
-    files: dict[str, str] = {}
-    waiting = [found]
-    while waiting:
-        for name, schema in referenced(waiting.pop()):
-            if name not in files:
-                files[name] = schema.schema_str
-                waiting.append(schema)
-    return files
+    a schema refers to, with the names that it uses for them. Raises InvalidSchema."""
+    try:
+        return {name: schema.schema_str for name, schema in references_of(found, referenced)}
+    except UnusableReferences as error:
+        raise InvalidSchema(str(error)) from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,7 +81,10 @@ def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema
             (Path(folder) / path).write_text(content, "utf-8")
         # Runs in its own process, because protoc prints errors to the process's standard error.
         command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", "--include_imports", "--descriptor_set_out=.set"]
-        ran = subprocess.run([*command, name], cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
+        try:
+            ran = subprocess.run([*command, name], cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise InvalidSchema(f"protoc did not end within {_SECONDS} s") from error
         if ran.returncode != 0:
             raise InvalidSchema(ran.stderr.decode(errors="replace").strip().replace("\n", "; ")[:500])
         found = descriptor_pb2.FileDescriptorSet.FromString((Path(folder) / ".set").read_bytes())

@@ -107,6 +107,10 @@ class Registry:
             todo=f"Check {self.setting}.url, with its path: what is there knows no schemas",
         )
 
+    def slow(self, what: str) -> Unavailable:
+        """The error for a registry whose answers take too long in all."""
+        return self._silent(f"{self.url} was asked for {what}")
+
     def _silent(self, facts: str) -> Unavailable:
         return self.away(
             f"{self.whose}: the schema registry does not answer",

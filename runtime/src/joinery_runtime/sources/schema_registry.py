@@ -5,22 +5,28 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
-from fastavro.schema import SchemaParseException, UnknownType
 
-from joinery_runtime.errors import SourceError, SourceUnavailable
+from joinery_runtime.errors import JoineryError, SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.protobuf_schemas import InvalidSchema, ProtobufSchema, compiled, imports_of
+from joinery_runtime.protobuf_schemas import ProtobufSchema, compiled, imports_of
 from joinery_runtime.registry_client import Registry, SchemaRejected
+from joinery_runtime.schema_references import references_of
 from joinery_runtime.sources.foreign import FRAME, is_framed
 from joinery_runtime.sources.records import ByValue, Decoded
 
 _LONGEST = 2**31 - 1  # bytes of a record
+_MOST_KEPT = 1_000  # schemas, versions and unknown numbers that are remembered
+_MOST_SECONDS = 60  # for all that one schema refers to
+_ASK_AGAIN_S = 10.0  # after an answer that there is no such schema, or none that can be used
+_DEEPEST = 100  # objects and arrays around a value of a schema's text
+_QUOTED = 500  # characters of an error in a reason
 
 AvroSchema = Any  # a schema as parsed by fastavro
 
@@ -51,12 +57,16 @@ class Framed(ByValue):
 
 
 class Schemas:
-    """The schemas of an input's records, each fetched and parsed once. Used by one thread at a time."""
+    """The schemas of an input's records, each fetched and parsed once. A number that the registry does not have is
+    asked for again after a while. Used by one thread at a time."""
 
-    def __init__(self, registry: Registry, client: Any) -> None:
-        self._registry, self._client = registry, client
+    def __init__(self, registry: Registry, client: Any, now: Callable[[], float] = time.monotonic) -> None:
+        self._registry, self._client, self._now = registry, client, now
         self._known: dict[int, Any] = {}
         self._given: dict[int, Any] = {}  # as the registry returned them
+        self._versions: dict[tuple[str, int], Any] = {}
+        self._unknown: dict[int, tuple[float, UnknownSchema]] = {}  # with the time until which they are not asked for
+        self._began = 0.0  # when the references of the newest schema were first asked for
 
     @classmethod
     def of(cls, model: Input) -> Schemas:
@@ -72,12 +82,13 @@ class Schemas:
 
     def kind(self, number: int) -> str:
         """AVRO, JSON or PROTOBUF. Raises as `avro` does."""
+        self._raise_if_unknown(number)
         return str(self._found(number).schema_type)
 
     def avro(self, number: int) -> AvroSchema:
         """The Avro schema with this number. Raises UnknownSchema, SourceUnavailable if the registry does not answer,
         and SourceError if it refuses access."""
-        return self._schema(number, "AVRO", lambda found: self._parsed(found, {}))
+        return self._schema(number, "AVRO", self._parsed)
 
     def protobuf(self, number: int) -> ProtobufSchema:
         """The Protobuf schema with this number. Raises as `avro` does."""
@@ -86,24 +97,46 @@ class Schemas:
 
     def _schema(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
         if number not in self._known:
-            found = self._found(number)
-            if found.schema_type != kind:
-                raise UnknownSchema(f"schema {number} is of {found.schema_type}, not of {kind}")
+            self._raise_if_unknown(number)
             try:
-                self._known[number] = parse(found)
-            except (InvalidSchema, ValueError, SchemaParseException, UnknownType) as error:
-                raise UnknownSchema(f"schema {number} is not valid: {error}") from error
+                self._known[number] = self._made(number, kind, parse)
+            except UnknownSchema as unknown:
+                if len(self._unknown) >= _MOST_KEPT:
+                    self._unknown.clear()
+                self._unknown[number] = self._now() + _ASK_AGAIN_S, unknown
+                raise
         return self._known[number]
+
+    def _made(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
+        found = self._found(number)
+        if found.schema_type != kind:
+            raise UnknownSchema(f"schema {number} is of {found.schema_type}, not of {kind}")
+        self._began = self._now()
+        try:
+            return parse(found)
+        except (JoineryError, UnknownSchema):
+            raise
+        except Exception as error:  # a schema is input: whatever it is, only its own records are bad
+            words = str(error) or type(error).__name__
+            raise UnknownSchema(f"schema {number} is not valid: {words[:_QUOTED]}") from error
+
+    def _raise_if_unknown(self, number: int) -> None:
+        until, unknown = self._unknown.get(number, (0.0, None))
+        if unknown is not None and self._now() < until:
+            raise UnknownSchema(str(unknown))
 
     def _found(self, number: int) -> Any:
         if number not in self._given:
+            if len(self._given) >= _MOST_KEPT:
+                self._given.clear()
             self._given[number] = self._asked(functools.partial(self._client.get_schema, number), f"schema {number}")
         return self._given[number]
 
-    def _parsed(self, found: Any, named: dict[str, Any]) -> AvroSchema:
-        for _, schema in self._referenced(found):
-            self._parsed(schema, named)
-        return fastavro.parse_schema(json.loads(found.schema_str), named)
+    def _parsed(self, found: Any) -> AvroSchema:
+        named: dict[str, Any] = {}
+        for _, schema in references_of(found, self._referenced):
+            fastavro.parse_schema(_document(schema), named)
+        return fastavro.parse_schema(_document(found), named)
 
     def _compiled(self, found: Any) -> ProtobufSchema:
         return compiled(found.schema_str, imports_of(found, self._referenced))
@@ -112,8 +145,14 @@ class Schemas:
         """Yields the schemas that a schema refers to, with the names that it uses for them."""
         for reference in found.references or ():
             place = (reference.subject, reference.version)
-            ask = functools.partial(self._client.get_version, *place)
-            yield reference.name, self._asked(ask, f"{place[0]} version {place[1]}").schema
+            if place not in self._versions:
+                if self._now() - self._began > _MOST_SECONDS:
+                    raise self._registry.slow(f"the schemas that one schema refers to, for {_MOST_SECONDS} s")
+                ask = functools.partial(self._client.get_version, *place)
+                if len(self._versions) >= _MOST_KEPT:
+                    self._versions.clear()
+                self._versions[place] = self._asked(ask, f"{place[0]} version {place[1]}").schema
+            yield reference.name, self._versions[place]
 
     def _asked(self, ask: Callable[[], Any], what: str) -> Any:
         try:
@@ -123,3 +162,17 @@ class Schemas:
         if answer is None:
             raise UnknownSchema(f"the registry {self._registry.url} has no {what}")
         return answer
+
+
+def _document(found: Any) -> Any:
+    """A schema's text as JSON. The library reads nested schemas by recursion, which ends the process if it is too
+    deep: raises ValueError before that."""
+    document = json.loads(found.schema_str)
+    level, depth = [document], 0
+    while level:
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested deeper than {_DEEPEST}")
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [inner for value in nested for inner in (value.values() if isinstance(value, dict) else value)]
+        depth += 1
+    return document
