@@ -36,7 +36,7 @@ def job(**spec: Any) -> dict[str, Any]:
         {"name": name, "file": {"path": f"{name}.jsonl"}, "format": "json", "schema": SCHEMA, "eventTime": "ts"}
         for name in ("l", "r")
     ]
-    joins = [{"right": "r", "keys": {"l.k": "r.k"}, "interval": {"of": "l", "lower": -10, "upper": 10}}]
+    joins = [{"right": "r", "keys": {"l.k": "r.k"}, "interval": {"of": "l", "lower": "-10ms", "upper": "10ms"}}]
     select = [{"column": "l.v", "as": "l"}, {"column": "r.v", "as": "r"}, {"column": "r.ts", "as": "at"}]
     return {
         "apiVersion": "joinery.dev/v1alpha1",

@@ -195,7 +195,7 @@ def test_on_postgres(trace: Trace, postgres: PostgresStore) -> None:
 
 
 def _job(trace: Trace) -> Job:
-    return parse_job(json.dumps(trace.job), f"{trace.name}.yaml")
+    return parse_job(json.dumps(trace.job), f"{trace.name}.yaml", plain_numbers=True)
 
 
 def _check(

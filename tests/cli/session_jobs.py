@@ -16,7 +16,7 @@ COLUMNS = [
     {"name": "ts", "type": "timestamp"},
 ]
 AGGREGATES = [{"function": "count", "as": "events"}, {"function": "sum", "column": "v", "as": "total"}]
-REOPEN = {"lateData": "reopen", "allowedLateness": 20}
+REOPEN = {"lateData": "reopen", "allowedLateness": "20ms"}
 
 
 def resource(**changes: Any) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def resource(**changes: Any) -> dict[str, Any]:
             "watermark": {"delay": 0},
         },
         "groupBy": ["k"],
-        "gap": 10,
-        "maxDuration": 1_000,
+        "gap": "10ms",
+        "maxDuration": "1000ms",
         "aggregates": AGGREGATES,
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
         **changes,

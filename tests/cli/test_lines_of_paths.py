@@ -30,7 +30,7 @@ spec:
       format: csv
       schema: [{{name: order, type: int64}}, {{name: ts, type: timestamp}}]
       eventTime: ts
-  joins: [{{right: payments, keys: {{orders.id: payments.order}}, interval: {{of: orders, lower: 0, upper: 10}}}}]
+  joins: [{{right: payments, keys: {{orders.id: payments.order}}, interval: {{of: orders, lower: 0, upper: 10ms}}}}]
   output: {{file: {{path: out}}}}
   stateStore: {{postgres: {{dsn: "{dsn}", schema: "{schema}"}}}}
 """

@@ -16,7 +16,7 @@ from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
 
 Step = Mapping[str, Any]
-INTERVAL = {"of": "a", "lower": -10, "upper": 10}
+INTERVAL = {"of": "a", "lower": "-10ms", "upper": "10ms"}
 COLUMNS = [{"name": "k", "type": "string"}, {"name": "v", "type": "int32"}, {"name": "ts", "type": "timestamp"}]
 
 
@@ -114,8 +114,8 @@ class TestOuterJoin:
 
 class TestWindows:
     def test_a_row_is_in_the_windows_that_are_open(self) -> None:
-        window = {"hopping": {"size": 20, "slide": 10}}
-        job = job_of({"right": "b", "window": window, "allowedLateness": 5})
+        window = {"hopping": {"size": "20ms", "slide": "10ms"}}
+        job = job_of({"right": "b", "window": window, "allowedLateness": "5ms"})
         store = after(job, {"rows": {"a": [row(115)], "b": [row(126)]}})
         on_left, on_right = rows_of(job, store)
         # The lower watermark is 115, lateness 5: [90, 110) is closed, [100, 120) and [110, 130) are not.
@@ -127,7 +127,7 @@ class TestWindows:
         assert "closes windows that end at 1970-01-01T00:00:00.110Z or before" in "\n".join(stats(job, store).lines())
 
     def test_a_row_is_in_the_session_of_both_sides(self) -> None:
-        job = job_of({"right": "b", "type": "left", "window": {"session": {"gap": 10}}})
+        job = job_of({"right": "b", "type": "left", "window": {"session": {"gap": "10ms"}}})
         store = after(job, {"rows": {"a": [row(100), row(150)], "b": [row(151, "y")]}})
         assert [(found["session"], found["closed"]) for found in rows_of(job, store)] == [
             ([100, 100], True),
@@ -145,7 +145,7 @@ class TestWindows:
 
 
 class TestAsOf:
-    JOB = job_of({"right": "b", "type": "left", "asOf": {"historyRetention": 100, "grace": 20}}, tables=["b"])
+    JOB = job_of({"right": "b", "type": "left", "asOf": {"historyRetention": "100ms", "grace": "20ms"}}, tables=["b"])
     STORE = after(
         JOB,
         {"input": "b", "rows": [row(10), row(50), row(250), {"k": "x", "ts": 260, "$delete": True}]},
@@ -182,7 +182,7 @@ class TestAsOf:
 class TestChain:
     JOB = job_of(
         {"right": "b", "interval": INTERVAL},
-        {"right": "c", "keys": {"b.v": "c.v"}, "interval": {"of": "b", "lower": 0, "upper": 30}},
+        {"right": "c", "keys": {"b.v": "c.v"}, "interval": {"of": "b", "lower": 0, "upper": "30ms"}},
     )
     STORE = after(JOB, {"rows": {"a": [row(100)], "b": [row(105)], "c": [row(105, "z")]}})
 

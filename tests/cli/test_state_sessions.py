@@ -93,7 +93,7 @@ class TestShow:
         )
 
     def test_with_late_data_dropped_a_session_goes_out_and_is_forgotten_at_once(self) -> None:
-        job = session_job(allowedLateness=20)
+        job = session_job(allowedLateness="20ms")
         store = after(job, epoch(row(100)))
         assert [(found["goes_out"], found["until"]) for found in shown(store, job=job)] == [(130, 130)]
         assert lines(store, job)[1].endswith(
@@ -102,7 +102,7 @@ class TestShow:
         )
 
     def test_a_mark_of_one_that_reached_the_cap(self) -> None:
-        job = session_job(**REOPEN, maxDuration=20)
+        job = session_job(**REOPEN, maxDuration="20ms")
         store = after(job, epoch(row(100), row(109), row(118), row(127, v=None)))
         mark, session = shown(store, job=job)
         assert mark == {
@@ -173,7 +173,7 @@ class TestKeys:
 
 class TestStats:
     def test_sessions_are_counted_by_what_comes_of_them(self) -> None:
-        job = session_job(**REOPEN, maxDuration=20)
+        job = session_job(**REOPEN, maxDuration="20ms")
         capped = row(100, "cap"), row(109, "cap"), row(118, "cap"), row(127, "cap")
         store = after(job, epoch(row(109), *capped), epoch(row(121, "y")), epoch(row(125, "y")))
         found = stats(job, store)
@@ -204,7 +204,7 @@ class TestStats:
         assert (census["open"], census["gone_out"]) == (1, 0)
 
     def test_late_data_dropped(self) -> None:
-        job = session_job(allowedLateness=20)
+        job = session_job(allowedLateness="20ms")
         found = stats(job, after(job, epoch(row(100))))
         assert found.sides[0].goes == f"forgets sessions whose last row is before {ZERO}.070Z"
         assert found.document()["sessions"]["until"] == 130

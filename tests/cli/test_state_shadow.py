@@ -31,7 +31,12 @@ JOB: dict[str, Any] = {
             for name in ("l", "r")
         ],
         "joins": [
-            {"right": "r", "type": "left", "keys": {"l.k": "r.k"}, "interval": {"of": "l", "lower": -10, "upper": 10}}
+            {
+                "right": "r",
+                "type": "left",
+                "keys": {"l.k": "r.k"},
+                "interval": {"of": "l", "lower": "-10ms", "upper": "10ms"},
+            }
         ],
         "select": [{"column": "l.k", "as": "k"}, {"column": "l.v", "as": "v"}, {"column": "r.v", "as": "w"}],
         "output": {"file": {"path": "out"}},
@@ -53,7 +58,11 @@ class Running:
     """A job that runs, a step at each `sleep` of the clock while there are some."""
 
     def __init__(self, job: Document, steps: list[dict[str, Any]]) -> None:
-        self.job, self.store, self._steps = parse_job(json.dumps(job), "job.yaml"), MemoryStore(), iter(steps)
+        self.job, self.store, self._steps = (
+            parse_job(json.dumps(job), "job.yaml", plain_numbers=True),
+            MemoryStore(),
+            iter(steps),
+        )
         self._logs = {side.name: StepLog(side) for side in self.job.inputs}
         self._lines: Any = run_trace(self.job, steps, self.store, 3)
         self._now, self.rows = 0.0, 0
@@ -76,7 +85,8 @@ class Running:
 
     def beside(self, edited: Document, **asked: Any) -> Shadow:
         upgrade = {"mode": "shadow", "shadow": asked}
-        job = parse_job(json.dumps({**edited, "spec": {**edited["spec"], "upgrade": upgrade}}), "job.yaml")
+        text = json.dumps({**edited, "spec": {**edited["spec"], "upgrade": upgrade}})
+        job = parse_job(text, "job.yaml", plain_numbers=True)
         return shadow(job, self.store, self._inputs, Clock(lambda: self._now, self._sleep))
 
     def _inputs(self, job: Job) -> Any:
@@ -120,7 +130,7 @@ def test_an_edit_that_changes_no_row(running: Running, job: Document) -> None:
     ("job", "what"),
     [
         (step(where="r.v < 400"), {"missing"}),
-        (step(interval={"of": "l", "lower": -10, "upper": 2}), {"missing"}),
+        (step(interval={"of": "l", "lower": "-10ms", "upper": "2ms"}), {"missing"}),
         (edited(select=[{"column": "l.k", "as": "k"}, {"column": "l.v", "as": "v"},
                         {"expression": "r.v + 1", "as": "w"}]), {"different"}),
     ],
@@ -140,7 +150,7 @@ def test_a_difference_is_found_and_says_which_records_make_the_row(
 
 def test_rows_of_the_state_as_it_was_play_their_part(running: Running) -> None:
     """A row from before the comparison has partners in it: under a shorter interval it has fewer."""
-    found = running.beside(step(interval={"of": "l", "lower": -10, "upper": 4}), epochs=1)
+    found = running.beside(step(interval={"of": "l", "lower": "-10ms", "upper": "4ms"}), epochs=1)
     before = 5 * 3  # the first event time of the comparison's first epoch
     lost = [each.expected for each in found.compared.differences if each.what == "missing"]
     assert any(row is not None and row["w"] >= 300 and row["v"] < before for row in lost)

@@ -18,7 +18,7 @@ spec:
   inputs:
     - {name: l, file: {path: l.jsonl}, format: json, schema: [{name: k, type: string}, {name: v, type: string}, {name: ts, type: timestamp}], eventTime: ts}
     - {name: r, file: {path: r.jsonl}, format: json, schema: [{name: k, type: string}, {name: v, type: string}, {name: ts, type: timestamp}], eventTime: ts}
-  joins: [{right: r, keys: {l.k: r.k}, interval: {of: l, lower: -10, upper: 10}}]
+  joins: [{right: r, keys: {l.k: r.k}, interval: {of: l, lower: -10ms, upper: 10ms}}]
   select: [{column: l.v, as: l}, {column: r.v, as: r}]
   output: {file: {path: out}}
   stateStore: {memory: {}}

@@ -33,7 +33,7 @@ spec:
   inputs:
     - {{name: l, file: {{path: l.jsonl}}, format: json, eventTime: ts, schema: {COLUMNS}}}
     - {{name: r, file: {{path: r.jsonl}}, format: json, eventTime: ts, schema: {COLUMNS}}}
-  joins: [{{right: r, type: left, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10, upper: 10}}}}]
+  joins: [{{right: r, type: left, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10ms, upper: 10ms}}}}]
   select: [{{column: l.v, as: l}}, {{column: r.v, as: r}}]
   output: {{file: {{path: out}}}}
   deadLetter: {{file: {{path: dead}}}}
@@ -170,7 +170,7 @@ def _places(trace: Trace) -> list[str]:
 )  # fmt: skip
 def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path: Path) -> None:
     (trace,) = [each for each in load_traces() if each.name == name]
-    job, steps = parse_job(json.dumps(trace.job), "job.yaml"), tmp_path / "steps.jsonl"
+    job, steps = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), tmp_path / "steps.jsonl"
     steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
     lines = list(run_trace(job, [step.given for step in trace.steps], MemoryStore()))
     answers: list[Answer] = [why_command(job, (), place, None, steps) for place in _places(trace)]
@@ -210,10 +210,10 @@ def _is_made_or_kept_or_left(job: Job, answer: Answer) -> None:
 
 
 WAYS = {
-    "interval": "interval: {of: l, lower: -10, upper: 10}",
-    "tumbling": "window: {tumbling: 10}",
-    "session": "window: {session: {gap: 10}}",
-    "asOf": "asOf: {historyRetention: 50}",
+    "interval": "interval: {of: l, lower: -10ms, upper: 10ms}",
+    "tumbling": "window: {tumbling: 10ms}",
+    "session": "window: {session: {gap: 10ms}}",
+    "asOf": "asOf: {historyRetention: 50ms}",
 }
 PASSED: dict[str, Any] = {"watermark": {"l": 300, "r": 300}}
 
@@ -294,7 +294,7 @@ def test_when_a_record_left_and_until_when_one_is_kept(tmp_path: Path, way: str,
 def _of(tmp_path: Path, text: str, steps: list[dict[str, Any]], record: str) -> Explained:
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    (found,) = why_command(parse_job(text, "job.yaml"), (), record, None, path).records
+    (found,) = why_command(parse_job(text, "job.yaml", plain_numbers=True), (), record, None, path).records
     return found
 
 
@@ -323,7 +323,7 @@ def test_of_dropped_records_only_one_within_reach_is_named(tmp_path: Path) -> No
     dropped = (0, 0, "within reach, but it was dropped: late", "docs/semantics.md#t10")
     assert _nearest(_of(tmp_path, JOB, [*late, LEFT_ROW], "l:0=0")) == dropped
     # `where` is not asked of what was dropped.
-    where = JOB.replace("upper: 10}", 'upper: 10}, where: "l.v = r.v"')
+    where = JOB.replace("upper: 10ms}", 'upper: 10ms}, where: "l.v = r.v"')
     assert _nearest(_of(tmp_path, where, [*late, LEFT_ROW], "l:0=0")) == dropped
     # One that was taken comes first, and if it is further away.
     taken = [{"input": "r", "rows": [{"k": "a", "v": "x", "ts": 109}]}]
@@ -355,7 +355,7 @@ def test_of_very_many_records_that_may_have_been_dropped_the_answer_counts_the_r
     assert said in list(answer().lines())
 
 
-FUTURE = JOB.replace("eventTime: ts,", "eventTime: ts, watermark: {maxFuture: 50},")
+FUTURE = JOB.replace("eventTime: ts,", "eventTime: ts, watermark: {maxFuture: 50ms},")
 
 
 def test_a_record_of_the_future_is_neither_nearest_nor_a_newer_version(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_what_is_too_far_ahead_is_so_among_all_records(tmp_path: Path) -> None:
 
 def test_the_partner_had_left_before_the_record_came(tmp_path: Path) -> None:
     """Of a left row without a watermark of its own that would make it late."""
-    reopen = JOB.replace("upper: 10}", "upper: 10}, lateData: reopen")
+    reopen = JOB.replace("upper: 10ms}", "upper: 10ms}, lateData: reopen")
     steps = [{"input": "r", "rows": [{"k": "a", "v": "x", "ts": 101}]}, {"watermark": {"l": 300}}, LEFT_ROW]
     found = _of(tmp_path, reopen, steps, "l:0=0")
     at = "1970-01-01T00:00:00.{:03}Z".format
@@ -432,7 +432,7 @@ def _answer(name: str, tmp_path: Path, *question: Any) -> Answer:
     (trace,) = [each for each in load_traces() if each.name == name]
     steps = tmp_path / "steps.jsonl"
     steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
-    return why_command(parse_job(json.dumps(trace.job), "job.yaml"), *question, None, steps)
+    return why_command(parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), *question, None, steps)
 
 
 def _said(answer: Answer) -> dict[str, tuple[list[Any], list[Any]]]:

@@ -33,7 +33,7 @@ spec:
   inputs:
     - {{name: l, file: {{path: l.jsonl}}, format: json, eventTime: ts, schema: {columns}}}
     - {{name: r, file: {{path: r.jsonl}}, format: json, eventTime: ts, schema: {columns}}}
-  joins: [{{right: r, type: left, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10, upper: 10}}}}]
+  joins: [{{right: r, type: left, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10ms, upper: 10ms}}}}]
 {rest}"""
 
 

@@ -19,6 +19,7 @@ from core.session_table import UpsertTable
 from joinery_devkit.oracle import END, Row, SessionOracle, WatermarkOracle, multiset
 from joinery_devkit.oracle.aggregates import aggregate
 from joinery_runtime.job import Aggregate, SessionWindow, parse_type
+from joinery_runtime.job.model.base import PLAIN_NUMBERS
 
 INPUT_SPEC = {
     "name": INPUT,
@@ -40,7 +41,8 @@ def sessions(gap: int = 5, cap: int = 100, **spec: Any) -> SessionOracle:
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
         **spec,
     }
-    return SessionJob(SessionWindow.model_validate({"metadata": {"name": "j"}, "spec": document}), {}).oracle()
+    resource = {"metadata": {"name": "j"}, "spec": document}
+    return SessionJob(SessionWindow.model_validate(resource, context=PLAIN_NUMBERS), {}).oracle()
 
 
 class History:

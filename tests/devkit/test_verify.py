@@ -27,7 +27,7 @@ spec:
       format: json
       schema: [{name: user, type: string}, {name: page, type: int64}, {name: ts, type: timestamp}]
       eventTime: ts
-      watermark: {delay: 2}
+      watermark: {delay: 2ms}
     - name: buys
       kafka: {bootstrapServers: "kafka:9092", topic: buys}
       format: json
@@ -36,8 +36,8 @@ spec:
   joins:
     - right: buys
       keys: {clicks.user: buys.user}
-      interval: {of: clicks, lower: -3, upper: 10}
-      allowedLateness: 1
+      interval: {of: clicks, lower: -3ms, upper: 10ms}
+      allowedLateness: 1ms
   output: {postgres: {table: joined}}
   deadLetter: {file: {path: dead}}
 """
@@ -201,8 +201,8 @@ def test_the_condition_counts_as_the_rules_say() -> None:
     run.output = [joined(0, 100, 0, 105)]
     run.log[1]["result"] = {"rows_out": 0, "dropped": {"clicks": {"null_key": 1}}}
     run.log[2]["result"] = {"rows_out": 0, "dropped": {"clicks": {"filtered": 2}}}
-    where = 'allowedLateness: 1\n      where: "clicks.page < 3 AND buys.price <= clicks.page"'
-    verdict = run.verdict(job(("allowedLateness: 1", where)))
+    where = 'allowedLateness: 1ms\n      where: "clicks.page < 3 AND buys.price <= clicks.page"'
+    verdict = run.verdict(job(("allowedLateness: 1ms", where)))
     assert verdict.problems == ()
     assert verdict.dropped == {"null_key": 1, "filtered": 2}
 
@@ -210,7 +210,7 @@ def test_the_condition_counts_as_the_rules_say() -> None:
 @pytest.mark.parametrize("late_data", ["drop", "reopen"])
 @pytest.mark.parametrize("seed", range(15))
 def test_it_agrees_with_the_oracle(seed: int, late_data: str) -> None:
-    of = job(("allowedLateness: 1", f"allowedLateness: 1\n      lateData: {late_data}"))
+    of = job(("allowedLateness: 1ms", f"allowedLateness: 1ms\n      lateData: {late_data}"))
     run = by_the_oracle(random.Random(seed), of)
     verdict = run.verdict(of)
     assert verdict.problems == ()

@@ -26,16 +26,16 @@ spec:
     format: json
     schema: [{name: user, type: string}, {name: page, type: string}, {name: ts, type: timestamp}]
     eventTime: ts
-    watermark: {delay: 2}
+    watermark: {delay: 2ms}
   groupBy: [user]
-  gap: 15
-  maxDuration: 100
+  gap: 15ms
+  maxDuration: 100ms
   aggregates:
     - {function: count, as: clicks}
     - {function: first, column: page, as: first_page}
     - {function: count_distinct, column: page, method: hll, as: pages}
   lateData: reopen
-  allowedLateness: 5
+  allowedLateness: 5ms
   emitRetractions: true
   output: {postgres: {table: sessions}}
   deadLetter: {file: {path: dead}}
@@ -196,7 +196,7 @@ def test_with_drop_a_click_is_late_by_the_allowed_lateness_alone() -> None:
     run = good()
     run.log[1]["result"]["dropped"] = {"clicks": {"late": 2}}
     run.table[0] = session("a", 120, 140, 3, "/1", 3)
-    verdict = run.verdict(job(("lateData: reopen", "lateData: drop"), ("allowedLateness: 5", "allowedLateness: 4")))
+    verdict = run.verdict(job(("lateData: reopen", "lateData: drop"), ("allowedLateness: 5ms", "allowedLateness: 4ms")))
     assert verdict.problems == ()
     assert verdict.late == 2
 
@@ -210,7 +210,7 @@ def test_a_late_click_that_is_near_another_one_cannot_be_judged() -> None:
 
 def test_a_session_that_reaches_the_cap_cannot_be_judged() -> None:
     with pytest.raises(JoineryError, match=r"\('a', 120, 140\) reaches maxDuration"):
-        good().verdict(job(("maxDuration: 100", "maxDuration: 20")))
+        good().verdict(job(("maxDuration: 100ms", "maxDuration: 20ms")))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_jobs_that_cannot_be_judged(edit: tuple[str, str], said: str) -> None:
 @pytest.mark.parametrize("seed", range(15))
 def test_it_agrees_with_the_oracle(seed: int, late_data: str) -> None:
     """Random clicks in random epochs, some late and alone, taken row by row; what goes out replaces and retracts."""
-    of = job(("lateData: reopen", f"lateData: {late_data}"), ("maxDuration: 100", "maxDuration: 100000"))
+    of = job(("lateData: reopen", f"lateData: {late_data}"), ("maxDuration: 100ms", "maxDuration: 100000ms"))
     run = by_the_oracle(random.Random(seed), of)
     verdict = run.verdict(of)
     assert verdict.problems == ()

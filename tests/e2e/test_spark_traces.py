@@ -53,12 +53,12 @@ def environment(context: SparkContext, address: PostgresStoreAddress, tmp_path: 
 
 def job(trace: Trace, suffix: str) -> Job:
     metadata = {"name": f"{trace.job['metadata']['name']}-{suffix}"}
-    return parse_job(json.dumps({**trace.job, "metadata": metadata}), f"{trace.name}.yaml")
+    return parse_job(json.dumps({**trace.job, "metadata": metadata}), f"{trace.name}.yaml", plain_numbers=True)
 
 
 def kind(trace: Trace) -> str:
     """Which code its steps run, in words."""
-    parsed = parse_job(json.dumps(trace.job), f"{trace.name}.yaml")
+    parsed = parse_job(json.dumps(trace.job), f"{trace.name}.yaml", plain_numbers=True)
     if not isinstance(parsed, StreamJoin):
         return "sessions"
     steps = parsed.joins

@@ -49,7 +49,7 @@ def _resource(kind: str, **spec: Any) -> str:
     around = {
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
         "deadLetter": {"file": {"path": "dead.jsonl"}},
-        "stateStore": {"memory": {}, "checkpointInterval": 60},
+        "stateStore": {"memory": {}, "checkpointInterval": "60ms"},
         "trigger": {"maxRecordsPerEpoch": 6},
         "shards": 2,
     }
@@ -65,15 +65,15 @@ CO_PARTITIONED = _job(
 )
 # What the first step closes the second one keeps, to close it in a later epoch; it pads its own right side too.
 CHAIN = _job(_step("payments", "left", interval=_within(-20, 30)), _step("refunds", "full", interval=_within(-20, 40)))
-HOPPING = _job(_step("payments", "full", window={"hopping": {"size": 30, "slide": 10}}))
-SESSIONS = _job(_step("payments", "full", window={"session": {"gap": 15}}))
-AS_OF = _job(_step("payments", "left", asOf={"historyRetention": 60, "grace": 20}), tables=["payments"])
+HOPPING = _job(_step("payments", "full", window={"hopping": {"size": "30ms", "slide": "10ms"}}))
+SESSIONS = _job(_step("payments", "full", window={"session": {"gap": "15ms"}}))
+AS_OF = _job(_step("payments", "left", asOf={"historyRetention": "60ms", "grace": "20ms"}), tables=["payments"])
 AGGREGATED = _resource(
     "SessionWindow",
     input=_input("orders"),
     groupBy=["k"],
-    gap=12,
-    maxDuration=60,
+    gap="12ms",
+    maxDuration="60ms",
     aggregates=[
         {"function": "count", "as": "orders"},
         {"function": "sum", "column": "id", "as": "sum"},
@@ -81,11 +81,11 @@ AGGREGATED = _resource(
         {"function": "count_distinct", "column": "id", "as": "ids"},
     ],
     lateData="reopen",
-    allowedLateness=120,
+    allowedLateness="120ms",
     emitRetractions=True,
 )
 
 
 @cache
 def parsed(text: str) -> Job:
-    return parse_job(text, "simulated.json")
+    return parse_job(text, "simulated.json", plain_numbers=True)

@@ -665,7 +665,7 @@ def test_an_older_driver_that_joins_the_group_does_not_drive_the_newest_one_out(
 
 
 def test_savepoints_are_made_from_time_to_time_and_the_newest_are_kept(tmp_path: Path) -> None:
-    text = INNER.replace('"checkpointInterval"', '"savepoints": {"every": 150, "keep": 2}, "checkpointInterval"')
+    text = INNER.replace('"checkpointInterval"', '"savepoints": {"every": "150ms", "keep": 2}, "checkpointInterval"')
     world = type("SavingWorld", (World,), {"job_text": text})(tmp_path)
     world.store._clock = lambda: world.now_ms
     driver, pins = started(world), []

@@ -150,7 +150,7 @@ def with_times(**column: str) -> Job:
     side: dict[str, Any] = {"file": {"path": "unused"}, "format": "json", "eventTime": "at"}
     schema = [{"name": "id", "type": "string"}, {"name": "at", **column}]
     inputs = [{"name": name, **side, "schema": schema} for name in "lr"]
-    interval = {"of": "l", "lower": 0, "upper": 9}
+    interval = {"of": "l", "lower": 0, "upper": "9ms"}
     return load({"right": "r", "keys": {"l.id": "r.id"}, "interval": interval}, inputs=inputs)
 
 
@@ -199,7 +199,7 @@ def test_a_nested_field_that_is_named_without_path_is_warned_about() -> None:
         {"name": "l", **side, "schema": [{"name": "device.id", "type": "string"}, ts]},
         {"name": "r", **side, "schema": [{"name": "id", "type": "string", "path": "device.id"}, ts]},
     ]
-    interval = {"of": "l", "lower": 0, "upper": 9}
+    interval = {"of": "l", "lower": 0, "upper": "9ms"}
     job = load({"right": "r", "keys": {"l.device.id": "r.id"}, "interval": interval}, inputs=inputs)
     record = {"device": {"id": "a"}, "ts": 5}
     (line,) = run_trace(job, [{"rows": {"l": [record], "r": [record]}}], MemoryStore())

@@ -19,7 +19,7 @@ INPUTS = {"inputs": [{"name": "l", **EXPLICIT}, {"name": "r", **EXPLICIT}]}
 
 
 def dead_letters(job: dict[str, Any], steps: Sequence[dict[str, Any]], shards: int) -> list[dict[str, Any]]:
-    traced = run_trace(parse_job(json.dumps(job), "job.yaml"), steps, MemoryStore(), shards=shards)
+    traced = run_trace(parse_job(json.dumps(job), "job.yaml", plain_numbers=True), steps, MemoryStore(), shards=shards)
     return [letter for line in traced for letter in line.get("dead_letters", [])]
 
 

@@ -26,10 +26,10 @@ from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
 
 STEPS = {
-    "tumbling": "window: {tumbling: 100}",
-    "session": "window: {session: {gap: 10}}",
-    "asOf": "asOf: {historyRetention: 50, grace: 0}",
-    "interval": "interval: {of: l, lower: -10, upper: 10}",
+    "tumbling": "window: {tumbling: 100ms}",
+    "session": "window: {session: {gap: 10ms}}",
+    "asOf": "asOf: {historyRetention: 50ms, grace: 0}",
+    "interval": "interval: {of: l, lower: -10ms, upper: 10ms}",
 }
 SELECT = "[{column: l.v, as: l}, {column: r.v, as: r}]"
 WIDE = "[{column: l.v, as: l}, {column: l.w, as: lw}, {column: r.v, as: r}, {column: r.w, as: rw}]"

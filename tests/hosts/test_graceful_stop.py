@@ -110,7 +110,7 @@ kind: StreamJoin
 metadata: {{name: cut-short}}
 spec:
   inputs: [{", ".join(inputs)}]
-  joins: [{{right: payments, keys: {{orders.k: payments.k}}, interval: {{of: orders, lower: 0, upper: 10}}}}]
+  joins: [{{right: payments, keys: {{orders.k: payments.k}}, interval: {{of: orders, lower: 0, upper: 10ms}}}}]
   output: {{file: {{path: out}}}}
   stateStore: {{memory: {{}}}}
 """)

@@ -30,7 +30,7 @@ TRACES = [
 
 def played(trace: Trace, store: MemoryStore | None = None) -> tuple[Job, MemoryStore, dict[str, StepLog], list[str]]:
     """The job, its store after all steps, the records, and the rows that went out."""
-    job, store = parse_job(json.dumps(trace.job), "job.yaml"), store or MemoryStore()
+    job, store = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), store or MemoryStore()
     steps = [step.given for step in trace.steps]
     out = [json.dumps(row) for line in run_trace(job, steps, store, 3) for row in line["output"]]
     logs = {side.name: StepLog(side) for side in job.inputs}

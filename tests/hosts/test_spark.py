@@ -179,7 +179,7 @@ spec:
         eventTime: ts}}
     - {{name: r, file: {{path: r}}, format: json, schema: [{{name: k, type: int64}}, {{name: ts, type: timestamp}}],
         eventTime: ts}}
-  joins: [{{right: r, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10, upper: 10}}}}]
+  joins: [{{right: r, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10ms, upper: 10ms}}}}]
   select: [{{column: l.k}}]
   output: {{file: {{path: out}}}}
   stateStore: {{memory: {{}}}}

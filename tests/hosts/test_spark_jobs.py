@@ -49,7 +49,7 @@ def test_the_steps_of_a_job_in_words() -> None:
     assert step_names(job_from(JOB)) == ("inner interval join",)
     two = copy.deepcopy(JOB)
     two["spec"]["inputs"].append({**two["spec"]["inputs"][0], "name": "rates"})
-    interval = {"of": "orders", "lower": -10, "upper": 10}
+    interval = {"of": "orders", "lower": "-10ms", "upper": "10ms"}
     two["spec"]["joins"].append(
         {"right": "rates", "type": "left", "keys": {"orders.k": "rates.k"}, "interval": interval}
     )

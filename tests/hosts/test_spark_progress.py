@@ -31,7 +31,7 @@ JOB: dict[str, Any] = {
             {
                 "right": "payments",
                 "keys": {"orders.k": "payments.k"},
-                "interval": {"of": "orders", "lower": -10, "upper": 10},
+                "interval": {"of": "orders", "lower": "-10ms", "upper": "10ms"},
             }
         ],
         "select": [{"column": "orders.v", "as": "order"}, {"column": "payments.v", "as": "payment"}],

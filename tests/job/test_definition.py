@@ -169,8 +169,8 @@ def test_a_limit_that_stops_a_plan_can_be_raised_to_end_it() -> None:
         ([chains.step(type="full"), chains.step("items", where="items.n > 1")], {}),
         ([chains.window(tumbling="1h")], {}),
         ([chains.window(hopping={"size": "1h", "slide": "5m"})], {"select": [{"expression": "1", "as": "one"}]}),
-        ([{**chains.window(session={"gap": "1h"}), "allowedLateness": 5}], {}),
-        ([chains.as_of(asOf={"historyRetention": "1h", "grace": 7})], {}),
+        ([{**chains.window(session={"gap": "1h"}), "allowedLateness": "5ms"}], {}),
+        ([chains.as_of(asOf={"historyRetention": "1h", "grace": "7ms"})], {}),
         ([chains.time_only()], {}),
     ],
 )

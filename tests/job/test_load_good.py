@@ -132,7 +132,7 @@ OUTPUT = "    postgres: {table: joined}"
             lambda j: j.joins[0].partitioner,
             "crc32",
         ),
-        (("upper: 1h", "upper: 500"), lambda j: j.joins[0].interval.upper, 500),
+        (("upper: 1h", "upper: 500ms"), lambda j: j.joins[0].interval.upper, 500),
         (
             ("lower: -1m, upper: 1h", "lower: 0s, upper: 0s"),
             bounds,

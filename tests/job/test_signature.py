@@ -82,10 +82,10 @@ def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
     [
         (window(tumbling="1h"), {"kind": "tumbling", "size": 3_600_000, "allowedLateness": 0}),
         (
-            {**window(hopping={"size": 20, "slide": 10}), "allowedLateness": 5},
+            {**window(hopping={"size": "20ms", "slide": "10ms"}), "allowedLateness": "5ms"},
             {"kind": "hopping", "size": 20, "slide": 10, "allowedLateness": 5},
         ),
-        (window(session={"gap": 7}), {"kind": "session", "gap": 7, "allowedLateness": 0}),
+        (window(session={"gap": "7ms"}), {"kind": "session", "gap": 7, "allowedLateness": 0}),
         (as_of(), {"kind": "asOf", "historyRetention": 3_600_000, "grace": 0}),
         (time_only(), {"kind": "interval", "of": "orders", "broadcast": "payments", "keys": []}),
     ],
@@ -173,7 +173,11 @@ def test_changes_of_windows_and_tables_that_go_on(before: Any, after: Any) -> No
         (step(), step(interval={**DAY, "lower": "-2m"}), "lower bound went from 0s to -2m"),
         (step(), step(allowedLateness="5s"), "allowedLateness went from 0s to 5s"),
         (as_of(), as_of(asOf={"historyRetention": "2h"}), "historyRetention went from 1h to 2h"),
-        (window(session={"gap": 5}), {**window(session={"gap": 5}), "allowedLateness": 9}, "allowedLateness went from"),
+        (
+            window(session={"gap": "5ms"}),
+            {**window(session={"gap": "5ms"}), "allowedLateness": "9ms"},
+            "allowedLateness went from",
+        ),
     ],
 )  # fmt: skip
 def test_keeping_rows_longer_goes_on_with_a_warning(before: Any, after: Any, words: str) -> None:
@@ -243,11 +247,11 @@ BY_TWO = as_of(keys={"orders.currency": "rates.currency", "orders.amount": "rate
         (step(type="left"), step(type="right"), "the join type was left, it is now right"),
         (step(type="left"), step(type="full"), "the join type was left, it is now full"),
         (step(), window(tumbling="1h"), "the kind of step was interval, it is now tumbling"),
-        (window(tumbling=20), window(hopping={"size": 20, "slide": 10}), "was tumbling, it is now hopping"),
+        (window(tumbling="20ms"), window(hopping={"size": "20ms", "slide": "10ms"}), "was tumbling, it is now hopping"),
         (window(tumbling="1h"), window(tumbling="2h"), "the window's size was 1h, it is now 2h, which would cut"),
         (
-            window(hopping={"size": 20, "slide": 10}),
-            window(hopping={"size": 20, "slide": 20}),
+            window(hopping={"size": "20ms", "slide": "10ms"}),
+            window(hopping={"size": "20ms", "slide": "20ms"}),
             "the window's slide was 10ms, it is now 20ms",
         ),
         (window(session={"gap": "1s"}), window(session={"gap": "2s"}), "the session gap was 1s, it is now 2s"),

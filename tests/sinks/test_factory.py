@@ -39,7 +39,7 @@ def job(**spec: Any) -> StreamJoin:
         "schema": [{"name": "k", "type": "string"}, {"name": "ts", "type": "timestamp"}],
         "eventTime": "ts",
     }
-    join = {"right": "b", "type": "inner", "keys": {"a.k": "b.k"}, "interval": {"of": "a", "lower": 0, "upper": 1}}
+    join = {"right": "b", "type": "inner", "keys": {"a.k": "b.k"}, "interval": {"of": "a", "lower": 0, "upper": "1ms"}}
     whole = {"inputs": [{"name": "a", **side}, {"name": "b", **side}], "joins": [join], **spec}
     return StreamJoin.model_validate(
         {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "j"}, "spec": whole}

@@ -66,7 +66,7 @@ def test_text_of_csv_and_of_a_path_and_documents_of_debezium() -> None:
 def job(**spec: Any) -> dict[str, Any]:
     side = {"file": {"path": "unused"}, "format": "json", "schema": [{"name": "id", "type": "string"}, DOC, TS]}
     inputs = [{"name": name, **side, "eventTime": "ts"} for name in "lr"]
-    step = {"right": "r", "keys": {"l.id": "r.id"}, "interval": {"of": "l", "lower": 0, "upper": 9}, "type": "left"}
+    step = {"right": "r", "keys": {"l.id": "r.id"}, "interval": {"of": "l", "lower": 0, "upper": "9ms"}, "type": "left"}
     plain = {"inputs": inputs, "joins": [step], "output": {"file": {"path": "out"}}, **spec}
     return {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "j"}, "spec": plain}
 
@@ -74,7 +74,11 @@ def job(**spec: Any) -> dict[str, Any]:
 def test_rows_have_json_in_their_json() -> None:
     rows = {"l": [{"id": "a", "doc": {"x": [1]}, "ts": 5}, {"id": "b", "doc": "[]", "ts": 6}]}
     rows["r"] = [{"id": "a", "doc": None, "ts": 5}]
-    lines = list(run_trace(parse_job(json.dumps(job()), "job.json"), [{"rows": rows}, {"end": True}], MemoryStore()))
+    lines = list(
+        run_trace(
+            parse_job(json.dumps(job()), "job.json", plain_numbers=True), [{"rows": rows}, {"end": True}], MemoryStore()
+        )
+    )
     out = [(row["left_id"], row["left_doc"], row["right_doc"]) for line in lines for row in line["output"]]
     assert out == [("a", {"x": [1]}, None), ("b", [], None)]
 

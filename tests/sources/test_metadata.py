@@ -120,7 +120,7 @@ def test_steps_of_a_trace_give_them() -> None:
         "eventTime": "ts",
     }
     inputs = [left, {**left, "name": "r", "schema": [*left["schema"][:1], *left["schema"][2:]]}]
-    interval = {"of": "l", "lower": 0, "upper": 9}
+    interval = {"of": "l", "lower": 0, "upper": "9ms"}
     job = load({"right": "r", "keys": {"l.k": "r.k"}, "interval": interval}, inputs=inputs)
     rows = {"l": [{"$key": "a", "$headers": {"tenant": "x"}, "$timestamp": 5}], "r": [{"$key": "a", "$timestamp": 6}]}
     (line,) = run_trace(job, [{"rows": rows}], MemoryStore())

@@ -19,7 +19,7 @@ _HEAD = """# Reference of the resources
 
 Generated from the resource models by `make crds`. `kubectl explain streamjoin.spec` prints the same.
 
-A *duration* is text such as `250ms`, `10s` or `1h30m`, or whole milliseconds. *Bytes* are a number, or text such as
+A *duration* is text such as `250ms`, `10s` or `1h30m`, with a unit (but 0). *Bytes* are a number, or text such as
 `500M` or `10Gi`. A field without a default may be left out unless it is *required*; a field inside a mapping that is
 left out is not. The *example* of a mapping has the fields that are required in it, or the first one.
 """

@@ -194,7 +194,7 @@ def trace(job: JobLike, steps: Iterable[Mapping[str, Any]], *, shards: int | Non
     from joinery_runtime.hosts.trace import run_trace  # noqa: PLC0415
     from joinery_runtime.state.memory import MemoryStore  # noqa: PLC0415
 
-    job = _job(job)
+    job = _job(job, plain_numbers=True)
     tables: list[pa.Table] = []
     schema = compile_job(job).output_schema()
     number = "_step" if "step" in schema.names else "step"
@@ -282,7 +282,9 @@ def _interrupt(_: int) -> None:
     raise KeyboardInterrupt
 
 
-def _job(job: JobLike) -> Job:
+def _job(job: JobLike, *, plain_numbers: bool = False) -> Job:
     if isinstance(job, Job):
         return job
-    return job_from(job) if isinstance(job, Mapping) else load_job(job)
+    if isinstance(job, Mapping):
+        return job_from(job, plain_numbers=plain_numbers)
+    return load_job(job, plain_numbers=plain_numbers)

@@ -14,6 +14,7 @@ from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputTime
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.job import SessionWindow
+from joinery_runtime.job.model.base import PLAIN_NUMBERS
 
 GAP, LATENESS = 10, 200
 
@@ -32,7 +33,7 @@ def pipeline(**changed: Any) -> Pipeline:
     }
     spec = {"input": clicks, "groupBy": ["user"], "gap": GAP, "maxDuration": 1000, "allowedLateness": LATENESS}
     document = {"metadata": {"name": "sessions"}, "spec": {**spec, "output": {"file": {"path": "out"}}, **changed}}
-    return compile_job(SessionWindow.model_validate(document))
+    return compile_job(SessionWindow.model_validate(document, context=PLAIN_NUMBERS))
 
 
 def segment(ts_min: int, ts_max: int) -> SegmentMeta:

@@ -121,10 +121,10 @@ def history(text: str) -> tuple[str, str]:
 # Accepted by the models; the plain one first.
 ACCEPTED = [
     (),
-    (("delay: 10s", "delay: 250"),),
+    (("delay: 10s", "delay: 250ms"),),
     (("delay: 10s", "delay: 1.5h"),),
     (("delay: 10s", "delay: +1h0.5s"),),
-    (("lower: -1m", "lower: -60000"),),
+    (("lower: -1m", "lower: -60000ms"),),
     (("lower: -1m", "lower: '0'"),),
     (kafka("startFrom: latest"),),
     (kafka("startFrom: {timestamp: 1700000000000}"),),
@@ -225,7 +225,7 @@ def without_nothing(value: Any) -> Any:
 
 REFUSED = [
     (("delay: 10s", "delay: -1s"), ".inputs[0].watermark.delay"),
-    (("delay: 10s", "delay: -1"), ".inputs[0].watermark.delay"),
+    (("delay: 10s", "delay: -1ms"), ".inputs[0].watermark.delay"),
     (("delay: 10s", "delay: 1d"), ".inputs[0].watermark.delay"),
     (("delay: 10s", "delay: 1.5"), ".inputs[0].watermark.delay"),
     (("lower: -1m", "lower: orders.due"), ".joins[0].interval.lower"),

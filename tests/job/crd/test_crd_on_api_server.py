@@ -26,6 +26,7 @@ from job.test_load_bad import BAD, NOT_YET
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import KubectlFailed, wait_until
 from joinery_runtime.job.crd import KINDS, SAVEPOINT, ResourceKind, custom_resource_definition
+from joinery_runtime.job.model.cel import HAS_UNIT
 from joinery_runtime.job.model.resource import API_VERSION
 
 pytestmark = pytest.mark.services
@@ -312,6 +313,58 @@ def test_step_3_rewrites_every_object_before_the_old_version_goes(versions: Vers
     assert after["metadata"]["generation"] == 1, "the operator takes a rewriting for no edit"
 
 
+NO_UNIT: dict[str, dict[str, Any]] = {"StreamJoin": {"trigger": {"interval": 30}}, "SessionWindow": {"gap": 30}}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_only_a_duration_that_was_stored_may_be_without_a_unit(api_server: ApiServer, kind: ResourceKind) -> None:
+    """The rule came after the first resources: what they do not edit goes on."""
+    kubectl, group = api_server.kubectl, "units.test"
+    now = json.loads(json.dumps(custom_resource_definition(kind)).replace(GROUP, group))
+    now["spec"]["names"] |= {"shortNames": [], "categories": []}
+    kubectl.define(without_rule(now, HAS_UNIT.rule))
+    written = {**(sessions.document() if kind.name == "SessionWindow" else document(edited()))}
+    written["apiVersion"] = f"{group}/{VERSION}"
+    written["spec"] |= NO_UNIT[kind.name]
+    create = ("create", "-n", "default", "-f", "-")
+    at = (f"{kind.plural}.{group}", written["metadata"]["name"], "-n", "default", "--type=merge")
+
+    def patch(change: Mapping[str, Any], *more: str) -> None:
+        kubectl("patch", *at, *more, "-p", json.dumps(change))
+
+    try:
+        kubectl(*create, stdin=yaml.safe_dump(written))
+        kubectl.define(now)
+        again = yaml.safe_dump({**written, "metadata": {"name": "again"}})
+
+        def refused() -> bool:
+            try:
+                kubectl(*create, "--dry-run=server", stdin=again)
+            except KubectlFailed as error:
+                return "30 has no unit; write 30s or 30ms" in str(error)
+            return False
+
+        wait_until("the rule is there", refused)
+        patch({"status": {"phase": "Pending", "observedGeneration": 1}}, "--subresource=status")
+        patch({"metadata": {"annotations": {"a": "b"}}, "spec": {"shards": 2}})
+        edited_field = json.loads(json.dumps(NO_UNIT[kind.name]).replace("30", "40"))
+        with pytest.raises(KubectlFailed, match="40 has no unit; write 40s or 40ms"):
+            patch({"spec": edited_field})
+        patch({"spec": json.loads(json.dumps(NO_UNIT[kind.name]).replace("30", '"30s"'))})
+    finally:
+        kubectl("delete", "crd", f"{kind.plural}.{group}")
+
+
+def without_rule(value: Any, rule: str) -> Any:
+    if isinstance(value, dict):
+        rules = "x-kubernetes-validations"
+        inner = {name: without_rule(each, rule) for name, each in value.items()}
+        if rules in inner:
+            inner[rules] = [each for each in inner[rules] if each["rule"] != rule]
+        return inner
+    return [without_rule(each, rule) for each in value] if isinstance(value, list) else value
+
+
 def example(kind: ResourceKind) -> dict[str, Any]:
     examples = {written["kind"]: written for path in EXAMPLES if (written := document(path.read_text()))}
     savepoint = {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": {"name": "noon"}}
@@ -379,7 +432,9 @@ def readable(edit: Any) -> Iterator[Mapping[str, Any]]:
 def rules(schema: Any) -> Iterator[str]:
     """The messages of all CEL rules in a schema."""
     if isinstance(schema, dict):
-        yield from (rule["message"] for rule in schema.get("x-kubernetes-validations", ()))
+        yield from (
+            rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "messageExpression" not in rule
+        )
         for inner in schema.values():
             yield from rules(inner)
     elif isinstance(schema, list):

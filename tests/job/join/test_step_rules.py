@@ -43,7 +43,7 @@ TOPICS = [
 
 GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
     *[([step(type=kind)], {}) for kind in ("inner", "left", "right", "full")],
-    ([step(interval={"of": "orders", "lower": 5, "upper": 5})], {}),
+    ([step(interval={"of": "orders", "lower": "5ms", "upper": "5ms"})], {}),
     ([window(tumbling="1h")], {}),
     ([window(hopping={"size": "1h", "slide": "1h"})], {}),
     ([{**window(session={"gap": "30s"}), "type": "full", "allowedLateness": "5s"}], {}),
@@ -218,7 +218,7 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     # windows
     ([window()], {}, "joins[0].window", "exactly one of tumbling, hopping and session: none of them is named"),
     (
-        [window(tumbling="1h", session={"gap": 5})],
+        [window(tumbling="1h", session={"gap": "5ms"})],
         {},
         "joins[0].window",
         "tumbling and session are named",
@@ -375,8 +375,8 @@ def test_output_names_may_be_named_by_the_output() -> None:
     [
         (step(), "interval"),
         (window(tumbling="1h"), "tumbling"),
-        (window(hopping={"size": 2, "slide": 1}), "hopping"),
-        (window(session={"gap": 1}), "session"),
+        (window(hopping={"size": "2ms", "slide": "1ms"}), "hopping"),
+        (window(session={"gap": "1ms"}), "session"),
         (as_of(), "asOf"),
     ],
 )

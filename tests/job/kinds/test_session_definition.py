@@ -36,7 +36,7 @@ SAME_ROWS: list[dict[str, Any]] = [
     {"suspend": True},
     {"deadLetter": {"file": {"path": "dead"}}},
     {"where": None, "allowedLateness": "0s", "lateData": "drop"},
-    {"gap": 30_000},
+    {"gap": "30000ms"},
 ]
 
 

@@ -42,8 +42,9 @@ def test_reads_go_style_and_integers(value, ms):
     [
         ("1d", "write hours: 24h"),
         ("2w", "write hours: 336h"),
-        ("10", "has no unit after 10"),
-        ("1h30", "has no unit after 30"),
+        ("10", "10 has no unit; write 10s or 10ms"),
+        ("1h30", "1h30 has no unit; write 1h30s or 1h30ms"),
+        ("1.5.5", "1.5.5 has no unit; write it like 1h30m"),
         ("", "is not a duration"),
         ("-", "is not a duration"),
         ("orders.deadline", "is not a duration"),
@@ -54,9 +55,9 @@ def test_reads_go_style_and_integers(value, ms):
         ("1h-5m", "is not a duration"),
         ("99999999h", "longer than the longest duration"),
         (MAX_MS + 1, "longer than the longest duration"),
-        (True, "must be text or a whole number"),
-        (1.5, "must be text or a whole number"),
-        (None, "must be text or a whole number"),
+        (True, "must be text"),
+        (1.5, "1.5 has no unit; write 1.5s"),
+        (None, "must be text"),
     ],
 )
 def test_refuses_with_a_reason(value, message):

@@ -93,7 +93,7 @@ def test_a_job_in_sql_is_the_job_of_its_fields() -> None:
 )
 def test_aggregates(call: str, meant: dict[str, Any]) -> None:
     (found,) = parsed(in_sql(selected(f"{call} AS x"))).sessions.aggregates
-    assert found == Sessions.model_validate({"groupBy": [], "gap": 1, "aggregates": [meant]}).aggregates[0]
+    assert found == Sessions.model_validate({"groupBy": [], "gap": "1ms", "aggregates": [meant]}).aggregates[0]
 
 
 def test_arguments_that_are_expressions_are_computed_once() -> None:

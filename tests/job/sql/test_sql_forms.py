@@ -137,8 +137,8 @@ SEED_001_FORMS = {
 
 D = "d.time BETWEEN o.time - 1 AND o.time + 3"
 R = "r.time BETWEEN d.time - 1 AND d.time + 4"
-D_STEP = "interval: {of: orders, lower: -1, upper: 3}"
-R_STEP = "interval: {of: deliveries, lower: -1, upper: 4}"
+D_STEP = "interval: {of: orders, lower: -1ms, upper: 3ms}"
+R_STEP = "interval: {of: deliveries, lower: -1ms, upper: 4ms}"
 D_KEYS, R_KEYS = "keys: {orders.id: deliveries.order_id}", "keys: {deliveries.id: returns.delivery_id}"
 O_D = "FROM orders o JOIN deliveries d ON d.order_id = o.id"
 BOTH = f"{{right: deliveries, {D_KEYS}, {D_STEP}}}, {{right: returns, {R_KEYS}, {R_STEP}}}"
@@ -189,23 +189,23 @@ SEED_004_FORMS = {
     ),
     "the tightest": (
         chain(f"{D} AND d.time > o.time - 1", f"{R} AND r.time <= d.time + 2 AND r.time < d.time + 9"),
-        steps("interval: {of: orders, lower: 0, upper: 3}", "interval: {of: deliveries, lower: -1, upper: 2}"),
+        steps("interval: {of: orders, lower: 0, upper: 3ms}", "interval: {of: deliveries, lower: -1ms, upper: 2ms}"),
         IDS,
     ),
     "a bound from the first input": (
         chain(D, "r.time BETWEEN o.time AND o.time + 9"),
-        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 9}"),
+        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 9ms}"),
         IDS,
     ),
     # d is in [o - 1, o + 3]: r <= d + 4 is r <= o + 7 at most
     "a bound from either of two inputs": (
         chain(D, "r.time >= o.time AND r.time <= d.time + 4"),
-        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 7}, where: returns.time <= deliveries.time + 4"),
+        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 7ms}, where: returns.time <= deliveries.time + 4"),
         IDS,
     ),
     "a bound of integers that is written as an interval": (
         chain(D, "r.time >= o.time AND d.time + INTERVAL '1' SECOND >= r.time"),
-        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 1003}, where: deliveries.time + 1000 >= returns.time"),
+        steps(D_STEP, "interval: {of: orders, lower: 0, upper: 1003ms}, where: deliveries.time + 1000 >= returns.time"),
         IDS,
     ),
     # r >= o - 2 is r >= d - 5 at least, less tight than r >= d - 1; r <= o + 2 is r <= d + 3 at most, tighter
@@ -213,7 +213,7 @@ SEED_004_FORMS = {
         chain(D, f"{R} AND r.time BETWEEN o.time - 2 AND o.time + 2"),
         steps(
             D_STEP,
-            'interval: {of: deliveries, lower: -1, upper: 3}, '
+            'interval: {of: deliveries, lower: -1ms, upper: 3ms}, '
             'where: "returns.time BETWEEN orders.time - 2 AND orders.time + 2"',
         ),
         IDS,
@@ -256,7 +256,7 @@ SEED_004_FORMS = {
     ),
     "retention holds for every step": (
         chain(D, R, "WITH ('join.retention' = '10ms', 'join.late_data' = 'reopen')"),
-        steps(f"{D_STEP}, allowedLateness: 7, lateData: reopen", f"{R_STEP}, allowedLateness: 6, lateData: reopen"),
+        steps(f"{D_STEP}, allowedLateness: 7ms, lateData: reopen", f"{R_STEP}, allowedLateness: 6ms, lateData: reopen"),
         IDS,
     ),
 }  # fmt: skip

@@ -112,7 +112,7 @@ BOUNDS = [
 def test_bounds(text, lower, upper, place):
     sql = joined(f"{KEY} AND {text}") if place == "ON" else joined(KEY, more=f"WHERE {text}")
     (step,) = load(sql).joins
-    assert step.interval == Interval(of="orders", lower=lower, upper=upper)
+    assert step.interval == Interval(of="orders", lower=f"{lower}ms", upper=f"{upper}ms")
     assert step.where is None
 
 
@@ -125,7 +125,7 @@ def test_plain_numbers_are_milliseconds_where_both_event_times_are_int64():
         assert old in text
         text = text.replace(old, new)
     (step,) = parse_job(text, "job.yaml").joins
-    assert step.interval == Interval(of="orders", lower=-1, upper=3)
+    assert step.interval == Interval(of="orders", lower="-1ms", upper="3ms")
 
 
 def event_times(*types):
@@ -198,7 +198,7 @@ def comparison(draw, sign, ms):
 def test_every_arrangement_of_the_same_bounds_is_the_same_interval(case):
     sql, lower, upper = case
     (step,) = load(sql).joins
-    assert step.interval == Interval(of="orders", lower=lower, upper=upper)
+    assert step.interval == Interval(of="orders", lower=f"{lower}ms", upper=f"{upper}ms")
 
 
 @pytest.mark.parametrize("options", [{"exclude_unset": True}, {"exclude_defaults": True}, {}])

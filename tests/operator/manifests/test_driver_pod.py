@@ -4,6 +4,7 @@ import shlex
 import pytest
 
 from joinery_operator.manifests import MAIN_CONTAINER, ManifestError
+from joinery_runtime.job import STORED_JOB
 
 
 def main(pod):
@@ -65,6 +66,7 @@ def test_its_environment(job):
     assert found["POD_NAME"] == "metadata.name"
     assert found["POD_NAMESPACE"] == "metadata.namespace"
     assert found["JOINERY_REVISION"] == "abc"
+    assert found[STORED_JOB] == "true", "a stored revision may be older than a rule"
     assert found["JOINERY_ENDING_FILE"] == main(job.driver())["terminationMessagePath"] == "/dev/termination-log"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from joinery_operator.decision import Create, Delete, Patch
+from joinery_operator.reconcile import desired
 from joinery_operator.reconcile.context import read_status
 from joinery_runtime.job.crd import KINDS, DriverStatus, HotKey, InputStatus, Waiting
 from simulated_cluster.resources import hash_of
@@ -594,6 +595,36 @@ def test_broken_sql_is_refused_before_any_pod_starts(sql: str, words: tuple[str,
         message = next(each.message for each in cluster.status.conditions if each.type == type_)
         assert all(word in message for word in words)
     assert quiescent(cluster)
+
+
+def test_a_stored_resource_with_a_duration_without_unit_goes_on_and_says_so(running: SimulatedCluster) -> None:
+    before = running.status.revision
+    running.edit(joins=[{**JOIN, "interval": {"of": "l", "lower": 0, "upper": 3_600_000}}])
+    running.step()
+    assert running.condition("Valid") == ("True", "Valid")
+    assert running.status.revision == before, "the same job in other words"
+    message = next(each.message for each in running.status.conditions if each.type == "Valid")
+    assert message == (
+        "spec.joins[0].interval.upper: 3600000 has no unit; write 3600000s or 3600000ms. It counts as milliseconds"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [RecursionError("too deep"), KeyError("x"), AssertionError()], ids=lambda error: type(error).__name__
+)
+def test_a_job_whose_check_breaks_is_invalid(
+    running: SimulatedCluster, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(desired, "expression_problems", broken)
+    running.edit(joins=[{**JOIN, "where": "l.id > 'a'"}])
+    running.step()
+    assert running.condition("Valid") == ("False", "Invalid")
+    assert running.status.phase == "Running"
+    message = next(each.message for each in running.status.conditions if each.type == "Valid")
+    assert f"cannot be checked ({type(error).__name__}" in message
 
 
 POD_TEMPLATE = {"data": {"pod.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}\n"}}

@@ -38,6 +38,7 @@ from joinery_operator.manifests.spark import (
 )
 from joinery_operator.names import SCALE_ANNOTATION, ChildNames, Role, labels, owner_reference
 from joinery_operator.revision import JobRevision, scale_of
+from joinery_runtime.job import STORED_JOB
 from joinery_runtime.job.crd import ENDING_FILE, SCALE_FILE, Scale
 
 MAIN_CONTAINER = "joinery"
@@ -207,6 +208,7 @@ def _container(revision: JobRevision) -> dict[str, Any]:
             *SCRATCH_ENV,
             {"name": ENDING_FILE, "value": _ENDING},
             {"name": "JOINERY_REVISION", "value": revision.revision},
+            {"name": STORED_JOB, "value": "true"},
         ],
         "volumeMounts": [
             *(job_mount(file) for file in FILES),

@@ -24,7 +24,7 @@ from joinery_operator.plugin.report import status_lines
 from joinery_operator.revision import RESTARTED_AT
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import explain as explain_job
-from joinery_runtime.job import parse_job
+from joinery_runtime.job import load_stored
 from joinery_runtime.job.crd import ENDING_FILE, KINDS
 
 app = App(name="kubectl joinery", help="Jobs of Joinery on the cluster that kubectl talks to.",
@@ -153,8 +153,8 @@ def savepoint(job: JobName, name: str, /, *, target: KubectlTarget = _HERE) -> i
 def explain(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
     """Print the plan of the job as it is on the cluster. Needs no driver."""
     found = find_job(target, job)
-    about = {name: found.resource[name] for name in ("apiVersion", "kind", "metadata", "spec")}
-    _say(explain_job(parse_job(json.dumps(about), found.name)).render())
+    stored = load_stored(found.resource)
+    _say("\n".join([explain_job(stored.job).render(), *(f"warning: {warning}" for warning in stored.warnings)]))
 
 
 @app.command

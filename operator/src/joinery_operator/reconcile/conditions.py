@@ -41,7 +41,7 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
         progressing,
         _degraded(job),
         _state_compatible(ctx, status),
-        _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems)),
+        _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems or asked.warnings)),
         *_kstatus(ctx, status, job, progressing),
         *_page(ctx),
     )
@@ -67,6 +67,10 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         yield _event("Warning", taken.reason, taken.message)
     if new.scaling is not None and new.scaling != old.scaling:
         yield _event("Normal", "Rescaled", new.scaling.reason)
+    valid, was_valid = _of(new, "Valid"), _of(old, "Valid")
+    warned = was_valid.message if was_valid is not None else ""
+    if valid is not None and valid.status == "True" and valid.message not in {"", warned}:
+        yield _event("Warning", "DurationWithoutUnit", valid.message)
     before, after = _of(old, "Ready"), _of(new, "Ready")
     failed = new.driver is not None and new.driver.outcome in {"Failed", "Fatal"} and new.driver != old.driver
     if after is not None and (before is None or before.reason != after.reason or failed):

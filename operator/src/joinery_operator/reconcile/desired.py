@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from pydantic import ValidationError
 
 from joinery_operator.decision import Manifest, Observed
 from joinery_operator.manifests import ManifestError, check_manifests, spark_problems, stored_job
@@ -15,7 +12,7 @@ from joinery_operator.names import ChildNames
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import Job, PostgresStoreSpec, expression_problems, parse_job
+from joinery_runtime.job import Job, PostgresStoreSpec, expression_problems, load_stored
 from joinery_runtime.job.crd import Status
 from joinery_runtime.job.crd.status import Mode
 
@@ -33,18 +30,24 @@ class DesiredJob:
     mode: Mode = "stateful"
     problems: tuple[str, ...] = ()
     reason: Literal["Valid", "Invalid", "Incomplete", "StateTaken"] = "Valid"
+    warnings: tuple[str, ...] = ()
+    """What the author of a job should change in it, although it runs as it is."""
 
 
 def desired_job(observed: Observed, status: Status) -> DesiredJob:
     """The job that the resource asks for. `suspend` and `cleanup` are not part of a job, so they do not matter here."""
     resource = observed.resource
     try:
-        job: Any = observed.kind.model.model_validate(resource, by_alias=True, by_name=False)
-    except ValidationError:
-        return DesiredJob(None, problems=_problems(resource), reason="Invalid")
-    # Checks only what is asked for now: a stored revision that an earlier release accepted can still be started.
-    if problems := [*expression_problems(job), *spark_problems(job.spec.spark)]:
-        return DesiredJob(None, problems=tuple(map(str, problems)), reason="Invalid")
+        stored = load_stored(resource)
+        job: Any = stored.job
+        # Checks only what is asked for now: a stored revision that an earlier release accepted can still be started.
+        problems = list(map(str, [*expression_problems(job), *spark_problems(job.spec.spark)]))
+    except JobError as error:
+        problems = [f"{problem.path}: {problem.message}" for problem in error.problems]
+    except Exception as error:
+        problems = [f"spec: cannot be checked ({type(error).__name__}: {error}); write it in a simpler way"]
+    if problems:
+        return DesiredJob(None, problems=tuple(problems), reason="Invalid")
     if job.spec.state_store.kind == "embedded":
         return DesiredJob(None, problems=(_NO_STORE,), reason="Incomplete")
     if conflict := _state_conflict(observed, job, status):
@@ -55,7 +58,7 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
         check_manifests(revision)
     except ManifestError as error:
         return DesiredJob(None, problems=(str(error),), reason="Incomplete")
-    return DesiredJob(revision, revision.mode)
+    return DesiredJob(revision, revision.mode, warnings=stored.warnings)
 
 
 def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | None:
@@ -91,15 +94,6 @@ def _image(observed: Observed, job: Job, status: Status) -> str:
         if name and image and name in _names(job, observed.resource, image):
             return image
     return resolved_image(job, observed.settings, status.image, changed=True)
-
-
-def _problems(resource: Manifest) -> tuple[str, ...]:
-    about = {key: resource[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in resource}
-    try:
-        parse_job(json.dumps(about), resource["metadata"]["name"])
-    except JobError as error:
-        return tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
-    raise AssertionError("the models refused a resource that the loader takes")
 
 
 # Jobs of different kinds may have the same name, but a store finds a state by `namespace/name` alone, so only one of

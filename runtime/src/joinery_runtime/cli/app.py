@@ -158,7 +158,7 @@ def trace(
     """
     from joinery_runtime.cli.trace import trace_command  # noqa: PLC0415
 
-    for line in trace_command(load(job_file), steps, store, shards, verbose=verbose):
+    for line in trace_command(load(job_file, plain_numbers=True), steps, store, shards, verbose=verbose):
         say(json.dumps(line))
 
 
@@ -188,7 +188,7 @@ def why(
     """
     from joinery_runtime.cli.replay_commands import why_command  # noqa: PLC0415
 
-    with loaded(job_file) as job:
+    with loaded(job_file, plain_numbers=steps is not None) as job:
         found = why_command(job, key, record, until, steps)
     answer(found.document(), found.lines(), as_json=as_json)
 

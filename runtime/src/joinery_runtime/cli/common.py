@@ -55,21 +55,21 @@ def in_memory(job: Job) -> bool:
     return job.spec.state_store.memory is not None
 
 
-def load(job_file: Path) -> Job:
-    return checked(job_file)[0]
+def load(job_file: Path, *, plain_numbers: bool = False) -> Job:
+    return checked(job_file, plain_numbers=plain_numbers)[0]
 
 
 @contextmanager
-def loaded(job_file: Path) -> Iterator[Job]:
+def loaded(job_file: Path, *, plain_numbers: bool = False) -> Iterator[Job]:
     """The job, for a command that reads its inputs: see `with_line`."""
-    job = load(job_file)
+    job = load(job_file, plain_numbers=plain_numbers)
     with with_line(job, job_file):
         yield job
 
 
-def checked(job_file: Path) -> tuple[Job, Stored]:
-    """Loads the job, and returns it with the columns that its segments store."""
-    job = load_job(job_file)
+def checked(job_file: Path, *, plain_numbers: bool = False) -> tuple[Job, Stored]:
+    """Load the job (see `load_job`), and return it with the columns that its segments store."""
+    job = load_job(job_file, plain_numbers=plain_numbers)
     return job, stored_by(job, job_file)
 
 

@@ -15,7 +15,16 @@ from joinery_runtime.job.kinds.interval import Interval
 from joinery_runtime.job.kinds.session.resource import SessionWindow, SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, Sessions
 from joinery_runtime.job.kinds.window import Hopping, Session, Window
-from joinery_runtime.job.load import job_from, lines_of, load_job, located, parse_job
+from joinery_runtime.job.load import (
+    STORED_JOB,
+    StoredJob,
+    job_from,
+    lines_of,
+    load_job,
+    load_stored,
+    located,
+    parse_job,
+)
 from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.duration import format_duration, format_time, parse_duration, time_value
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
@@ -47,6 +56,7 @@ from joinery_runtime.job.model.types import ColumnType, parse_type
 from joinery_runtime.job.signature import Comparison, compare, signature
 
 __all__ = [
+    "STORED_JOB",
     "Aggregate",
     "AsOf",
     "AtOffsets",
@@ -87,6 +97,7 @@ __all__ = [
     "ShadowComparison",
     "SparkSpec",
     "StoreSpec",
+    "StoredJob",
     "StreamJoin",
     "StreamJoinSpec",
     "Trigger",
@@ -102,6 +113,7 @@ __all__ = [
     "job_from",
     "lines_of",
     "load_job",
+    "load_stored",
     "located",
     "parse_duration",
     "parse_job",

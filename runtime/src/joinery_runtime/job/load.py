@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,35 @@ from pydantic import ValidationError
 from joinery_runtime.errors import JobError, Problem
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.base import NO_UNIT, PLAIN_NUMBERS
 from joinery_runtime.job.model.document import Document, plain_json, read_documents
 from joinery_runtime.job.model.draft import Finding, dig, path_text
 from joinery_runtime.job.model.problems import findings
 from joinery_runtime.job.model.resource import API_VERSION, RULES_BROKEN, Job
 from joinery_runtime.job.model.wording import either, linked, suggestion
 
+logger = logging.getLogger("joinery.job")
+
+STORED_JOB = "JOINERY_STORED_JOB"
+"""The environment variable that says that the file of the job is a revision which an operator has stored. Such a file
+may be older than the rule that durations have units: a duration without one counts as milliseconds, with a warning."""
+
+_RESOURCE = ("apiVersion", "kind", "metadata", "spec")
 _MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJoin, SessionWindow)}
 
 
-def load_job(path: str | PathLike[str]) -> Job:
-    """The job in a YAML or JSON file. Relative file paths in it start from its folder, and `${NAME}` in it is replaced
-    by the environment variable. Raises JobError."""
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job that a cluster stores, and what its author should change in it."""
+
+    job: Job
+    warnings: tuple[str, ...]
+
+
+def load_job(path: str | PathLike[str], *, plain_numbers: bool = False) -> Job:
+    """Read the job in a YAML or JSON file. Relative file paths in it start from its folder, and `${NAME}` in it is
+    replaced by the environment variable. With `plain_numbers`, as for a trace, durations may be numbers of
+    milliseconds, and a warning is logged. Raises JobError."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -36,12 +54,14 @@ def load_job(path: str | PathLike[str]) -> Job:
     except UnicodeDecodeError as error:
         message = f"is not UTF-8 text (byte {error.start}); save it as UTF-8"
         raise JobError(str(path), [Problem("(file)", message)]) from error
-    return parse_job(text, str(path), base=path.absolute().parent, environment=os.environ)
+    plain_numbers = plain_numbers or bool(os.environ.get(STORED_JOB))
+    base = path.absolute().parent
+    return parse_job(text, str(path), base=base, environment=os.environ, plain_numbers=plain_numbers)
 
 
-def job_from(data: Mapping[str, Any]) -> Job:
-    """The job in a dictionary with the content of a job file. Relative file paths in it start from the working folder,
-    and `${NAME}` in it is replaced by the environment variable. Raises JobError."""
+def job_from(data: Mapping[str, Any], *, plain_numbers: bool = False) -> Job:
+    """Read the job in a dictionary with the content of a job file. Relative file paths in it start from the working
+    folder; `${NAME}` and `plain_numbers` are as in `load_job`. Raises JobError."""
     source = "the dictionary"
     try:
         text = json.dumps(data, default=os.fspath)
@@ -49,7 +69,7 @@ def job_from(data: Mapping[str, Any]) -> Job:
         problem = Problem("(dictionary)", f"{error}; write numbers, text, paths, lists and dictionaries")
         raise JobError(source, [problem]) from error
     try:
-        return parse_job(text, source, base=Path.cwd(), environment=os.environ)
+        return parse_job(text, source, base=Path.cwd(), environment=os.environ, plain_numbers=plain_numbers)
     except JobError as error:
         raise JobError(source, [replace(problem, line=None) for problem in error.problems]) from None
 
@@ -67,10 +87,17 @@ def lines_of(path: str | Path) -> dict[str, int]:
     return {path_text(at): line for at, line in document.lines.items()}
 
 
-def parse_job(text: str, source: str, *, base: Path | None = None, environment: Mapping[str, str] | None = None) -> Job:
-    """The job in `text`. `source` names the text in messages. `base` is the folder from which relative file paths start
-    (None: they stay as written), `environment` has the values of `${NAME}` (None: no replacement). Raises JobError with
-    every problem, ordered by line."""
+def parse_job(
+    text: str,
+    source: str,
+    *,
+    base: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    plain_numbers: bool = False,
+) -> Job:
+    """Read the job in `text`. `source` names the text in messages. `base` is the folder from which relative file paths
+    start (None: they stay as written), `environment` has the values of `${NAME}` (None: no replacement),
+    `plain_numbers` is as in `load_job`. Raises JobError with every problem, ordered by line."""
     # Valid JSON needs no line numbers: the YAML reader, which keeps them, takes ten times as long.
     plain = Document(plain_json(text))
     if not any(_identity(plain)) and isinstance(job := _validated(plain.data, base), Job):
@@ -85,7 +112,9 @@ def parse_job(text: str, source: str, *, base: Path | None = None, environment: 
         raise JobError(source, unset)
     found = list(_identity(document))
     if not found:
-        job = _validated(document.data, base)
+        job = _validated(document.data, base, plain_numbers=plain_numbers)
+        for at, message in _without_units(document.data) if plain_numbers and isinstance(job, Job) else ():
+            logger.warning("%s: %s: %s. It counts as milliseconds", source, path_text(at), message)
         if isinstance(job, Job) and not document.repeated:
             return job
         found = job if isinstance(job, list) else []
@@ -130,10 +159,36 @@ def _model(data: object) -> type[Job] | None:
     return _MODELS.get(kind) if isinstance(kind, str) else None
 
 
-def _validated(data: Any, base: Path | None) -> Job | list[Finding]:
+def load_stored(resource: Mapping[str, Any]) -> StoredJob:
+    """Validate a resource as a cluster has stored it, perhaps under an earlier release: durations may be numbers of
+    milliseconds, and then there are warnings. Raises JobError."""
+    document = Document({name: resource[name] for name in _RESOURCE if name in resource})
+    found = list(_identity(document))
+    job = found or _validated(document.data, None)
+    if isinstance(job, Job):
+        return StoredJob(job, ())
+    job = found or _validated(document.data, None, plain_numbers=True)
+    if isinstance(job, Job):
+        texts = (f"{path_text(at)}: {message}. It counts as milliseconds" for at, message in _without_units(resource))
+        return StoredJob(job, tuple(texts))
+    raise JobError(str(dig(resource, "metadata", "name")), [Problem(path_text(at), linked(text)) for at, text in job])
+
+
+def _without_units(data: Mapping[str, Any]) -> list[Finding]:
+    """Find the durations that are numbers."""
     model = _MODELS[data["kind"]]
     try:
-        return model.model_validate(data, by_alias=True, by_name=False, context={"base": base})
+        model.model_validate(data, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return list(findings([one for one in error.errors(include_url=False) if one["type"] == NO_UNIT], model))
+    return []
+
+
+def _validated(data: Any, base: Path | None, *, plain_numbers: bool = False) -> Job | list[Finding]:
+    model = _MODELS[data["kind"]]
+    context = {"base": base, **(PLAIN_NUMBERS if plain_numbers else {})}
+    try:
+        return model.model_validate(data, by_alias=True, by_name=False, context=context)
     except ValidationError as error:
         errors = error.errors(include_url=False)
     found = list(findings(errors, model))

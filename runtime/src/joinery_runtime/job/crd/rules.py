@@ -248,5 +248,5 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
 
 
 def with_rules(schema: Schema, of: type | Place) -> Schema:
-    found = RULES.get(of)
-    return {**schema, "x-kubernetes-validations": [rule.schema() for rule in found]} if found else schema
+    rules = [*schema.get("x-kubernetes-validations", ()), *(rule.schema() for rule in RULES.get(of, ()))]
+    return {**schema, "x-kubernetes-validations": rules} if rules else schema

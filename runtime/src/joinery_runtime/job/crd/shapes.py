@@ -40,7 +40,8 @@ _DECIMAL = r"decimal\(\s*[0-9]{1,9}\s*,\s*[0-9]{1,9}\s*\)"
 
 
 def duration(minimum: int | None) -> Schema:
-    """The schema of whole milliseconds or a Go duration; a `minimum` of 0 or more also refuses negative text."""
+    """The schema of a Go duration; a `minimum` of 0 or more also refuses negative text. Numbers have bounds too: a
+    stored resource may have one."""
     sign = "[+-]?" if minimum is None else r"\+?"
     return {
         **INT_OR_STRING,

@@ -30,7 +30,8 @@ from joinery_runtime.job.crd.shapes import (
     duration,
     scalar,
 )
-from joinery_runtime.job.model.base import Setting
+from joinery_runtime.job.model.base import Setting, format_duration_or_off
+from joinery_runtime.job.model.cel import HAS_UNIT, HAS_UNIT_OR_FILLED_IN
 from joinery_runtime.job.model.duration import format_duration
 
 _STRUCTURAL = (
@@ -105,8 +106,11 @@ def description(text: str, limit: int = _DESCRIPTION) -> str:
 def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
     if any(isinstance(each, PlainSerializer) and each.func is format_duration for each in _metadata(info)):
         default = {"default": format_duration(info.default)} if isinstance(info.default, int) else {}
-        return {**duration(_least(info)), **default}
+        return {**duration(_least(info)), **default, "x-kubernetes-validations": [HAS_UNIT.schema()]}
     schema = _translated(raw, models)
+    if any(isinstance(each, PlainSerializer) and each.func is format_duration_or_off for each in _metadata(info)):
+        schema["default"] = format_duration_or_off(info.default)
+        schema["x-kubernetes-validations"] = [HAS_UNIT_OR_FILLED_IN.schema()]
     if _mentions(info.annotation, Setting):
         schema["additionalProperties"] = scalar()
         # A server-side apply treats the map as one value. If it merged by key, an owner that gives up the last key

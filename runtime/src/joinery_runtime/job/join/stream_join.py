@@ -10,7 +10,7 @@ from pydantic import Field
 from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, part_names
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.base import Limits, Text
+from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import (
@@ -103,7 +103,9 @@ class StreamJoin(Job):
     def joins(self) -> tuple[JoinStep, ...]:
         """`spec.joins`, or what `spec.sql` says in its place."""
         sql = self._from_sql
-        return self.spec.joins if sql is None else tuple(JoinStep.model_validate(step) for step in sql.steps)
+        if sql is None:
+            return self.spec.joins
+        return tuple(JoinStep.model_validate(step, context=PLAIN_NUMBERS) for step in sql.steps)
 
     @property
     def select(self) -> tuple[SelectItem, ...] | None:

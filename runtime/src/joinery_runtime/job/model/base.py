@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.model.duration import format_duration, parse_duration
+from joinery_runtime.job.model.duration import format_duration, parse_duration, without_unit
 from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
 from joinery_runtime.job.model.types import ColumnType, parse_type
 
@@ -57,12 +57,34 @@ def not_yet(what: str, *values: object, todo: str = "") -> Any:
     return BeforeValidator(refuse)
 
 
-def _duration_or_off(value: Any) -> int | None:
-    """Milliseconds; None for `off`. YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
+PLAIN_NUMBERS = {"plain_numbers": True}
+"""The context of a validation that takes integers as milliseconds: for stored jobs and for traces. Elsewhere people
+write the job, and 30 may mean seconds to them."""
+FILLED_IN_MS = 24 * 3_600_000
+"""A number that nobody has written: API servers filled it in as the default of `maxFuture`, before they knew units."""
+NO_UNIT = "no_unit"
+"""The type of pydantic's error for a number without a unit."""
+
+
+def _duration(value: Any, info: ValidationInfo) -> int:
+    """Return milliseconds; only with PLAIN_NUMBERS an integer other than 0 is a duration."""
+    ms = parse_duration(value)
+    plain = isinstance(info.context, dict) and info.context.get("plain_numbers")
+    if isinstance(value, int) and value and not plain:
+        raise PydanticCustomError(NO_UNIT, "{text}", {"text": without_unit(str(value))})
+    return ms
+
+
+def _duration_or_off(value: Any, info: ValidationInfo) -> int | None:
+    """Return milliseconds, or None for `off`. YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
     if value is False or value == OFF:
         return None
+    if value == FILLED_IN_MS:
+        return FILLED_IN_MS
     try:
-        ms = parse_duration(value)
+        ms = _duration(value, info)
+    except PydanticCustomError:
+        raise
     except ValueError as error:
         raise ValueError(f"{error}, or {OFF}") from error
     if ms < 0:
@@ -70,7 +92,7 @@ def _duration_or_off(value: Any) -> int | None:
     return ms
 
 
-def _format_duration_or_off(ms: int | None) -> str:
+def format_duration_or_off(ms: int | None) -> str:
     return OFF if ms is None else format_duration(ms)
 
 
@@ -119,15 +141,15 @@ Bool = Annotated[bool, Strict()]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Duration = Annotated[
     int,
-    BeforeValidator(parse_duration),
-    PlainSerializer(format_duration, when_used="json"),
+    BeforeValidator(_duration),
+    PlainSerializer(format_duration),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 PositiveDuration = Annotated[Duration, Field(ge=0)]
 DurationOrOff = Annotated[
     int | None,
     BeforeValidator(_duration_or_off),
-    PlainSerializer(_format_duration_or_off, when_used="json"),
+    PlainSerializer(format_duration_or_off),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 ByteCount = Annotated[
@@ -150,14 +172,16 @@ TablePath = Annotated[Text, AfterValidator(lambda path, info: path if "://" in p
 Length = Annotated[PositiveDuration, Field(gt=0)]
 
 
-def _bound(value: Any) -> int:
+def _bound(value: Any, info: ValidationInfo) -> int:
     try:
-        return parse_duration(value)
+        return _duration(value, info)
+    except PydanticCustomError:
+        raise
     except ValueError as error:
         raise ValueError(f"{error} (a bound is constant, it cannot depend on a column)") from error
 
 
-Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration, when_used="json")]
+Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration)]
 
 
 class Limits(Model):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from joinery_runtime.job.model.base import FILLED_IN_MS
 from joinery_runtime.job.model.outputs import LAKES
 from joinery_runtime.job.model.wording import linked, listed
 
@@ -17,9 +18,16 @@ class Rule:
     rule: str
     message: str
     at: str = ""
+    shown: str = ""
+    """The message as a CEL expression, where it shows the value."""
 
     def schema(self) -> dict[str, Any]:
-        return {"rule": self.rule, "message": linked(self.message), **({"fieldPath": self.at} if self.at else {})}
+        schema = {"rule": self.rule, "message": linked(self.message)}
+        if self.at:
+            schema["fieldPath"] = self.at
+        if self.shown:
+            schema["messageExpression"] = self.shown
+        return schema
 
 
 def exactly_one(*names: str) -> Rule:
@@ -29,6 +37,16 @@ def exactly_one(*names: str) -> Rule:
 
 def time(name: str) -> str:
     return f"(type(self.{name}) == int ? duration(string(self.{name}) + 'ms') : duration(string(self.{name})))"
+
+
+HAS_UNIT = Rule(
+    "type(self) != int || self == 0",
+    "a number has no unit; write for example 30s or 30ms",
+    shown="string(self) + ' has no unit; write ' + string(self) + 's or ' + string(self) + 'ms'",
+)
+"""A rule for every duration. The API server does not apply it to a field that an update leaves as it is."""
+
+HAS_UNIT_OR_FILLED_IN = replace(HAS_UNIT, rule=f"{HAS_UNIT.rule} || self == {FILLED_IN_MS}")
 
 
 def positive() -> tuple[Rule, ...]:

@@ -1,10 +1,12 @@
-"""Durations as people write them: Go style (`1h30m`, `250ms`, `-1m`), or a plain integer of milliseconds."""
+"""Durations as people write them: Go style (`1h30m`, `250ms`, `-1m`). Stored jobs may hold plain milliseconds."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+
+from joinery_runtime.job.model.wording import either
 
 # Go's time.Duration counts nanoseconds in 64 bits; the same limit keeps sums of times inside int64 milliseconds.
 MAX_MS = (2**63 - 1) // 1_000_000
@@ -20,17 +22,34 @@ _MS_PER_UNIT = {
 }
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zµ]*)", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(rf"([+-]?)((?:{_PART.pattern})+)", re.ASCII | re.IGNORECASE)
-_HINT = "write it like 1h30m, 10s, 250ms or -1m, or as a plain number of milliseconds"
+_HINT = "write it like 1h30m, 10s, 250ms or -1m"
 
 
 def parse_duration(value: str | int) -> int:
-    """The duration in milliseconds. Raises ValueError, which says what is wrong with the text and how to write it."""
+    """Return the duration in milliseconds; an integer is a number of them. Raises ValueError, which says what is wrong
+    with the text and how to write it."""
+    if isinstance(value, float):
+        raise ValueError(without_unit(str(value)))
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"a duration must be text or a whole number of milliseconds; {_HINT}")
+        raise ValueError(f"a duration must be text; {_HINT}")
     ms = value if isinstance(value, int) else _parse_text(value.strip())
     if abs(ms) > MAX_MS:
         raise ValueError(f"{value!r} is longer than the longest duration, {MAX_MS} ms (292 years)")
     return ms
+
+
+def without_unit(text: str) -> str:
+    """Say of a number what is missing, and the durations that it may stand for."""
+    durations = [duration for duration in (f"{text}s", f"{text}ms") if _is_duration(duration)]
+    return f"{text} has no unit; {f'write {either(durations)}' if durations else _HINT}"
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        parse_duration(text)
+    except ValueError:
+        return False
+    return True
 
 
 def format_duration(ms: int) -> str:
@@ -70,7 +89,10 @@ def _parse_text(text: str) -> int:
     match = _WHOLE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a duration; {_HINT}")
-    total = sum((_part_ms(number, unit, text) for number, unit in _PART.findall(match[2])), Fraction(0))
+    parts = _PART.findall(match[2])
+    if not parts[-1][1]:
+        raise ValueError(without_unit(text))
+    total = sum((_part_ms(number, unit, text) for number, unit in parts), Fraction(0))
     if total.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of milliseconds, the smallest step of event time")
     return -int(total) if match[1] == "-" else int(total)

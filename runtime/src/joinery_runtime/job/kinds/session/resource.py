@@ -16,7 +16,7 @@ from joinery_runtime.job.kinds.session.sessions import (
     SessionColumn,
     Sessions,
 )
-from joinery_runtime.job.model.base import Bool, Length, Limits, PositiveDuration, Text
+from joinery_runtime.job.model.base import PLAIN_NUMBERS, Bool, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
@@ -27,8 +27,8 @@ _NO_WIDTH = "a session has no width, it grows with its rows; write gap, and maxD
 _NO_FIELDS = {
     **dict.fromkeys(("width", "widthMs", "width_ms", "hop", "hopMs", "hop_ms"), _NO_WIDTH),
     **dict.fromkeys(("size", "slide", "tumbling", "hopping", "window"), _NO_WIDTH),
-    **dict.fromkeys(("gapMs", "gap_ms"), "write gap, as 30s or milliseconds"),
-    **dict.fromkeys(("maxSessionDuration", "max_session_duration_ms"), "write maxDuration, as 2h or milliseconds"),
+    **dict.fromkeys(("gapMs", "gap_ms"), "write gap, for example 30s"),
+    **dict.fromkeys(("maxSessionDuration", "max_session_duration_ms"), "write maxDuration, for example 2h"),
     "joins": "it is of a StreamJoin; sessions have groupBy and aggregates",
 }
 
@@ -107,10 +107,12 @@ class SessionWindow(Job):
     def sessions(self) -> Sessions:
         """The fields of `spec`, or what `spec.sql` says in their place."""
         if self.spec.sql is None:
-            return Sessions.model_validate(self.spec.model_dump(include=set(Sessions.model_fields)))
+            return Sessions.model_validate(
+                self.spec.model_dump(include=set(Sessions.model_fields)), context=PLAIN_NUMBERS
+            )
         side = self.spec.input
         table = SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
-        return Sessions.model_validate(translate_sessions(self.spec.sql, table).fields)
+        return Sessions.model_validate(translate_sessions(self.spec.sql, table).fields, context=PLAIN_NUMBERS)
 
     @property
     def without_sql(self) -> dict[str, Any]:
