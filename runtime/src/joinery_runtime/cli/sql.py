@@ -143,6 +143,8 @@ def _json_value(value: Any) -> Any:
 def _parsed(text: str) -> exp.Query:
     try:
         (statement,) = sqlglot.parse(text, dialect="postgres")
+    except RecursionError:
+        raise JoineryError("The query is nested too deep to be read", todo="Write it in a simpler way") from None
     except (SqlglotError, ValueError) as error:
         raise JoineryError("The query is no SQL statement", facts=str(error)) from error
     if not isinstance(statement, exp.Query):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.errors import Problem
+from joinery_runtime.job.model.expression_tree import parse_tree, shown
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import listed, suggestion
 
@@ -29,9 +29,9 @@ def expression_problems(job: Job) -> list[Problem]:
 
 def _problems(text: str, known: Mapping[str, tuple[str, ...]], own: str) -> Iterator[str]:
     try:
-        node = sqlglot.parse_one(text)
+        node = parse_tree(text)
     except SqlglotError as error:
-        yield f"{text!r} is not an SQL expression: {str(error).splitlines()[0]}; correct it (docs/expressions.md)"
+        yield f"{shown(text)} is not an SQL expression: {str(error).splitlines()[0]}; correct it (docs/expressions.md)"
         return
     for name, column in sorted({(each.table or own, each.name) for each in node.find_all(exp.Column)}):
         if name not in known:

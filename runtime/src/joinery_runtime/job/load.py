@@ -65,6 +65,9 @@ def job_from(data: Mapping[str, Any], *, plain_numbers: bool = False) -> Job:
     source = "the dictionary"
     try:
         text = json.dumps(data, default=os.fspath)
+    except RecursionError as error:
+        problem = Problem("(dictionary)", "lists and dictionaries are nested too deep; no resource needs that")
+        raise JobError(source, [problem]) from error
     except (TypeError, ValueError) as error:
         problem = Problem("(dictionary)", f"{error}; write numbers, text, paths, lists and dictionaries")
         raise JobError(source, [problem]) from error
@@ -191,6 +194,8 @@ def _validated(data: Any, base: Path | None, *, plain_numbers: bool = False) -> 
         return model.model_validate(data, by_alias=True, by_name=False, context=context)
     except ValidationError as error:
         errors = error.errors(include_url=False)
+    except RecursionError:
+        return [(("spec",), "is nested too deep to be checked; write it in a simpler way")]
     found = list(findings(errors, model))
     if not any(error["type"] == RULES_BROKEN for error in errors):
         found += model.broken_rules(data)

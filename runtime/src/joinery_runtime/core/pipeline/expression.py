@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
@@ -28,6 +27,7 @@ from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_kn
 from joinery_runtime.core.pipeline.operators import Value, boolean, named
 from joinery_runtime.core.table.columns import type_name
 from joinery_runtime.errors import ExpressionError
+from joinery_runtime.job.model.expression_tree import parse_tree, shown
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -93,9 +93,9 @@ def parse_expression(text: str, of: str = "") -> Expression:
     """Parses an expression. A column without an input's name belongs to the input `of`. Raises ExpressionError, with
     the place in the text, if it does not parse or is not supported."""
     try:
-        node = sqlglot.parse_one(text)
+        node = parse_tree(text)
     except SqlglotError as error:
-        raise ExpressionError(f"{text!r} is not an SQL expression", facts=first_line(error)) from error
+        raise ExpressionError(f"{shown(text)} is not an SQL expression", facts=first_line(error)) from error
     for part in node.walk():
         _check(part, text)
     for column in node.find_all(exp.Column):

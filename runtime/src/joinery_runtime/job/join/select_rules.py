@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
@@ -21,6 +20,7 @@ from joinery_runtime.job.model.draft import (
     repeats,
     unknown_column,
 )
+from joinery_runtime.job.model.expression_tree import parse_tree, shown
 from joinery_runtime.job.model.output_rules import unknown_columns
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, Prefixes, default_names
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -51,9 +51,9 @@ def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
 def _expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
     """Checks the columns of an expression. The core checks its functions and its type."""
     try:
-        columns = list(sqlglot.parse_one(text).find_all(exp.Column))
-    except (SqlglotError, RecursionError) as error:
-        yield at, f"{text!r} is not an SQL expression: {str(error).strip().splitlines()[0]}"
+        columns = list(parse_tree(text).find_all(exp.Column))
+    except SqlglotError as error:
+        yield at, f"{shown(text)} is not an SQL expression: {str(error).strip().splitlines()[0]}"
         return
     for column in columns:
         if not column.table:

@@ -46,7 +46,10 @@ def read_documents(text: str, source: str, environment: Mapping[str, str] | None
         return [_Reader(yaml, environment).document(node) for node in nodes]
     except MarkedYAMLError as error:
         raise JobError(source, [_broken(error, text)]) from error
-    except (YAMLError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        problem = Problem("(file)", "lists and mappings are nested too deep to be read; no resource needs that")
+        raise JobError(source, [problem]) from error
+    except (YAMLError, ValueError) as error:
         problem = Problem("(file)", f"this is not readable YAML: {' '.join(str(error).split())}")
         raise JobError(source, [problem]) from error
 

@@ -11,6 +11,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
+from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
 from joinery_runtime.job.sql.report import Report, TextPosition, token_place
 from joinery_runtime.job.sql.windows import KINDS, WindowClause, read_window
 
@@ -59,6 +60,9 @@ def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
         return None
     while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
         tokens.pop()
+    if (deep := too_deep(tokens)) is not None:
+        report.add(token_place(deep), TOO_DEEP)
+        return None
     if not tokens or tokens[0].token_type != TokenType.SELECT:
         at = token_place(tokens[0]) if tokens else TextPosition(0, sql.strip())
         report.add(at, f"the SQL of a job is one SELECT; {form.example}")

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token
 
-TOO_DEEP = "is nested too deep, or has too many conditions, to be read; write fewer"
+from joinery_runtime.job.model.expression_tree import TOO_DEEP
+
 _LONGEST = 80  # characters of a fragment that are shown
 
 

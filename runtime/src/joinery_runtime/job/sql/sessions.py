@@ -8,9 +8,10 @@ from typing import Any
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.expression_tree import TOO_DEEP
 from joinery_runtime.job.sql.names import Names, SqlInput
 from joinery_runtime.job.sql.parse import SESSIONS, parse_select
-from joinery_runtime.job.sql.report import TOO_DEEP, Report, place_of, problems_of
+from joinery_runtime.job.sql.report import Report, place_of, problems_of
 from joinery_runtime.job.sql.session_groups import read_groups
 from joinery_runtime.job.sql.session_parts import SessionParts, session_parts
 from joinery_runtime.job.sql.session_select import read_items

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from joinery_runtime.job.model.expression_tree import TOO_DEEP
 from joinery_runtime.job.model.references import output_prefixes
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.chain import Link, chain_of, place_conditions
@@ -14,7 +15,7 @@ from joinery_runtime.job.sql.conditions import read_predicates
 from joinery_runtime.job.sql.names import Names, SqlInput
 from joinery_runtime.job.sql.options import Options, read_options
 from joinery_runtime.job.sql.parse import parse_select
-from joinery_runtime.job.sql.report import TOO_DEEP, Report, problems_of
+from joinery_runtime.job.sql.report import Report, problems_of
 from joinery_runtime.job.sql.selection import selection
 from joinery_runtime.job.sql.shape import Shape, shape_of
 from joinery_runtime.job.sql.steps import steps_of

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.wording import listed
 
 Origin = str | dict[str, Any]
@@ -52,7 +52,7 @@ def origin(job: SessionWindow, column: str) -> Origin:
 def _tree(expression: str) -> exp.Expr:
     """The parsed expression, with columns but without the name of the only input."""
     try:
-        tree = sqlglot.parse_one(expression)
+        tree = parse_tree(expression)
     except SqlglotError:
         return exp.Var(this=expression)  # the core refuses it, and says why
     for column in tree.find_all(exp.Column):

@@ -1,0 +1,81 @@
+"""Parses SQL expressions, no deeper than every process that computes them can follow.
+
+sqlglot's parser and the evaluation recurse, some twenty frames per bracket. Python ends at 1,000 frames, and the tasks
+of a job start deeper in the stack than the check of the job does. So the depth has a bound, far above what people
+write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ParseError
+from sqlglot.tokenizer_core import Token, TokenType
+
+MAX_NESTING = 30
+"""Brackets, CASEs, NOTs and signs inside each other."""
+MAX_DEPTH = 300
+"""Operators one after the other, such as conditions with AND between them."""
+TOO_DEEP = (
+    f"is nested too deep: at most {MAX_NESTING} brackets, CASEs or NOTs may be inside each other, and {MAX_DEPTH} "
+    "operators one after the other; write it in a simpler way, or into `compute` or several conditions"
+)
+_SHOWN = 80
+
+_OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE}
+_CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END}
+_PREFIXES = {TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE}
+
+
+class TooDeepError(ParseError):
+    """An expression that is nested too deep."""
+
+
+def parse_tree(text: str) -> exp.Expr:
+    """Parse an expression. Raises SqlglotError."""
+    if too_deep(sqlglot.tokenize(text)) is not None:
+        raise TooDeepError(TOO_DEEP)
+    try:
+        tree = sqlglot.parse_one(text)
+    except RecursionError:
+        raise TooDeepError(TOO_DEEP) from None
+    if depth(tree) > MAX_DEPTH:
+        raise TooDeepError(TOO_DEEP)
+    return tree
+
+
+def too_deep(tokens: Sequence[Token]) -> Token | None:
+    """Find the first token that is nested deeper than MAX_NESTING."""
+    open_depths, nesting, prefixes = [0], 0, 0
+    for token in tokens:
+        if token.token_type in _PREFIXES:
+            prefixes += 1
+        elif token.token_type in _OPENING:
+            nesting += 1 + prefixes
+            open_depths.append(nesting)
+            prefixes = 0
+        else:
+            if token.token_type in _CLOSING and len(open_depths) > 1:
+                open_depths.pop()
+                nesting = open_depths[-1]
+            prefixes = 0
+        if nesting + prefixes > MAX_NESTING:
+            return token
+    return None
+
+
+def depth(tree: exp.Expr) -> int:
+    """Count the levels of a tree, without recursion."""
+    levels, deepest = [(tree, 1)], 0
+    while levels:
+        node, level = levels.pop()
+        deepest = max(deepest, level)
+        levels += ((child, level + 1) for child in node.iter_expressions())
+    return deepest
+
+
+def shown(text: str) -> str:
+    """Quote a text for a message, a long one only in part."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -1,0 +1,145 @@
+"""What is nested too deep is a mistake like others: it has a path and a message, and no traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from job import chains, sessions
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.expression import parse_expression
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import expression_problems, job_from, load_stored, parse_job
+from joinery_runtime.job.model.expression_tree import MAX_DEPTH, MAX_NESTING
+
+DEPTHS = (100, 5_000)
+NESTED: dict[str, Callable[[int], str]] = {
+    "brackets": lambda n: "(" * n + "orders.amount" + ")" * n + " > 1",
+    "functions": lambda n: "COALESCE(" * n + "orders.amount" + ", 1)" * n + " > 1",
+    "CASE": lambda n: "CASE WHEN TRUE THEN " * n + "1" + " END" * n + " > 1",
+    "NOT": lambda n: "NOT " * n + "orders.amount > 1",
+    "signs": lambda n: "- " * n + "orders.amount > 1",
+    "both": lambda n: "NOT (" * n + "orders.amount > 1" + ")" * n,
+}
+WIDE: dict[str, Callable[[int], str]] = {
+    "AND": lambda n: " AND ".join(["orders.amount > 1"] * n),
+    "OR": lambda n: " OR ".join(["orders.amount > 1"] * n),
+    "sum": lambda n: "orders.amount" + " + 1" * n + " > 1",
+}
+SAYS = "nested too deep"
+
+
+def problems(resource: dict[str, Any]) -> dict[str, str]:
+    """What `joinery validate` says of a job, by path."""
+    try:
+        job = parse_job(json.dumps(resource), "job.json")
+        compile_job(job)
+    except JobError as error:
+        return {problem.path: problem.message for problem in error.problems}
+    return {}
+
+
+def joined(where: str) -> dict[str, Any]:
+    return chains.document(chains.step(where=where))
+
+
+def selected(expression: str) -> dict[str, Any]:
+    return chains.document(chains.step(), select=[{"expression": expression, "as": "x"}])
+
+
+def in_sql(condition: str) -> dict[str, Any]:
+    bound = "payments.ts BETWEEN orders.ts AND orders.ts + INTERVAL '1' DAY"
+    on = f"orders.id = payments.order_id AND {bound} AND ({condition})"
+    sql = f"SELECT orders.id FROM orders JOIN payments ON {on}"
+    return chains.document(inputs=[chains.ORDERS, chains.PAYMENTS], sql=sql)
+
+
+def of_sessions(field: str) -> Callable[[str], dict[str, Any]]:
+    def written(text: str) -> dict[str, Any]:
+        text = text.replace("orders.amount", "price")
+        return sessions.document(**{field: [{"expression": text, "as": "x"}] if field == "compute" else text})
+
+    return written
+
+
+PLACES: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "where of a join": ("spec.joins[0].where", joined),
+    "select of a join": ("spec.select[0].expression", selected),
+    "SQL": ("spec.sql", in_sql),
+    "where of sessions": ("spec.where", of_sessions("where")),
+    "compute": ("spec.compute[0].expression", of_sessions("compute")),
+}
+every_place = pytest.mark.parametrize("place", PLACES)
+
+
+@every_place
+@pytest.mark.parametrize("form", NESTED)
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_an_expression_that_is_nested_too_deep_is_refused_at_its_place(place: str, form: str, depth: int) -> None:
+    path, written = PLACES[place]
+    found = problems(written(NESTED[form](depth)))
+    assert list(found) == [path]
+    assert SAYS in found[path]
+    assert len(found[path]) < 500
+
+
+@every_place
+@pytest.mark.parametrize("form", WIDE)
+def test_so_is_one_with_too_many_operators(place: str, form: str) -> None:
+    path, written = PLACES[place]
+    found = problems(written(WIDE[form](2_000)))
+    assert SAYS in found[path]
+
+
+@pytest.mark.parametrize("form", NESTED)
+def test_the_operator_refuses_it_before_a_pod_starts(form: str) -> None:
+    job = load_stored(joined(NESTED[form](100))).job
+    (problem,) = expression_problems(job)
+    assert (problem.path, SAYS in problem.message) == ("spec.joins[0].where", True)
+
+
+@every_place
+def test_what_the_bound_allows_is_computed_far_down_the_stack(place: str) -> None:
+    """A task starts deeper in the stack than the check does."""
+    _, written = PLACES[place]
+    for form in ("brackets", "both"):
+        assert problems(written(NESTED[form](MAX_NESTING // 2 - 2))) == {}
+    assert problems(written(WIDE["AND"](MAX_DEPTH // 2))) == {}
+
+
+@pytest.mark.parametrize(
+    "text", [NESTED["brackets"](MAX_NESTING), NESTED["CASE"](MAX_NESTING), WIDE["AND"](MAX_DEPTH - 5)]
+)
+def test_the_deepest_expression_has_room_below_it(text: str) -> None:
+    def below(frames: int) -> None:
+        if frames:
+            below(frames - 1)
+        else:
+            expression = parse_expression(text, "orders")
+            expression.evaluate(lambda _: pa.array([], pa.float64()), 0)
+
+    below(100)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "], ids=["lists", "mappings", "blocks"])
+def test_a_file_that_is_nested_too_deep_is_not_readable(opening: str, depth: int) -> None:
+    closing = {"[": "]", "{a: ": "}", "- ": ""}[opening]
+    with pytest.raises(JobError) as caught:
+        parse_job(f"a: {opening * depth}{closing * depth}" if opening != "- " else opening * depth, "job.yaml")
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize("depth", [80, 5_000])
+def test_a_nested_value_of_a_resource_is_refused_at_its_place(depth: int) -> None:
+    deep: Any = []
+    for _ in range(depth):
+        deep = [deep]
+    for read in (job_from, load_stored):
+        with pytest.raises(JobError) as caught:
+            read(chains.document(chains.step(keys=deep)))
+        assert len(str(caught.value)) < 1_000
