@@ -74,7 +74,7 @@ def test_references_are_followed_so_far_and_so_many(served: Registry, count: int
     ("text", "says"),
     [
         ('{"type":"array","items":' * 2_000 + '"null"' + "}" * 2_000, "not valid"),
-        ('{"type":"array","items":' * 200 + '"null"' + "}" * 200, "nested deeper than 100"),
+        ('{"type":"array","items":' * 600 + '"null"' + "}" * 600, "nested deeper than 500"),
         (json.dumps(AVRO | {"doc": "x" * MOST_CHARACTERS}), "characters"),
     ],
     ids=["very deep", "deep", "long"],

@@ -21,7 +21,7 @@ from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
 from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Sink, Takeover
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
-from joinery_runtime.sources import Decoder, json_decoder_for
+from joinery_runtime.sources import Decoder, guarded, json_decoder_for
 from joinery_runtime.state.store import StateStore
 
 
@@ -60,7 +60,7 @@ def ordered(tables: Sequence[pa.Table]) -> pa.Table:
 class StepInputs:
     def __init__(self, job: Job, logs: Mapping[str, StepLog]) -> None:
         self._logs = logs
-        self._decoders = {side.name: json_decoder_for(side) for side in job.inputs}
+        self._decoders = {side.name: guarded(side, json_decoder_for(side)) for side in job.inputs}
 
     def reader(self, name: str, lane: int) -> StepLog:
         return self._logs[name]

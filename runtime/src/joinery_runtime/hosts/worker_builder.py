@@ -21,7 +21,7 @@ from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.quantity import parse_bytes
 from joinery_runtime.sinks import dead_letter_sink, sink_for
-from joinery_runtime.sources import Decoder, decoder_for, reader_for
+from joinery_runtime.sources import Decoder, decoder_for, guarded, reader_for
 from joinery_runtime.sources.base import SourceReader
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.compiled_hash import compiled_key_hash
@@ -121,7 +121,8 @@ class JobInputs:
 
     def decoder(self, name: str, lane: int) -> Decoder:
         if (name, lane) not in self._decoders:
-            self._decoders[name, lane] = decoder_for(self._sides[name])
+            side = self._sides[name]
+            self._decoders[name, lane] = guarded(side, decoder_for(side))
         return self._decoders[name, lane]
 
     def close(self) -> None:

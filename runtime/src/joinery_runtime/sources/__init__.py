@@ -9,7 +9,14 @@ from joinery_runtime.sources.base import (
     SourceReader,
     StoredOffsets,
 )
-from joinery_runtime.sources.factory import check_registry, decoder_for, json_decoder_for, planner_for, reader_for
+from joinery_runtime.sources.factory import (
+    check_registry,
+    decoder_for,
+    guarded,
+    json_decoder_for,
+    planner_for,
+    reader_for,
+)
 from joinery_runtime.sources.files import line_number
 from joinery_runtime.sources.formats.csv import CsvDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
@@ -33,6 +40,7 @@ __all__ = [
     "TableDecoder",
     "check_registry",
     "decoder_for",
+    "guarded",
     "json_decoder_for",
     "line_number",
     "planner_for",

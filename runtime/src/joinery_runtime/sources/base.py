@@ -105,7 +105,8 @@ class RawBatch:
     where a record has none); it is None for files. A columnar file gives `columns` (n rows, with the file's names and
     types) and empty `values`. Only Kafka gives keys and headers, and only where the input needs them; of several
     headers with one name, the last counts. `lost` counts offsets of the range that the broker had deleted
-    (`onDataLoss: continue`); n is 0 then.
+    (`onDataLoss: continue`); n is 0 then. `refusal` says why the records of the batch are not to be decoded (None: they
+    are); their values may then be only the beginning of what there is.
     """
 
     partition: PartitionRef
@@ -116,6 +117,7 @@ class RawBatch:
     lost: int = 0
     headers: Mapping[str, pa.BinaryArray] = field(default_factory=dict)
     columns: pa.Table | None = None
+    refusal: str | None = None
 
     @classmethod
     def of_columns(cls, partition: PartitionRef, offsets: np.ndarray, columns: pa.Table) -> RawBatch:
@@ -153,7 +155,9 @@ class RawBatch:
         headers = {name: each[cut] for name, each in self.headers.items()}
         offsets, values = self.offsets[cut], self.values[cut]
         columns = None if self.columns is None else self.columns.slice(start, len(offsets))
-        return RawBatch(self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns)
+        return RawBatch(
+            self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns, refusal=self.refusal
+        )
 
     def take(self, places: np.ndarray) -> RawBatch:
         """The records at these positions (int64[n], ascending) of the batch."""
@@ -165,7 +169,9 @@ class RawBatch:
         values = self.values.take(chosen)
         columns = None if self.columns is None else self.columns.take(chosen)
         offsets = self.offsets[places]
-        return RawBatch(self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns)
+        return RawBatch(
+            self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns, refusal=self.refusal
+        )
 
 
 class SourcePlanner(Protocol):

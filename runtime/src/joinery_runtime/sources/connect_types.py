@@ -27,6 +27,7 @@ VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 """The type of objects with a `scale` and a `value`, for columns of databases that have no scale."""
 MOST_DECIMAL_BYTES = 512  # more than the digits of any column take, and few enough for arithmetic that is quadratic
 _MOST_SCALE = 1_000
+_NUMBER = re.compile(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 
 
@@ -59,6 +60,8 @@ def decimal_hint(value: object) -> str:
     """What to do about a value that is no number and may be one of Connect's decimals; "" if it cannot be one."""
     try:
         if isinstance(value, str):
+            if _NUMBER.fullmatch(value):
+                return ""
             decimal_in_base64(value, 0)
         else:
             variable_decimal(value)

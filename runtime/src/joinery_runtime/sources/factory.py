@@ -20,6 +20,7 @@ from joinery_runtime.sources.files import FilePlanner, FileReader, ListedFiles
 from joinery_runtime.sources.formats import format_of
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
+from joinery_runtime.sources.guarded import Guarded
 from joinery_runtime.sources.history import HistoryDecoder, HistoryPlanner, HistoryReader
 from joinery_runtime.sources.json_columns import JsonColumns
 from joinery_runtime.sources.kafka_planner import KafkaPlanner
@@ -102,6 +103,11 @@ def decoder_for(model: Input) -> Decoder:
         return _decoder(model, format_of(model))
     parts = [partial(decoder_for, part) for part in (_history(model, history), _topics(model))]
     return HistoryDecoder(model.event_time, history.until, *parts)
+
+
+def guarded(model: Input, decoder: Decoder) -> Decoder:
+    """The decoder of an input within the boundary that makes whatever a record does to it a bad record."""
+    return Guarded(decoder, arrow_schema(model.columns), deletes=model.table is not None)
 
 
 def json_decoder_for(model: Input) -> Decoder:

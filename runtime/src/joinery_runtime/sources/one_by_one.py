@@ -10,9 +10,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.records import NULL_VALUE, BadRecord, ByValue, Decoded, FormatDecoder, json_text, with_bad
+from joinery_runtime.sources.records import (
+    NULL_VALUE,
+    BadRecord,
+    ByValue,
+    Decoded,
+    FormatDecoder,
+    json_text,
+    unreadable,
+    with_bad,
+)
 
 
 class RefusedRecord(Exception):
@@ -42,6 +52,10 @@ class OneByOne(ByValue, FormatDecoder):
                 places.append(place)
             except RefusedRecord as refused:
                 bad.append(BadRecord(place, str(refused)))
+            except JoineryError:  # of a registry that does not answer
+                raise
+            except Exception as error:  # whatever a record does to a library, it concerns this record only
+                bad.append(BadRecord(place, unreadable(error)))
         decoded = self._flat.decode(pa.array(flat, pa.binary()))
         return with_bad(decoded.at(np.array(places, np.int64)), bad)
 

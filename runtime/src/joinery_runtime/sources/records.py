@@ -26,6 +26,7 @@ BoolArray = npt.NDArray[np.bool_]
 Fault = tuple[BoolArray, Sequence[str]]
 
 NULL_VALUE = "null value"
+_QUOTED = 200  # characters of a library's error in a reason
 BOM = b"\xef\xbb\xbf"
 
 
@@ -205,6 +206,12 @@ def in_pieces(
     parts = [decode(values[start : start + size], index[start : start + size]) for start in starts]
     rows = pa.concat_tables(part.rows for part in parts)
     return Decoded(rows, np.concatenate([part.index for part in parts]), [bad for part in parts for bad in part.bad])
+
+
+def unreadable(error: BaseException) -> str:
+    """The reason of a record at which a library has failed with this error, which may quote all of the record."""
+    words = " ".join(str(error).split())
+    return f"it cannot be read: {type(error).__name__}: {words[:_QUOTED]}{'...' if len(words) > _QUOTED else ''}"
 
 
 def all_bad(index: IntArray, reason: str) -> list[BadRecord]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.protobuf_schemas import ProtobufSchema, compiled, imports_of
 from joinery_runtime.registry_client import Registry, SchemaRejected
 from joinery_runtime.schema_references import references_of
+from joinery_runtime.sources.avro_bounds import schema_document
 from joinery_runtime.sources.foreign import FRAME, is_framed
 from joinery_runtime.sources.records import ByValue, Decoded
 
@@ -25,7 +25,6 @@ _LONGEST = 2**31 - 1  # bytes of a record
 _MOST_KEPT = 1_000  # schemas, versions and unknown numbers that are remembered
 _MOST_SECONDS = 60  # for all that one schema refers to
 _ASK_AGAIN_S = 10.0  # after an answer that there is no such schema, or none that can be used
-_DEEPEST = 100  # objects and arrays around a value of a schema's text
 _QUOTED = 500  # characters of an error in a reason
 
 AvroSchema = Any  # a schema as parsed by fastavro
@@ -135,8 +134,8 @@ class Schemas:
     def _parsed(self, found: Any) -> AvroSchema:
         named: dict[str, Any] = {}
         for _, schema in references_of(found, self._referenced):
-            fastavro.parse_schema(_document(schema), named)
-        return fastavro.parse_schema(_document(found), named)
+            fastavro.parse_schema(schema_document(schema.schema_str), named)
+        return fastavro.parse_schema(schema_document(found.schema_str), named)
 
     def _compiled(self, found: Any) -> ProtobufSchema:
         return compiled(found.schema_str, imports_of(found, self._referenced))
@@ -162,17 +161,3 @@ class Schemas:
         if answer is None:
             raise UnknownSchema(f"the registry {self._registry.url} has no {what}")
         return answer
-
-
-def _document(found: Any) -> Any:
-    """A schema's text as JSON. The library reads nested schemas by recursion, which ends the process if it is too
-    deep: raises ValueError before that."""
-    document = json.loads(found.schema_str)
-    level, depth = [document], 0
-    while level:
-        if depth > _DEEPEST:
-            raise ValueError(f"it is nested deeper than {_DEEPEST}")
-        nested = [value for value in level if isinstance(value, dict | list)]
-        level = [inner for value in nested for inner in (value.values() if isinstance(value, dict) else value)]
-        depth += 1
-    return document

@@ -9,7 +9,6 @@ arrays in string columns are JSON. A number that the schema declares as a time o
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
@@ -22,6 +21,7 @@ import pyarrow as pa
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
+from joinery_runtime.sources.avro_bounds import OutOfBounds, check, schema_document
 from joinery_runtime.sources.connect_types import (
     DATES,
     TIMES,
@@ -97,7 +97,10 @@ def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
     source = io.BytesIO(record)
     source.seek(start)
     try:
+        check(record, start, written)
         value = fastavro.schemaless_reader(source, written, None)
+    except OutOfBounds as error:
+        raise RefusedRecord(f"not Avro of this schema: {error}") from error
     except Exception as error:  # bytes that are not Avro can raise any error
         raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
     if source.tell() != len(record):
@@ -110,7 +113,7 @@ def written_with(model: Input) -> Schemas | AvroSchema:
     if model.avro_schema is None:
         return Schemas.of(model)
     try:
-        return fastavro.parse_schema(json.loads(model.avro_schema))
+        return fastavro.parse_schema(schema_document(model.avro_schema))
     except (ValueError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise SourceError(
             f"Input {model.name}: avroSchema is no schema of Avro", facts=str(error), todo="Correct it"

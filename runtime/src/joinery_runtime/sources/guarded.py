@@ -1,0 +1,56 @@
+"""The boundary around decoding: whatever a record does to a decoder, only this record is bad (rule T8)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.sources.base import RawBatch
+from joinery_runtime.sources.records import BadRecord, Decoded, Decoder, all_bad, unreadable
+
+
+class Guarded:
+    """Decodes as `decoder` does, into rows of `schema`. Where that fails with an error that is not of the job or its
+    environment, halves the batch until the record that makes it fail is alone, and makes it a bad record. `deletes`:
+    rows of the input may be deletions."""
+
+    def __init__(self, decoder: Decoder, schema: pa.Schema, *, deletes: bool) -> None:
+        self._decoder, self._schema, self._deletes = decoder, schema, deletes
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        count = len(raw.offsets)
+        if raw.refusal is not None:
+            return self._none(all_bad(np.arange(count, dtype=np.int64), raw.refusal))
+        try:
+            return self._decoder.decode_batch(raw)
+        except JoineryError:
+            raise
+        except (Exception, pl.exceptions.PanicException) as error:
+            if count <= 1:
+                return self._none(all_bad(np.arange(count, dtype=np.int64), unreadable(error)))
+        places = np.arange(count, dtype=np.int64)
+        first, second = places[: count // 2], places[count // 2 :]
+        return _joined(self.decode_batch(raw.take(first)).at(first), self.decode_batch(raw.take(second)).at(second))
+
+    def _none(self, bad: list[BadRecord]) -> Decoded:
+        nothing = np.empty(0, np.int64)
+        return Decoded(self._schema.empty_table(), nothing, bad, np.empty(0, np.bool_) if self._deletes else None)
+
+
+def _joined(first: Decoded, second: Decoded) -> Decoded:
+    deleted = None
+    if first.deleted is not None and second.deleted is not None:
+        deleted = np.concatenate([first.deleted, second.deleted])
+    passed = [*(first.passed or ()), *(second.passed or ())]
+    return Decoded(
+        pa.concat_tables([first.rows, second.rows]),
+        np.concatenate([first.index, second.index]),
+        [*first.bad, *second.bad],
+        deleted,
+        Counter(first.dropped) + Counter(second.dropped),
+        (min(passed), max(passed)) if passed else None,
+    )
