@@ -92,6 +92,8 @@ def reason(arrow: pa.DataType, written: str | bytes) -> str:
         (TIMESTAMP, '"2024-05-06T12:00:00Z"', NOON),
         (TIMESTAMP, '"2024-05-06t17:30:00.0009+05:30"', NOON),
         (TIMESTAMP, f'"{NOON_MS}"', NOON),
+        (TIMESTAMP, '"2024-05-06T12:00:00.0001234567890123456789Z"', NOON),
+        (TIMESTAMP, '"2024-05-06 14:00:00.000999999999999+02:00"', NOON),
     ],
 )
 def test_reads_a_value_exactly(arrow: pa.DataType, written: str, value: object) -> None:
@@ -160,9 +162,12 @@ def test_names_the_column_of_a_wrong_value(arrow: pa.DataType, written: str) -> 
         (b'{"a": NaN}', "not JSON: NaN"),
         (b'{"b": "\xff"}', "not UTF-8: byte 0xff at position 7"),
         (rb'{"b": "\ud83d!"}', "not JSON: half of a surrogate pair"),
-        (rb'{"b": "\ude00"}', "not readable as JSON"),
-        (b'{"b": 1e999}', "not readable as JSON"),
-        (b'{"b": 1e99999999999999999999}', "not readable as JSON"),
+        (rb'{"b": "\ude00"}', "not JSON: half of a surrogate pair"),
+        (b'{"a": 1, "b": 1e999}', None),
+        (b'{"a": 1, "b": 1e99999999999999999999}', None),
+        (b'{"a": 1, "b": ' + b"9" * 39 + b"}", None),
+        (b'{"a": 1, "b": -' + b"9" * 5000 + b"}", None),
+        (b'{"a": 1, "b": [{"c": ' + b"9" * 60 + b"}]}", None),
         (b"[" * 100_000, "not readable as JSON"),
         (b'{"a": 1' + b"0" * 5000 + b"}", "not readable as JSON"),
     ],
@@ -196,11 +201,57 @@ def test_timestamps_of_all_forms_in_one_batch_and_the_next_batch_of_integers() -
     assert integers.rows["at"].to_pylist() == [NOON] * 3
 
 
-def test_the_first_of_two_equal_names_counts_whether_or_not_a_neighbour_is_bad() -> None:
-    record = b'{"a": 1, "a": "x"}'
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (b'{"a": 1, "a": 2}', 2),
+        (b'{"a": "x", "a": 2}', 2),
+        (rb'{"a": 1, "\u0061": 2}', 2),
+        (b'{"a": 1, "a": null}', None),
+        (b'{"a": 1, "b": {"a": 3}}', 1),
+        (b'{"a": 1, "b": "\\"a\\": 3"}', 1),
+        (b'{"b": "a", "a": 1}', 1),
+        (b"{" + b"".join(b'"f%d": 0, ' % i for i in range(40)) + b'"a": 1, "a": 2}', 2),
+    ],
+)
+def test_the_last_of_two_equal_names_counts_whatever_its_neighbours_are(record: bytes, expected: int | None) -> None:
     schema = pa.schema({"a": pa.int64()})
-    assert decode(schema, record).rows["a"].to_pylist() == [1]
-    assert decode(schema, record, b"bad").rows["a"].to_pylist() == [1]
+    assert decode(schema, record).rows["a"].to_pylist() == [expected]
+    assert decode(schema, record, b"bad", b'{"a": 7}').rows["a"].to_pylist() == [expected, 7]
+    assert decode(pa.schema({"a": pa.decimal128(5, 2)}), record).rows["a"].to_pylist() == [expected]
+    (bad,) = decode(schema, b'{"a": 1, "a": "x"}').bad
+    assert bad.reason == "column a: 'x' is not a valid int64"
+
+
+def test_of_two_equal_objects_the_last_one_is_the_value_as_a_whole() -> None:
+    record = b'{"a": {"x": 1, "y": 1}, "a": {"y": 2, "y": 3}}'
+    schema = pa.schema({"x": pa.int64(), "y": pa.int64()})
+    decoded = JsonDecoder(schema, {"x": ("a", "x"), "y": ("a", "y")}).decode(pa.array([record], pa.binary()))
+    assert decoded.rows.to_pylist() == [{"x": None, "y": 3}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "expected"),
+    [
+        (pa.float64(), "9" * 40, 1e40),
+        (pa.float64(), "-1" + "0" * 300, -1e300),
+        (pa.float64(), "1" + "0" * 309, "is not a valid double"),
+        (pa.float64(), "1e309", "is not a valid double"),
+        (pa.string(), "9" * 40, "9" * 40),
+        (pa.int64(), "9" * 40, "is not a valid int64"),
+        (TIMESTAMP, "9" * 40, "is not a valid timestamp"),
+        (pa.date32(), "9" * 40, "is not a valid date"),
+    ],
+)
+def test_a_long_number_in_a_column_is_its_value_or_named(kind: pa.DataType, number: str, expected: Any) -> None:
+    decoded = decode(pa.schema({"a": kind}), f'{{"a": {number}}}'.encode(), b"{}")
+    reasons = [bad.reason for bad in decoded.bad]
+    if isinstance(expected, str) and kind != pa.string():
+        assert len(reasons) == 1
+        assert "column a: " in reasons[0]
+        assert expected in reasons[0]
+    else:
+        assert (decoded.rows["a"].to_pylist(), reasons) == ([expected, None], [])
 
 
 def test_a_slice_of_a_larger_array() -> None:
@@ -369,9 +420,7 @@ class AsWritten(str):
     pass
 
 
-AS_WRITTEN = json.JSONDecoder(
-    parse_float=AsWritten, parse_int=AsWritten, object_pairs_hook=lambda pairs: dict(reversed(pairs)), strict=False
-)
+AS_WRITTEN = json.JSONDecoder(parse_float=AsWritten, parse_int=AsWritten, strict=False)
 
 
 @settings(max_examples=examples(500), deadline=None)

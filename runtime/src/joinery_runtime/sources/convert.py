@@ -8,8 +8,8 @@ A value that its type cannot hold is a fault of its row. The accepted forms are:
 * boolean: `true` or `false` in any case;
 * date: `YYYY-MM-DD`; binary: base64 with padding;
 * timestamp: an integer (milliseconds) or RFC 3339 with any offset, in any mix, in the years 1 to 9999; digits below a
-  millisecond are cut off. Integers that would be in the years 2000 to 2099 as seconds are refused: as milliseconds
-  they are in January or February 1970.
+  millisecond are cut off, however many there are. Integers that would be in the years 2000 to 2099 as seconds are
+  refused: as milliseconds they are in January or February 1970.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from joinery_runtime.sources.connect_types import decimal_hint
 from joinery_runtime.sources.records import Fault
 
 _INTEGER = re.compile(r"[+-]?\d{1,19}\Z")
-_RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})$"
+_RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})$"
+_LONGEST_OF_POLARS = len("2026-01-15T10:00:00.123456789+01:00")  # it reads nine digits of a fraction
 # What `format: iso` reads. Unlike RFC 3339, it allows times without an offset or seconds, and days.
-_ISO = re.compile(
-    r"\d{4}-\d{2}-\d{2}([Tt ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?\s?([Zz]|[+-]\d{2}(:?\d{2})?)?\Z", re.ASCII
-)
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([Tt ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?)?\s?([Zz]|[+-]\d{2}(:?\d{2})?)?\Z", re.ASCII)
 # Milliseconds since the epoch. Every later reader of a timestamp can represent these years.
 _YEAR_1, YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999
 # The years 2000 to 2099 in seconds, as sent by producers that count seconds.
@@ -130,6 +129,8 @@ def _timestamps(text: pl.Series) -> pl.Series:
     if numbers.null_count() == text.null_count():
         return _guessed(numbers)
     upper = pl.when(_T.str.contains(_RFC3339)).then(_T.str.to_uppercase())
+    if (text.str.len_bytes() > _LONGEST_OF_POLARS).any():
+        upper = upper.str.replace(r"(\.\d{3})\d+", "${1}")
     zoned = upper.str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
     parsed = zoned.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", strict=False, time_unit="ms").dt.epoch("ms")
     return in_years(_apply(text, pl.coalesce(_guessed(numbers), parsed)))

@@ -4,12 +4,12 @@ batches, `NestedJudge` reads nested ones one by one.
 Polars reads the batch as newline-delimited JSON. It refuses anything but exactly one object per line, wrong types, and
 integers out of range. It reformats numbers, arrays and objects in text columns, so `json_texts` looks up their original
 texts. Decimals are read in a second pass by Arrow, which keeps their digits. (Arrow crashes on a top-level `null`, so
-it must only see what Polars accepted.)
+it must only see what Polars accepted.) Of records whose names may occur twice, and of those that Polars refuses though
+they are JSON (an undeclared number of 39 digits), both parsers get the declared fields only (`_Selection`).
 
 Rules beyond those of `convert`: a missing column is null; unknown names are ignored; of a name that occurs twice, the
-first counts (if the schema has decimal columns, such a decimal is refused); a string column takes any value, a number,
-an array or an object as its original text (with a line break as a space); date, binary and timestamp columns go by
-their text, so `"1700000000000"` is a timestamp too.
+last counts; a string column takes any value, a number, an array or an object as its original text (with a line break as
+a space); date, binary and timestamp columns go by their text, so `"1700000000000"` is a timestamp too.
 
 A column may have its value inside objects and arrays, by its path. A path leads nowhere if it meets a scalar or null
 before its last step, or an object where it wants an array: the column is null.
@@ -18,6 +18,7 @@ before its last step, or an object where it wants an array: the column is null.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,7 +30,7 @@ import pyarrow.json
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.convert import convert, in_range, narrow
 from joinery_runtime.sources.json_faults import Explainer
-from joinery_runtime.sources.json_texts import texts, tree, with_own_texts
+from joinery_runtime.sources.json_texts import ESCAPED_NAME, texts, tree, with_own_texts
 from joinery_runtime.sources.records import (
     NULL_VALUE,
     BadRecord,
@@ -49,9 +50,11 @@ from joinery_runtime.sources.records import (
 
 _PIECE = 512  # records of a failed batch that are tried together and, if need be, explained one by one
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
-_PAIR = _HIGH + r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 # How gzip, zlib and zstd begin. Polars would decompress the whole batch.
 _COMPRESSED = (b"\x1f\x8b", b"x", b"\x28\xb5\x2f\xfd")
+_WHOLE = re.compile(r"-?[0-9]+")
+_LONG = 19  # characters of a number that may not fit 64 bits
 _LONE_SURROGATE = "not JSON: half of a surrogate pair"
 
 _DIRECT: dict[pa.DataType, type[pl.DataType]] = {
@@ -69,6 +72,7 @@ class JsonJudge(ByValue):
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._explainer = Explainer(schema)
+        self._selection = _Selection(schema, {})
         self._decimals = [field for field in schema if pa.types.is_decimal(field.type)]
         columns = [field for field in schema if not pa.types.is_decimal(field.type)] or list(schema)
         self._wire = {field.name: _DIRECT.get(field.type, pl.String) for field in columns}
@@ -95,28 +99,50 @@ class JsonJudge(ByValue):
             return Decoded(self._schema.empty_table(), index, [])
         try:
             return self._read(values, index)
-        except RefusedError as refusal:
+        except RefusedError:
             if len(values) > _PIECE:
                 return in_pieces(self._decode, values, index, _PIECE)
-            return self._decode_explained(values, index, str(refusal))
+            return self._decode_explained(values, index)
 
-    def _decode_explained(self, values: pa.BinaryArray, index: IntArray, refusal: str) -> Decoded:
-        """Decodes at most `_PIECE` records, at least one of them bad. The only loop over records."""
+    def _decode_explained(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
+        """Decodes at most `_PIECE` records, at least one of them refused. The only loop over records."""
         reasons = [self._explainer.explain(record) for record in values.to_pylist()]
-        if len(values) == 1:
-            return Decoded(self._schema.empty_table(), index[:0], all_bad(index, reasons[0] or refusal))
-        if not any(reasons):
-            return in_pieces(self._decode, values, index, (len(values) + 1) // 2)
-        fine = np.array([reason is None for reason in reasons])
         bad = [BadRecord(position, reason) for position, reason in zip(index.tolist(), reasons, strict=True) if reason]
-        return with_bad(self._decode(values.filter(pa.array(fine)), index[fine]), bad)
+        fine = np.array([reason is None for reason in reasons], np.bool_)
+        return with_bad(self._decode_selected(self._selection.of(values.filter(pa.array(fine))), index[fine]), bad)
+
+    def _decode_selected(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
+        """Decodes records of declared fields only, in halves down to those that the parsers refuse even so."""
+        if not len(values):
+            return Decoded(self._schema.empty_table(), index, [])
+        try:
+            return self._rows(values, *self._parsed(values, joined(values)), index)
+        except RefusedError as refusal:
+            if len(values) == 1:
+                return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(refusal)))
+            return in_pieces(self._decode_selected, values, index, (len(values) + 1) // 2)
 
     def _read(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         lines = joined(values)
+        frame, decimals = self._parsed(values, lines)
+        nulls = {name: frame[name].null_count() for name in frame.columns}
+        nulls |= {name: column.null_count for name, column in decimals.items()}
+        twice = _names_twice(values, lines, nulls)
+        if twice is not None:
+            values = pc.replace_with_mask(values, twice, self._selection.of(values.filter(twice)))
+            frame, decimals = self._parsed(values, joined(values))
+        return self._rows(values, frame, decimals, index)
+
+    def _parsed(self, values: pa.BinaryArray, lines: bytes) -> tuple[pl.DataFrame, dict[str, pa.ChunkedArray]]:
+        """The columns of both parsers, one row per record. Raises RefusedError."""
         frame = self._frame(lines)
         if frame.height != len(values):
             raise RefusedError("empty record")
-        decimals = _read_decimals(lines, self._decimals)
+        return frame, _read_decimals(lines, self._decimals)
+
+    def _rows(
+        self, values: pa.BinaryArray, frame: pl.DataFrame, decimals: Mapping[str, pa.ChunkedArray], index: IntArray
+    ) -> Decoded:
         faults: list[Fault] = []
         columns = []
         for field in self._schema:
@@ -147,9 +173,7 @@ class NestedJudge(ByValue):
     `JsonJudge` decode flat objects that are made of them. `paths` are by column; others are fields of the record."""
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
-        self._root = tree([paths.get(name, (name,)) for name in schema.names])
-        self._names = [json.dumps(name, ensure_ascii=False) for name in schema.names]
-        self._text = [pa.types.is_string(each.type) for each in schema]
+        self._selection = _Selection(schema, paths)
         self._judge = JsonJudge(schema)
         self._explainer = Explainer(pa.schema([]))
 
@@ -160,7 +184,7 @@ class NestedJudge(ByValue):
         for place, written in enumerate(values.to_pylist()):
             # A JSON string cannot hold a raw newline, so it is white space, or else an error.
             record = None if written is None else written.replace(b"\n", b" ")
-            made = None if record is None else self._flat(record)
+            made = None if record is None else self._selection.select(record)
             if made is None:
                 reason = NULL_VALUE if written is None else self._explainer.explain(written)
                 bad.append(BadRecord(place, reason or "not readable as JSON"))
@@ -170,21 +194,43 @@ class NestedJudge(ByValue):
         decoded = self._judge.decode(pa.array(flat, pa.binary()))
         return with_bad(decoded.at(np.array(places, np.int64)), bad)
 
-    def _flat(self, record: bytes) -> bytes | None:
-        """A flat object of the wanted texts; None where the record is no JSON object."""
+
+class _Selection:
+    """Takes the columns of a schema out of JSON records: makes flat records that have each column once. `paths` are by
+    column; others are fields of the record."""
+
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
+        self._root = tree([paths.get(name, (name,)) for name in schema.names])
+        self._names = [json.dumps(name, ensure_ascii=False) for name in schema.names]
+        self._types = schema.types
+
+    def of(self, values: pa.BinaryArray) -> pa.BinaryArray:
+        """Selects from each record. One that is no JSON object stays as it is."""
+        return pa.array([self.select(record) or record for record in values.to_pylist()], pa.binary())
+
+    def select(self, record: bytes) -> bytes | None:
+        """Makes a flat record of the columns' texts; None where the record is no JSON object."""
         try:
-            text = record.decode()
-            found = texts(text, self._root)
+            own = texts(record.decode(), self._root)
         except (ValueError, RecursionError, IndexError):
             return None
-        if found is None:
+        if own is None:
             return None
-        fields = [f"{self._names[column]}:{self._written(column, value)}" for column, value in found.items()]
+        fields = [f"{self._names[column]}:{self._written(column, text)}" for column, text in own.items()]
         return f"{{{','.join(fields)}}}".encode()
 
-    def _written(self, column: int, value: str) -> str:
-        """An object or an array in a string column is its own text."""
-        return json.dumps(value, ensure_ascii=False) if self._text[column] and value[0] in "{[" else value
+    def _written(self, column: int, text: str) -> str:
+        """Writes a value so that the parsers read it as its column says: they refuse long numbers, and would format
+        those in text anew."""
+        target = self._types[column]
+        if text[0] == '"' or text == "null":
+            return text
+        if pa.types.is_floating(target):
+            return f"{text}.0" if _WHOLE.fullmatch(text) else text
+        if target in _DIRECT or pa.types.is_decimal(target):
+            return text
+        short = pa.types.is_timestamp(target) and _WHOLE.fullmatch(text) and len(text) < _LONG
+        return text if short else json.dumps(text, ensure_ascii=False)
 
 
 def is_nested(schema: pa.Schema, paths: Mapping[str, Path]) -> bool:
@@ -192,10 +238,25 @@ def is_nested(schema: pa.Schema, paths: Mapping[str, Path]) -> bool:
     return any(paths.get(name, (name,)) != (name,) for name in schema.names)
 
 
+def _names_twice(values: pa.BinaryArray, lines: bytes, nulls: Mapping[str, int]) -> pa.BooleanArray | None:
+    """Finds the records in which a declared name may occur twice, or is written with an escape; None if there is none.
+    `lines` are the records, `nulls` says how many have none or null under a name."""
+    quoted = {json.dumps(name, ensure_ascii=False): len(values) - count for name, count in nulls.items()}
+    often = [name for name, usual in quoted.items() if lines.count(name.encode()) > usual]
+    if not often and b"\\" not in lines:
+        return None
+    records = pl.Series(values.cast(pa.string()))
+    twice = records.str.contains(ESCAPED_NAME)
+    for name in often:
+        twice |= records.str.count_matches(name, literal=True) > 1
+    return twice.to_arrow() if twice.any() else None
+
+
 def _lone_surrogates(values: pa.BinaryArray) -> pa.BooleanArray:
-    r"""Finds records with half of an escaped pair, which Polars silently reads as U+0000. `\\` is no escape's start."""
+    r"""Finds records with half of an escaped pair, which Polars refuses or reads as U+0000. `\\` begins no escape."""
     plain = pc.replace_substring(values, "\\\\", "__")
-    return pc.not_equal(pc.count_substring_regex(plain, _HIGH), pc.count_substring_regex(plain, _PAIR))
+    high, low, pairs = (pc.count_substring_regex(plain, escape) for escape in (_HIGH, _LOW, _HIGH + _LOW))
+    return pc.or_(pc.not_equal(high, pairs), pc.not_equal(low, pairs))
 
 
 def _read_ndjson(lines: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:

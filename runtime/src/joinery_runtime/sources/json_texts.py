@@ -20,7 +20,7 @@ import pyarrow as pa
 from joinery_runtime.job.model.paths import Path
 
 _NUMBER = r"-?[0-9][-+.0-9eE]*"  # in valid JSON, a token that begins like a number is one
-_ESCAPED_NAME = r'\\[^"\\]*"\s*:'  # in JSON, only a name is followed by a colon
+ESCAPED_NAME = r'\\[^"\\]*"\s*:'  # in JSON, only a name is followed by a colon
 
 
 def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.Series:
@@ -37,11 +37,11 @@ def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.S
     rows = pl.DataFrame({"record": pl.Series(values.cast(pa.string())), "value": column}).with_row_index("row")
     record = pl.col("record").str
     found = rows.filter(looks).filter(
-        record.contains(rf"{written}\s*:\s*[-0-9\[{{]") | record.contains(rf"{_ESCAPED_NAME}\s*[-0-9\[{{]")
+        record.contains(rf"{written}\s*:\s*[-0-9\[{{]") | record.contains(rf"{ESCAPED_NAME}\s*[-0-9\[{{]")
     )
     if not found.height:
         return column
-    once = (record.count_matches(rf"{written}\s*:") == 1) & ~record.contains(_ESCAPED_NAME)
+    once = (record.count_matches(rf"{written}\s*:") == 1) & ~record.contains(ESCAPED_NAME)
     found = found.with_columns(text=pl.when(once).then(record.extract(rf"[{{,]\s*{written}\s*:\s*({_NUMBER})")))
     several, wanted = found.filter(pl.col("text").is_null()), tree([(name,)])
     taken = several.with_columns(text=pl.Series([_own(text, wanted) for text in several["record"]], dtype=pl.String))
@@ -65,6 +65,13 @@ class WantedValue:
     columns: list[int] = field(default_factory=list)
     inner: dict[str | int, WantedValue] = field(default_factory=dict)
 
+    def forget(self, texts: dict[int, str]) -> None:
+        """Removes all that was taken from an earlier value of the same name."""
+        for column in self.columns:
+            texts.pop(column, None)
+        for inner in self.inner.values():
+            inner.forget(texts)
+
 
 def tree(paths: Sequence[Path]) -> WantedValue:
     """Makes a tree, with the record as its root, of the paths of columns 0, 1, ..."""
@@ -78,8 +85,8 @@ def tree(paths: Sequence[Path]) -> WantedValue:
 
 
 def texts(record: str, root: WantedValue) -> dict[int, str] | None:
-    """Returns, by column, the JSON text of its value; missing columns are omitted. None if the record is not an
-    object. Raises ValueError, IndexError or RecursionError if it is not JSON."""
+    """Returns, by column, the JSON text of its value; missing columns are omitted. The last of equal names counts. None
+    if the record is not an object. Raises ValueError, IndexError or RecursionError if it is not JSON."""
     found: dict[int, str] = {}
     at = _space(record, 0)
     if record[at] != "{":
@@ -119,7 +126,7 @@ def _take(text: str, at: int, node: WantedValue, found: dict[int, str]) -> int:
     else:
         at = _skip(text, at)
     for column in node.columns:
-        found.setdefault(column, text[begin:at])
+        found[column] = text[begin:at]
     return at
 
 
@@ -136,7 +143,9 @@ def _take_fields(text: str, at: int, node: WantedValue, found: dict[int, str]) -
         if text[at] != ":":
             raise ValueError("no colon")
         at = _space(text, at + 1)
-        inner = node.inner.get(name) if name not in seen else None
+        inner = node.inner.get(name)
+        if inner is not None and name in seen:
+            inner.forget(found)
         seen.add(name)
         at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, found))
         if text[at] == "}":

@@ -153,7 +153,7 @@ def _instant(at: int, end: int) -> tuple[bool, int]:
             at += 1
             digit = load8(at) - _ZERO
         count = at - begin
-        if not 1 <= count <= 9:
+        if count == 0:
             return False, 0
         while count < 3:
             milliseconds *= 10
