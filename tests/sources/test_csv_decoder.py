@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from budget import examples
+from joinery_runtime.job.model.inputs import CsvDialect
 from joinery_runtime.sources import BadRecord, CsvDecoder, Decoded
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
@@ -96,7 +97,7 @@ def test_names_the_column_of_a_wrong_value(arrow: pa.DataType, written: str) -> 
         (b"x,1", "not CSV: 2 fields instead of 4"),
         (b"x,1,2,3,4", "not CSV: 5 fields instead of 4"),
         (b'"x,1,2,3', OUT_OF_PLACE),
-        (b'x"y",1,2,3', OUT_OF_PLACE),
+        (b'x,1,2,"3', OUT_OF_PLACE),
         (b'"x"y,1,2,3', OUT_OF_PLACE),
         (b"x,1,2,3\ny,1,2,3", OUT_OF_PLACE),
         (b"x,1,2,3\ry,1,2,3", OUT_OF_PLACE),
@@ -111,12 +112,41 @@ def test_a_bad_record_among_good_ones(record: bytes | None, reason: str) -> None
     assert decoded.bad[0].reason.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("record", "row"),
+    [
+        (b'12" pipe,a"b"', ('12" pipe', 'a"b"')),
+        (b'a"""b,""', ('a"""b', "")),
+        (b'"12"" pipe","a,""b"""', ('12" pipe', 'a,"b"')),
+        (b' "a",b "', (' "a"', 'b "')),
+    ],
+)
+def test_a_quote_inside_a_field_without_quotes_is_text(record: bytes, row: tuple[str, str]) -> None:
+    decoded = decode(pa.schema({"a": pa.string(), "b": pa.string()}), b"x,y", record, b"c,d")
+    assert [tuple(each.values()) for each in decoded.rows.to_pylist()] == [("x", "y"), row, ("c", "d")]
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.decimal128(8, 2)])
+def test_numbers_with_a_decimal_comma(kind: pa.DataType) -> None:
+    schema = pa.schema({"n": kind, "i": pa.int64(), "t": pa.string()})
+    records = [b"1,5;7;1,5", b'"-0,25";;', b"12;1;", b"1.5;1;", b"1.234,5;1;", b"1,2,3;1;", b";1;"]
+    values = pa.array(records, pa.binary())
+    decoded = CsvDecoder(schema, dialect=CsvDialect(separator=";", decimal=",")).decode(values)
+    assert [float(n) for n in decoded.rows["n"].to_pylist()[:3]] == [1.5, -0.25, 12]
+    assert decoded.index.tolist() == [0, 1, 2, 6]
+    assert decoded.rows["t"][0].as_py() == "1,5"
+    plain = CsvDecoder(schema, dialect=CsvDialect(separator=";")).decode(values)
+    assert [bad.index for bad in plain.bad if bad.reason.endswith('for a decimal comma write csv: {decimal: ","}')] == [
+        0, 1, 4
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("columns", [1, 4])
 @pytest.mark.parametrize(
     ("record", "says"),
     [
         (b'{"name":"a","count":1}', "JSON; write format: json"),
-        (b' [{"name":"a"}]\n', "JSON; write format: json"),
+        (b' [{"name":"a"},"b"]\n', "JSON; write format: json"),
         (b"\0\0\0\0\x07\x02a\x02", "Confluent Avro of schema 7; write format: avro and its schemaRegistry"),
         (b"\0\0\0\0\x07,,,", "Confluent Avro of schema 7; write format: avro and its schemaRegistry"),
         (b'\0\0\0\0\x07{"id":"a"}', "Confluent JSON of schema 7; name its schemaRegistry"),

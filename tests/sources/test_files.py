@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +70,106 @@ def test_csv_line_breaks_in_quotes(
     assert [record for _, record in found] == records
 
 
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.lists(st.text('ab",;\n\r \u00e9', max_size=6), min_size=2, max_size=2), min_size=1, max_size=8),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.booleans(),
+    st.integers(1, 4),
+    st.integers(4, 40),
+)
+def test_csv_rows_are_those_of_pythons_reader(
+    tmp_path_factory, rows: list[list[str]], end: str, ended: bool, per_range: int, size: int
+) -> None:
+    """Whatever fields hold, with any line end, and however the file is cut."""
+    path = tmp_path_factory.mktemp("files") / "in.csv"
+    lines = [",".join(_written(field) for field in row) for row in [["a", "b"], *rows]]
+    path.write_bytes((end.join(lines) + end * ended).encode())
+    expected = list(csv.reader(io.StringIO(path.read_bytes().decode(), newline="")))[1:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("joinery_runtime.sources.files._CHUNK", size)
+        model = file_input(path, "csv")
+        found = read_in_ranges(model, per_range)
+    decoded = decoder_for(model).decode(pa.array([record for _, record in found], pa.binary()))
+    assert decoded.bad == []
+    assert [[row["a"] or "", row["b"] or ""] for row in decoded.rows.to_pylist()] == expected
+
+
+def _written(field: str) -> str:
+    """A field as a producer may write it: in quotes where it must be, with its quotes alone elsewhere."""
+    if field.startswith('"') or any(sign in field for sign in ",\n\r"):
+        return '"' + field.replace('"', '""') + '"'
+    return field
+
+
+def test_a_quote_that_is_out_of_place_spoils_its_own_line_only(tmp_path) -> None:
+    path = tmp_path / "in.csv"
+    lines = [
+        b"a,b",
+        b"1,plain",
+        b'2,12" pipe',
+        b'3,"12 pipe',
+        b'4,"ok"',
+        b'5,"x"y',
+        b"6,ok",
+        b'7,"two\nlines"',
+        b'8,"end',
+    ]
+    path.write_bytes(b"\n".join(lines))
+    records = [record for _, record in read_in_ranges(file_input(path, "csv"), 2)]
+    assert records == lines[1:]
+    decoded = decoder_for(file_input(path, "csv")).decode(pa.array(records, pa.binary()))
+    assert [row["a"] for row in decoded.rows.to_pylist()] == ["1", "2", "4", "6", "7"]
+
+
+def test_a_quote_without_another_one_does_not_take_the_file_with_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.record_ends._LONGEST_FIELD", 1_000)
+    monkeypatch.setattr("joinery_runtime.sources.files._CHUNK", 64)
+    path = tmp_path / "in.csv"
+    lines = [b"%d,x" % i for i in range(2_000)]
+    lines[3] = b'3,"x'
+    lines[1_000] = b'1000,"' + b"y\n" * 400 + b'"'
+    path.write_bytes(b"a,b\n" + b"\n".join(lines) + b"\n")
+    assert [record for _, record in read_in_ranges(file_input(path, "csv"), 7)] == lines
+
+
+@pytest.mark.parametrize("blank", [b"", b" ", b"\t \t", b" \r"])
+@pytest.mark.parametrize(("kind", "row"), [("json", b'{"a":"1","b":"2"}'), ("csv", b"1,2")])
+def test_a_line_of_blanks_is_no_record(tmp_path, kind: str, row: bytes, blank: bytes) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(
+        b"\n".join(
+            [b"a,b", row, blank, row, blank, blank, row, blank]
+            if kind == "csv"
+            else [blank, row, blank, row, row, blank]
+        )
+    )
+    model = file_input(path, kind)
+    records = read_in_ranges(model, 2)
+    assert [record.strip() for _, record in records] == [row] * 3
+
+
+def test_a_line_of_separators_is_a_record(tmp_path) -> None:
+    path = tmp_path / "in.tsv"
+    path.write_bytes(b"a\tb\n1\t2\n\t\n \t \n")
+    records = [record for _, record in read_in_ranges(file_input(path, "csv", csv={"separator": "\t"}), 9)]
+    assert records == [b"1\t2", b"\t", b" \t "]
+
+
+@pytest.mark.parametrize("size", [16, 17, 18, 19, 20])
+def test_lines_end_with_cr_only_where_no_lf_follows(tmp_path, monkeypatch, size: int) -> None:
+    monkeypatch.setattr("joinery_runtime.sources.record_ends.SAMPLE", size)
+    for end in (b"\r\n", b"\r"):
+        path = tmp_path / f"in{len(end)}.csv"
+        path.write_bytes(b"a,b" + end + b"1,22222222222222" + end + b'"3\n",4' + end)
+        records = [record for _, record in read_in_ranges(file_input(path, "csv"), 9)]
+        assert records == [b"1,22222222222222", b'"3\n",4']
+        assert line_number(str(path), len(b"a,b" + end)) == 2
+
+
 def test_a_record_larger_than_what_is_read_at_a_time(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("joinery_runtime.sources.files._CHUNK", 16)
-    monkeypatch.setattr("joinery_runtime.sources.files._SAMPLE", 16)
+    monkeypatch.setattr("joinery_runtime.sources.files.SAMPLE", 16)
     records = [b"a" * 100, b"b", b"c" * 1000, b"d" * 15]
     (tmp_path / "in").write_bytes(b"\n".join(records))
     assert [record for _, record in read_in_ranges(file_input(tmp_path / "in"), 1)] == records
@@ -135,6 +234,9 @@ def test_a_header_without_a_column_of_the_schema(tmp_path, header: bytes) -> Non
         (b"a;b\n1;2\n", r'csv: \{separator: ";"\}$'),
         (b"\xef\xbb\xbf'b'\tid\t\"a\"\n", r'csv: \{separator: "\\t"\}$'),
         (b"a|b|c\n", r'csv: \{separator: "\|"\}$'),
+        (b"a, b\n1, 2\n", r"blanks: write csv: \{skipInitialSpace: true\}$"),
+        (b"b; a\n1; 2\n", r'another separator and blanks: write csv: \{separator: ";", skipInitialSpace: true\}$'),
+        (b"a ,b \n1,2\n", r"take the blanks out of the header$"),
         (b"1;2\n", r"csv: \{header: false\}$"),
         (b"1,2\n", r"csv: \{header: false\}$"),
     ],

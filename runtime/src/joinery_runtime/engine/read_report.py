@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from joinery_runtime.core.table.columns import OFFSET, TS
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.sinks import dead_letter_rows
-from joinery_runtime.sources import BadRecord, Decoded
+from joinery_runtime.sources import BadRecord, Decoded, line_number
 from joinery_runtime.sources.base import Range, RawBatch
 from joinery_runtime.sources.records import records_of
 
@@ -45,8 +46,17 @@ class DeadLetters:
             reasons=[record.reason for record in faults],
             values=records_of(raw, [record.index for record in faults]),
         )
-        first = f"{place.topic}/{place.partition} offset {offsets[0]}: {faults[0].reason}"
-        return cls(len(faults), rows, first)
+        return cls(len(faults), rows, f"{_place(raw, offsets[0])}: {faults[0].reason}")
+
+
+def _place(raw: RawBatch, offset: int) -> str:
+    """Where a record is, as people look for it: in a file by its line or row. Only files have no timestamps."""
+    path = raw.partition.topic
+    if raw.columns is not None:
+        return f"{path} row {offset}"
+    if raw.timestamps is None and Path(path).is_file():
+        return f"{path} line {line_number(path, offset)} (byte {offset})"
+    return f"{path}/{raw.partition.partition} offset {offset}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,12 @@ def convert(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array
     return checked(column, text, _reader(target)(text), target)
 
 
+def convert_with_comma(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+    """Reads numbers with a decimal comma. A point is a fault: it may be one of thousands."""
+    point = _apply(text, pl.when(~_T.str.contains(".", literal=True)).then(_T.str.replace(",", ".", literal=True)))
+    return checked(column, text, _reader(target)(point), target)
+
+
 def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """Converts doubles to 32-bit floats. Returns the column, and at most one fault: finite numbers that overflow."""
     return checked(column, numbers, _to_float32(numbers), pa.float32())
@@ -128,10 +134,12 @@ def _timestamps(text: pl.Series) -> pl.Series:
     numbers = text.cast(pl.Int64, strict=False)
     if numbers.null_count() == text.null_count():
         return _guessed(numbers)
-    upper = pl.when(_T.str.contains(_RFC3339)).then(_T.str.to_uppercase())
+    upper = _T.str.to_uppercase()
     if (text.str.len_bytes() > _LONGEST_OF_POLARS).any():
         upper = upper.str.replace(r"(\.\d{3})\d+", "${1}")
-    zoned = upper.str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
+    zoned = (
+        pl.when(_T.str.contains(_RFC3339)).then(upper).str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
+    )
     parsed = zoned.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", strict=False, time_unit="ms").dt.epoch("ms")
     return in_years(_apply(text, pl.coalesce(_guessed(numbers), parsed)))
 

@@ -1,8 +1,8 @@
 """JSON lines and CSV files as bounded inputs: one file, or all files of a directory or a pattern.
 
 A position is an offset in (uncompressed) bytes, so a stored position is found again without reading what precedes it.
-Records are lines without their terminator (LF or CRLF); empty lines are not records. In CSV, a line break inside quotes
-belongs to the record; it is inside quotes if the number of quotes before it in the file is odd. The header of a CSV
+Records are lines without their terminator (LF or CRLF, or CR in files without LF); lines that are empty or have only
+blanks are not records. In CSV, a line break inside quotes belongs to the record (`record_ends`). The header of a CSV
 file is not a record. A job reads the files that exist at its start; files that appear later are read after the next
 start.
 """
@@ -13,13 +13,13 @@ import csv
 import io
 import json
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,21 +27,21 @@ from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import Bounds, Cut, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.opened_files import Bytes, files_of, means, of_input, opened, require_planned, stamp_of
+from joinery_runtime.sources.record_ends import SAMPLE, Positions, line_end_of, record_ends, without_bom
 
 _CHUNK = 4 * 2**20  # bytes that a reader scans at a time
-_LF = 10
-_BOM = b"\xef\xbb\xbf"
-_SAMPLE = 64 * 2**10  # bytes from which the planner estimates the length of a record
-
-Positions = npt.NDArray[np.int64]
+_BLANKS = tuple(b" \t\r\n")
+_MOST_COUNTED = 1_000  # files whose lines were counted
+_lines_before: dict[tuple[str, int, int], tuple[int, int]] = {}  # by file: a byte, and the lines that end before it
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """The positions at which a file's records begin and end."""
+    """The positions at which a file's records begin and end, and the byte with which lines end."""
 
     first: int
     size: int
+    line_end: int
 
 
 class ListedFiles(UnsharedSource):
@@ -108,16 +108,16 @@ class FilePlanner(ListedFiles):
         length = 1.0
         if start < file.size:
             with opened(path) as data:
-                length = self._record_bytes(ref, data, start, file.size)
+                length = self._record_bytes(data, start, file)
         return Bounds(ref, start, file.size, final=True, record_bytes=length)
 
     def _file(self, path: str) -> _File:
         stamp = stamp_of(path)
         if stamp not in self._known:
             with opened(path) as data:
-                after_bom = len(_BOM) * (data[: len(_BOM)].tobytes() == _BOM)
-                first = _header_end(data, self._cut.quote) if self._cut.header else after_bom
-                self._known[stamp] = _File(first, len(data))
+                line_end, bom = line_end_of(data, self._cut), len(data) - len(without_bom(data))
+                first = _header_end(data, self._cut, line_end) if self._cut.header else bom
+                self._known[stamp] = _File(first, len(data), line_end)
             if self._cut.header:
                 self._check_header(path)
         return self._known[stamp]
@@ -136,20 +136,21 @@ class FilePlanner(ListedFiles):
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         """Cuts a range of about `max_records`, estimated from the length of the next records."""
         with opened(bounds.partition.topic) as data:
-            length = self._record_bytes(bounds.partition, data, bounds.start, bounds.end_exclusive)
+            file = self._file(bounds.partition.topic)
+            length = self._record_bytes(data, bounds.start, file)
             wanted = bounds.start + max(1, round(length * max_records))
-            end = _boundary(data, bounds, wanted, self._cut.quote)
-        return Range(bounds.partition, bounds.start, end)
+            end = _boundary(data, bounds.start, min(wanted, bounds.end_exclusive), self._cut, file)
+        return Range(bounds.partition, bounds.start, min(end, bounds.end_exclusive))
 
-    def _record_bytes(self, ref: PartitionRef, data: Bytes, start: int, end: int) -> float:
+    def _record_bytes(self, data: Bytes, start: int, file: _File) -> float:
         """The mean length of the next records in bytes."""
-        sample = data[start : min(start + _SAMPLE, end)]
-        ends = _record_ends(sample, self._cut.quote)
+        sample = data[start : start + SAMPLE]
+        ends = record_ends(sample, self._cut, file.line_end, whole=start + SAMPLE >= file.size)
         records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
         if records:
             return float(ends[-1] / records)
         # The next record is longer than the sample.
-        first = _boundary(data, Bounds(ref, start, end), start + 1, self._cut.quote) - start
+        first = _boundary(data, start, start + 1, self._cut, file) - start
         return float(max(1, len(sample), first))
 
     def records(self, planned: Range, record_bytes: float) -> int:
@@ -174,21 +175,22 @@ class FileReader:
                     f"The file {planned.partition.topic} was cut short while it was read",
                     facts=f"bytes up to {planned.end_exclusive} were planned and it has {len(data)}",
                 )
-            position = planned.start
+            position, line_end = planned.start, line_end_of(data, self._cut)
             while position < planned.end_exclusive:
-                chunk, ends = self._chunk(data, position, planned.end_exclusive)
-                batch = _batch(planned.partition, position, chunk, ends)
+                chunk, ends = self._chunk(data, position, planned.end_exclusive, line_end)
+                batch = _batch(planned.partition, position, chunk, ends, self._cut)
                 position += len(chunk)
                 if len(batch.offsets):
                     yield batch
 
-    def _chunk(self, data: Bytes, start: int, end: int) -> tuple[Bytes, Positions]:
+    def _chunk(self, data: Bytes, start: int, end: int, line_end: int) -> tuple[Bytes, Positions]:
         """Returns the bytes of whole records from `start`, and where each ends. The last may lack its line break."""
         size = _CHUNK
         while True:
             chunk = data[start : min(start + size, end)]
-            ends = _record_ends(chunk, self._cut.quote)
-            if start + len(chunk) == end:
+            whole = start + len(chunk) == end  # a planned range ends where a record does
+            ends = record_ends(chunk, self._cut, line_end, whole=whole)
+            if whole:
                 return chunk, ends if len(ends) and ends[-1] == len(chunk) else np.append(ends, len(chunk))
             if len(ends):
                 return chunk[: ends[-1]], ends
@@ -201,7 +203,7 @@ class FileReader:
 def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
     """The names in a CSV file's header, in order. Raises SourceError if one of `columns` is missing."""
     with opened(path) as data:
-        line = data[: _header_end(data, cut.quote)].tobytes()
+        line = data[: _header_end(data, cut, line_end_of(data, cut))].tobytes()
     text = io.StringIO(line.decode("utf-8-sig", errors="replace"), newline="")
     dialect: dict[str, Any] = {"delimiter": cut.separator, "skipinitialspace": cut.blanks_after_separator}
     dialect |= {"quoting": csv.QUOTE_NONE} if cut.quote is None else {"quotechar": chr(cut.quote)}
@@ -227,59 +229,79 @@ def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
 
 
 def _other_dialect(names: Sequence[str], columns: Sequence[str]) -> str | None:
-    """What to write if a header that was read as one name has the columns between other separators."""
-    for separator in ";\t|,":
-        if len(names) == 1 and set(columns) <= {name.strip(' "') for name in names[0].split(separator)}:
-            return f"The fields have another separator: write csv: {{separator: {json.dumps(separator)}}}"
+    """What to write if the header has the columns, but between other separators or blanks."""
+    separators = [None, ";", "\t", "|", ","] if len(names) == 1 else [None]
+    for separator in separators:
+        fields = names if separator is None else names[0].split(separator)
+        if not set(columns) <= {field.strip(' "') for field in fields}:
+            continue
+        blanks = any(field.startswith(" ") for field in fields)
+        settings = [] if separator is None else [f"separator: {json.dumps(separator)}"]
+        settings += ["skipInitialSpace: true"] if blanks else []
+        if settings:
+            what = "another separator" * (separator is not None) + " and " * (len(settings) > 1) + "blanks" * blanks
+            return f"The fields have {what}: write csv: {{{', '.join(settings)}}}"
+        if any(field.endswith(" ") for field in fields):
+            return "Blanks follow names of the header, and belong to them: take the blanks out of the header"
     return None
 
 
 def line_number(path: str, offset: int) -> int:
-    """The number, from 1, of the line that begins at byte `offset` or contains it."""
+    """The number, from 1, of the line that begins at byte `offset` or contains it. Counts on from where it was last
+    asked in the file."""
+    stamp = stamp_of(path)
+    counted_to, lines = _lines_before.get(stamp, (0, 0))
+    if counted_to > offset:
+        counted_to, lines = 0, 0
     with opened(path) as data:
-        return int(np.count_nonzero(data[:offset] == _LF)) + 1
+        line_end = line_end_of(data, Cut())
+        for start in range(counted_to, offset, _CHUNK):
+            lines += int(np.count_nonzero(data[start : min(start + _CHUNK, offset)] == line_end))
+    if len(_lines_before) >= _MOST_COUNTED:
+        _lines_before.clear()
+    _lines_before[stamp] = offset, lines
+    return lines + 1
 
 
-def _record_ends(chunk: Bytes, quote: int | None) -> Positions:
-    """Where each record that begins in `chunk` ends: after its line break."""
-    breaks = np.flatnonzero(chunk == _LF)
-    if quote is not None and len(breaks):
-        quotes = np.flatnonzero(chunk == quote)
-        breaks = breaks[np.searchsorted(quotes, breaks) % 2 == 0]
-    return breaks + 1
-
-
-def _header_end(data: Bytes, quote: int | None) -> int:
-    size = _SAMPLE
+def _header_end(data: Bytes, cut: Cut, line_end: int) -> int:
+    text, size = without_bom(data), SAMPLE
     while True:
-        ends = _record_ends(data[:size], quote)
-        if len(ends) or size >= len(data):
-            return int(ends[0]) if len(ends) else len(data)
+        whole = size >= len(text)
+        ends = record_ends(text[:size], cut, line_end, whole=whole)
+        if len(ends):
+            return len(data) - len(text) + int(ends[0])
+        if whole:
+            return len(data)
         size *= 2
 
 
-def _boundary(data: Bytes, bounds: Bounds, wanted: int, quote: int | None) -> int:
-    """The end of the record that contains byte `wanted - 1`."""
-    if wanted >= bounds.end_exclusive:
-        return bounds.end_exclusive
-    start = wanted - 1 if quote is None else bounds.start
-    stop = min(wanted + _SAMPLE, bounds.end_exclusive)
+def _boundary(data: Bytes, start: int, wanted: int, cut: Cut, file: _File) -> int:
+    """The end of the record that contains byte `wanted - 1`. A record begins at `start`."""
+    if wanted >= file.size:
+        return file.size
+    if cut.quote is None:
+        start = wanted - 1
+    stop = min(wanted + SAMPLE, file.size)
     while True:
-        ends = _record_ends(data[start:stop], quote) + start
+        ends = record_ends(data[start:stop], cut, file.line_end, whole=stop == file.size) + start
         later = ends[np.searchsorted(ends, wanted) :]
         if len(later):
             return int(later[0])
-        if stop == bounds.end_exclusive:
+        if stop == file.size:
             return stop
-        stop = min(2 * stop - start, bounds.end_exclusive)
+        stop = min(2 * stop - start, file.size)
 
 
-def _batch(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions) -> RawBatch:
+def _batch(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions, cut: Cut) -> RawBatch:
     starts = np.concatenate([[0], ends[:-1]])
     lines = pa.BinaryArray.from_buffers(
         pa.binary(), len(ends), [None, pa.py_buffer(np.append(0, ends).astype(np.int32)), pa.py_buffer(chunk.tobytes())]
     )
-    values = pc.replace_substring_regex(lines, r"\r?\n\z", "")
-    not_blank = pc.greater(pc.binary_length(values), 0)
-    offsets = (starts + position)[not_blank.to_numpy(zero_copy_only=False)]
-    return RawBatch(partition, offsets, values.filter(not_blank))
+    values = pc.replace_substring_regex(lines, r"(\r?\n|\r)\z", "")
+    offsets = starts + position
+    blank = np.isin(chunk[starts], _BLANKS)
+    if not blank.any():
+        return RawBatch(partition, offsets, values)
+    only_blanks = pc.match_substring_regex(values.filter(pa.array(blank)), rf"\A[^\S{re.escape(cut.separator)}]*\z")
+    blank[blank] = only_blanks.to_numpy(zero_copy_only=False)
+    return RawBatch(partition, offsets[~blank], values.filter(pa.array(~blank)))

@@ -170,6 +170,8 @@ class CsvDialect(Model):
     """The character between two fields."""
     quote: Annotated[str, BeforeValidator(_quote)] = Field(default='"', examples=["off"])
     """The character around fields that hold a separator or a line break, doubled inside them; `off` for none."""
+    decimal: Literal[".", ","] = Field(default=".", examples=[","])
+    """What stands before the fraction of a number. With a comma, numbers have no points, also none of thousands."""
     skip_initial_space: Bool = False
     """Skips blanks after a separator."""
     header: Bool = True

@@ -1,7 +1,8 @@
 """CSV records without a header line, decoded in whole batches.
 
-Commas and double quotes, unless the input's dialect says otherwise; a quote inside quotes is doubled (RFC 4180). A
-record may end with a line break and may contain others inside quotes. A BOM at its start is not part of it.
+Commas and double quotes, unless the input's dialect says otherwise. A quote inside quotes is doubled (RFC 4180); one
+inside a field without quotes is text. A record may end with a line break and may contain others inside quotes. A BOM at
+its start is not part of it.
 An empty field is null. A quoted empty field is the empty string (or no bytes, for binary), and null for every other
 type. `convert` reads numbers and times. The result does not depend on how records are cut into batches.
 """
@@ -22,7 +23,7 @@ import pyarrow.csv
 from joinery_runtime.job.model.base import OFF
 from joinery_runtime.job.model.inputs import CsvDialect, Input
 from joinery_runtime.sources.base import Cut
-from joinery_runtime.sources.convert import convert
+from joinery_runtime.sources.convert import convert, convert_with_comma
 from joinery_runtime.sources.files import csv_header
 from joinery_runtime.sources.foreign import looks_like
 from joinery_runtime.sources.opened_files import files_of, of_input
@@ -80,9 +81,10 @@ class CsvDecoder(ByValue, FormatDecoder):
         field = rf"[^{separator}\r\n]*"
         if self._quote is not None:
             quote = re.escape(dialect.quote)
-            field = rf"(?:{quote}(?:[^{quote}]|{quote}{quote})*{quote}|[^{quote}{separator}\r\n]*)"
+            field = rf"(?:{quote}(?:[^{quote}]|{quote}{quote})*{quote}|[^{quote}{separator}\r\n][^{separator}\r\n]*|)"
         self._well_formed = rf"\A{field}(?:{separator}{field})*\z"
         self._blanks = rf"(\A|{separator})[ \t]+({field})" if dialect.skip_initial_space else None
+        self._decimal_comma = dialect.decimal == ","
         self._names = list(names or schema.names)
         self._convert = pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(schema.names, pa.string()),
@@ -173,7 +175,14 @@ class CsvDecoder(ByValue, FormatDecoder):
             if pa.types.is_string(field.type):
                 columns.append(text[field.name])
                 continue
-            column, fault = convert(field.name, _text(text[field.name], field.type), field.type)
+            written = _text(text[field.name], field.type)
+            if not _has_fraction(field.type):
+                column, fault = convert(field.name, written, field.type)
+            elif self._decimal_comma:
+                column, fault = convert_with_comma(field.name, written, field.type)
+            else:
+                column, fault = convert(field.name, written, field.type)
+                fault = [(rows, list(map(_with_hint, reasons))) for rows, reasons in fault]
             columns.append(column)
             faults += fault
         return drop_rows(pa.table(columns, schema=self._schema), index, faults)
@@ -186,6 +195,16 @@ def _recognised(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
     nested = text[:1] + text[-1:] in (b"{}", b"[]")
     looks = looks_like(record) or ("JSON; write format: json" if nested and is_json(text) else None)
     return bad if looks is None else replace(bad, reason=f"{_NO_CSV}: it looks like {looks}")
+
+
+def _has_fraction(target: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(target) or pa.types.is_decimal(target))
+
+
+def _with_hint(reason: str) -> str:
+    """Says how to read a decimal comma, where the value that a reason quotes has one."""
+    has_comma = re.search(r": '[+-]?\d[\d.]*,\d+' is", reason)
+    return f'{reason}; for a decimal comma write csv: {{decimal: ","}}' if has_comma else reason
 
 
 def _text(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:

@@ -1,0 +1,113 @@
+"""Finds where the records of a file of lines end.
+
+A quote opens a field only where a field begins, and closes it only where the field ends (RFC 4180). Any other quote is
+text: of `12" pipe`, say. A quote that opens a field without a quote that closes it is text too, so a broken line does
+not take those behind it with it. The result does not depend on how a file is cut into chunks.
+
+Lines end with LF or CRLF or, in files that have none of these, with CR.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from joinery_runtime.sources.base import Cut
+from joinery_runtime.sources.opened_files import Bytes
+
+LF, CR = 10, 13
+BOM = b"\xef\xbb\xbf"
+SAMPLE = 64 * 2**10  # bytes that are looked at first
+_BLANKS = (0x20, 0x09)
+_LONGEST_FIELD = 16 * 2**20  # bytes between quotes
+
+Positions = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def line_end_of(data: Bytes, cut: Cut) -> int:
+    """The byte with which the file's lines end: CR only where the first line ends with it and no LF follows."""
+    data, size = without_bom(data), SAMPLE
+    while True:
+        sample = data[:size]
+        whole = size >= len(data)
+        if len(record_ends(sample, cut, LF, whole=whole)):
+            return LF
+        # The sample may end between a CR and its LF.
+        if len(record_ends(sample if whole else sample[:-1], cut, CR, whole=whole)):
+            return CR
+        if whole:
+            return LF
+        size *= 2
+
+
+def record_ends(chunk: Bytes, cut: Cut, line_end: int, *, whole: bool) -> Positions:
+    """Where each record that begins in `chunk`, and certainly ends in it, does so: after its line end. A record begins
+    at the chunk's start; if it is `whole`, one ends at its end."""
+    breaks = np.flatnonzero(chunk == line_end)
+    if cut.quote is None or not len(breaks):
+        return breaks + 1
+    quotes = np.flatnonzero(chunk == cut.quote)
+    if not len(quotes):
+        return breaks + 1
+    opens, closes = _openings(chunk, quotes, cut), _closings(chunk, quotes, cut, whole=whole)
+    if _by_turns(quotes, opens, closes, whole=whole):
+        ends: Positions = breaks[np.searchsorted(quotes, breaks) % 2 == 0] + 1
+        if len(chunk) <= _LONGEST_FIELD or np.diff(ends, prepend=0, append=len(chunk)).max() <= _LONGEST_FIELD:
+            return ends
+    spans, certain = _quoted(quotes, opens, closes, len(chunk), whole=whole)
+    edges = np.array(spans, np.int64).reshape(-1)
+    outside = (breaks < certain) & (np.searchsorted(edges, breaks) % 2 == 0)
+    return np.asarray(breaks[outside] + 1)
+
+
+def without_bom(data: Bytes) -> Bytes:
+    return data[len(BOM) :] if data[: len(BOM)].tobytes() == BOM else data
+
+
+def _openings(chunk: Bytes, quotes: Positions, cut: Cut) -> Flags:
+    """Which quotes stand where a field begins."""
+    before = quotes - 1
+    if cut.blanks_after_separator:
+        text = np.flatnonzero(~np.isin(chunk, _BLANKS))
+        at = np.searchsorted(text, quotes) - 1
+        before = np.where(at < 0, -1, text[np.maximum(at, 0)])
+    first = before < 0
+    return np.asarray(first | np.isin(chunk[np.maximum(before, 0)], (ord(cut.separator), LF, CR)))
+
+
+def _closings(chunk: Bytes, quotes: Positions, cut: Cut, *, whole: bool) -> Flags:
+    """Which quotes stand where a field may end. At the end of a chunk that is not whole, none does."""
+    after = np.minimum(quotes + 1, len(chunk) - 1)
+    last = quotes == len(chunk) - 1
+    return np.asarray(np.where(last, whole, np.isin(chunk[after], (ord(cut.separator), LF, CR))))
+
+
+def _by_turns(quotes: Positions, opens: Flags, closes: Flags, *, whole: bool) -> bool:
+    """Whether the quotes open and close fields by turns, where two at once stand for one in the text. The last field
+    may be open at the end of a chunk that is not whole."""
+    doubled = np.diff(quotes) == 1
+    after, before = np.append(doubled, False), np.append(False, doubled)
+    ended = len(quotes) % 2 == 0 or not (whole or before[-1])
+    return bool(ended and (opens | before)[::2].all() and (closes | after)[1::2].all())
+
+
+def _quoted(
+    quotes: Positions, opens: Flags, closes: Flags, size: int, *, whole: bool
+) -> tuple[list[tuple[int, int]], int]:
+    """Returns the first and the last quote of each quoted field, and up to which byte of the chunk that is certain."""
+    spans: list[tuple[int, int]] = []
+    at, places, may_close = 0, quotes.tolist(), closes.tolist()
+    for opening in np.flatnonzero(opens).tolist():
+        if opening < at:
+            continue
+        closing = opening + 1
+        while closing + 1 < len(places) and places[closing + 1] == places[closing] + 1:
+            closing += 2
+        known = closing < len(places) and places[closing] + 1 < size
+        if not known and not whole and size - places[opening] <= _LONGEST_FIELD:
+            return spans, places[opening]
+        if closing < len(places) and may_close[closing] and places[closing] - places[opening] <= _LONGEST_FIELD:
+            spans.append((places[opening], places[closing]))
+            at = closing + 1
+    return spans, size
