@@ -14,19 +14,60 @@ import pytest
 from cyclopts import App
 
 from cli.commands import Joinery
-from job import sessions
+from job import chains, sessions
 from job.chains import as_of, document, step, time_only, window
 from job.resources import edited
 from joinery_runtime.cli.app import app
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.job import Job
+from joinery_runtime.job.explain import delay_warnings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_WHERE = ("      lateData: drop\n", '      lateData: drop\n      where: "orders.amuont > 10"\n')
 
 
+DELAY = ("      eventTime: ts\n", "      eventTime: ts\n      watermark: {delay: 0s}\n")
+
+
 def test_a_good_file_is_valid(joinery: Joinery, job_file: Path) -> None:
+    head, payments = job_file.read_text().split("    - name: payments\n")
+    job_file.write_text(f"{head}    - name: payments\n{payments.replace(*DELAY, 1)}")
     ended = joinery("validate", job_file)
     assert (ended.code, ended.out, ended.err) == (0, f"{job_file}: valid\n", "")
+
+
+@pytest.mark.parametrize("command", ["validate", "explain"])
+def test_an_input_from_kafka_that_names_no_delay_is_warned_about(
+    joinery: Joinery, job_file: Path, command: str
+) -> None:
+    ended = joinery(command, job_file)
+    warnings = [line for line in ended.out.splitlines() if "NO DELAY" in line]
+    assert (ended.code, len(warnings)) == (0, 1)
+    assert warnings[0].startswith("WARNING: NO DELAY on payments: ")
+
+
+KAFKA = {"file": None, "kafka": {"bootstrapServers": "kafka:9092", "topic": "t"}}
+ORDERS, PAYMENTS, RATES = (
+    {k: v for k, v in (each | KAFKA).items() if v} for each in (chains.ORDERS, chains.PAYMENTS, chains.RATES)
+)
+CLICKS = {k: v for k, v in (sessions.CLICKS | KAFKA | {"watermark": None}).items() if v}
+
+
+@pytest.mark.parametrize(
+    ("job", "named"),
+    [
+        (chains.load(step(), inputs=[ORDERS, PAYMENTS]), ["orders", "payments"]),
+        (chains.load(step(), inputs=[ORDERS, chains.PAYMENTS]), ["orders"]),
+        (chains.load(step(), inputs=[ORDERS | {"watermark": {"delay": "0s"}}, PAYMENTS]), ["payments"]),
+        (chains.load(step(), inputs=[ORDERS | {"watermark": {"idleTimeout": "5m"}}, PAYMENTS]), ["orders", "payments"]),
+        (chains.load(step(allowedLateness="1m"), inputs=[ORDERS, PAYMENTS]), []),
+        (chains.load(as_of(), inputs=[ORDERS, RATES]), []),
+        (sessions.load(input=CLICKS), ["clicks"]),
+        (sessions.load(input=CLICKS, allowedLateness="1m"), []),
+    ],
+)
+def test_who_is_warned_about_a_delay(job: Job, named: list[str]) -> None:
+    assert [words.split(":")[0] for words in delay_warnings(job)] == [f"NO DELAY on {name}" for name in named]
 
 
 def test_every_mistake_is_reported_with_file_line_and_path(joinery: Joinery, job_file: Path) -> None:

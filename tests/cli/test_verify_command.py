@@ -65,6 +65,24 @@ def test_a_right_output(verdict: Callable[..., Verdict]) -> None:
     )
 
 
+def test_many_late_rows_are_said_beside_the_verdict(tmp_path: Path) -> None:
+    late = {"rows": {"l": [{"k": f"k{i}", "v": "l", "ts": 0} for i in range(13)]}}
+    job = parse_job(JOB.replace("OUT", str(tmp_path / "out")).replace("DEAD", str(tmp_path / "dead")), "job.yaml")
+    store, steps = MemoryStore(), [*STEPS, late]
+    for _ in run_trace(job, steps, store, 3):
+        """The rows are written below."""
+    inputs = inputs_of(job, steps)
+    write_files(job, store, inputs, tmp_path / "cache")
+    found = verify(job, store, inputs, None, None)
+    assert found.right
+    head, late_line = found.lines()
+    assert "VERIFIED, BUT MANY ROWS WERE DROPPED AS LATE, " in head
+    assert late_line.startswith("after epoch 11, 13 of the newest 113 records of l (12 %) were dropped as late, up to ")
+    assert [(each["input"], each["rows"], each["records"]) for each in found.document()["late"]] == [("l", 13, 113)]
+    # Epochs that dropped nothing.
+    assert list(verify(job, store, inputs, None, 5).late) == []
+
+
 def test_a_value_that_was_changed(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
     spoilt = part(tmp_path, at=0)
     spoilt.write_text(spoilt.read_text().replace('"right_v":"r"', '"right_v":"R"', 1))

@@ -96,3 +96,27 @@ def test_no_two_labels_of_an_axis_say_the_same_minute(script: quickjs.Context) -
     steps = json.loads(script.eval("JSON.stringify(axis(hourAndMinute).incrs)"))
     assert steps == sorted(steps)
     assert all(step % 60 == 0 for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shown"),
+    [
+        ([{"name": "orders"}], ["Running", "good"]),
+        (
+            [{"name": "orders"}, {"name": "p", "lateWarning": "493 of 600"}],
+            ["Running, rows are dropped as late", "wait"],
+        ),
+        ([{"name": "orders", "ended": True}], ["All inputs read", "good"]),
+        (
+            [{"name": "orders", "ended": True, "lateWarning": "x"}],
+            ["All inputs read, rows were dropped as late", "wait"],
+        ),
+    ],
+)
+def test_the_badge_is_not_green_while_many_rows_are_late(
+    script: quickjs.Context, inputs: list[dict[str, Any]], shown: list[str]
+) -> None:
+    answer = {"ready": True, "inputs": inputs, "paused": [], "tooHot": []}
+    assert json.loads(script.eval(f"status = {json.dumps(answer)}; JSON.stringify(standing())")) == shown
+    told = [each["lateWarning"] for each in inputs if "lateWarning" in each]
+    assert [text for _, text in json.loads(script.eval("JSON.stringify(notices())"))] == told

@@ -656,6 +656,24 @@ def test_a_job_without_an_image_says_so() -> None:
     assert "spec.spark.image" in cluster.status.conditions[0].message
 
 
+def test_late_rows_are_a_condition_that_names_the_inputs(running: SimulatedCluster) -> None:
+    assert running.condition("LateRows") == ("False", "AsExpected")
+    uid = running.pods[FIRST]["metadata"]["uid"]
+    for words in ("493 of 600", "494 of 601"):
+        late = InputStatus(name="payments", late_warning=f"{words} records were dropped as late")
+        running.said[uid] = DriverStatus(ready=True, inputs=(InputStatus(name="orders"), late))
+        running.pass_time(20)
+        decision = running.step()
+        assert running.condition("LateRows") == ("True", "DroppedAsLate")
+        message = next(each.message for each in running.status.conditions if each.type == "LateRows")
+        assert "records of payments are dropped as late" in message
+        assert [event.reason for event in decision.events] == (["DroppedAsLate"] if words == "493 of 600" else [])
+    running.said[uid] = DriverStatus(ready=True, inputs=(InputStatus(name="payments"),))
+    running.pass_time(20)
+    running.step()
+    assert running.condition("LateRows") == ("False", "AsExpected")
+
+
 def test_figures_are_bounded_rounded_and_not_written_all_the_time(running: SimulatedCluster) -> None:
     uid = running.pods[FIRST]["metadata"]["uid"]
     inputs = tuple(InputStatus(name=f"in{i}", lag=i, watermark=START - timedelta(seconds=3723 + i)) for i in range(20))

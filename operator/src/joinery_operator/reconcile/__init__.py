@@ -20,7 +20,7 @@ from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
 from joinery_operator.reconcile import deletion, savepoint
 from joinery_operator.reconcile.children import child_actions, undeleted
-from joinery_operator.reconcile.conditions import events, with_conditions
+from joinery_operator.reconcile.conditions import events, with_conditions, with_late_rows
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
@@ -92,7 +92,7 @@ def _compare_with_asked(ctx: ReconcileContext, status: Status) -> Status:
 
 def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]) -> Decision:
     alive = any(pod.ended_at is None for pod in ctx.drivers.values())
-    new = with_figures(ctx, status, alive=alive)
+    new = with_late_rows(ctx, with_figures(ctx, status, alive=alive))
     written = due_status(ctx, ctx.status, new)
     reported = tuple(events(ctx.status, new)) if written is not None else ()
     return Decision(written, actions, reported, _again_after(ctx, new, written))

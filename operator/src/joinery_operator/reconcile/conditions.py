@@ -12,9 +12,11 @@ from joinery_operator.reconcile.phase import JobPhase
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut, listed, sentence
 from joinery_operator.reconcile.rollout import way_out
 from joinery_runtime.job.crd import Condition, Status
+from joinery_runtime.job.model.wording import listed as listed_words
 
 IN_MEMORY = "StateInMemory"
 ADDRESS_TAKEN = "AddressTaken"
+LATE_ROWS = "LateRows"
 
 _MESSAGE = 4096
 _FORGETS = (
@@ -50,6 +52,12 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
     return status.model_copy(update=update)
 
 
+def with_late_rows(ctx: ReconcileContext, status: Status) -> Status:
+    """Add the condition that follows from the driver's figures, which the status has to have."""
+    others = tuple(each for each in status.conditions if each.type != LATE_ROWS)
+    return status.model_copy(update={"conditions": (*others, _condition(ctx, _late_rows(status)))})
+
+
 def events(old: Status, new: Status) -> Iterator[Event]:
     """Yields what has changed, for people who watch the job."""
     refused = new.refused
@@ -65,6 +73,9 @@ def events(old: Status, new: Status) -> Iterator[Event]:
     taken = _of(new, "PageAddress")
     if taken is not None and _of(old, "PageAddress") is None:
         yield _event("Warning", taken.reason, taken.message)
+    late = _of(new, LATE_ROWS)
+    if late is not None and late.status == "True" and _reason_of(old, LATE_ROWS) != late.reason:
+        yield _event("Warning", late.reason, late.message)
     if new.scaling is not None and new.scaling != old.scaling:
         yield _event("Normal", "Rescaled", new.scaling.reason)
     valid, was_valid = _of(new, "Valid"), _of(old, "Valid")
@@ -115,6 +126,19 @@ def _degraded(job: JobPhase) -> _Aspect:
     if job.degraded is None:
         return _Aspect("Degraded", "False", "AsExpected", "")
     return _Aspect("Degraded", "True", job.degraded.reason, job.degraded.message)
+
+
+def _late_rows(status: Status) -> _Aspect:
+    """Names inputs only: a message with figures would change the status all the time."""
+    late = [each.name for each in status.inputs if each.late_warning]
+    if not late:
+        return _Aspect(LATE_ROWS, "False", "AsExpected", "")
+    message = (
+        f"many of the newest records of {listed_words(late)} are dropped as late (watermark.lateWarning): they are "
+        "missing in the output. status.inputs[].lateWarning says how many, and which watermark.delay would have kept "
+        "them"
+    )
+    return _Aspect(LATE_ROWS, "True", "DroppedAsLate", message)
 
 
 def _state_compatible(ctx: ReconcileContext, status: Status) -> _Aspect:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
@@ -22,12 +22,13 @@ from rich.text import Text
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.late_rows import late_inputs
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.messages import RunsOn
 from joinery_runtime.engine.report import EpochReport, Rates, Totals
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import Job, StreamJoin, format_duration
-from joinery_runtime.job.model.wording import agreeing, counted
+from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks import lake_table
 
 RATE_WINDOW_S = 10.0
@@ -112,7 +113,7 @@ class JsonProgress(RunProgress):
     def ended(self, by: EndedBy) -> None:
         found = list(late_inputs(self._totals, self._delays))
         for late in found:
-            self._log.warning("late", **asdict(late), message=late.words)
+            self._log.warning("late", **late.document(), message=late.words)
         note = {} if self._read or by == "stopped" else {"note": nothing_new(by, self._ended_before, self._to_latest)}
         self._log.info(
             "ended",
@@ -291,33 +292,6 @@ def _keys(report: EpochReport) -> Iterator[RenderableType]:
     hottest = [f"hottest keys: {', '.join(keys)}"] if keys else []
     if out or hottest:
         yield Text("; ".join([*out, *hottest]))
-
-
-@dataclass(frozen=True, slots=True)
-class LateInput:
-    """An input with `rows` that were dropped as late since the state began. The latest was `behind_ms` behind the
-    watermark; with a `watermark.delay` of `delay_ms` none would have been dropped."""
-
-    input: str
-    rows: int
-    behind_ms: int
-    delay_ms: int
-
-    @property
-    def words(self) -> str:
-        return (
-            f"{counted(self.rows, 'row')} of {self.input} {agreeing(self.rows, 'were')} dropped as late, up to "
-            f"{format_duration(self.behind_ms)} behind its watermark; watermark.delay: "
-            f"{format_duration(self.delay_ms)} of that input would have kept them all"
-        )
-
-
-def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput]:
-    """The inputs with late rows, about which the end of a run warns; `delays` are those of the job (ms)."""
-    for name, delay in delays.items():
-        rows, behind = totals.dropped.get(name, {}).get("late", 0), totals.behind.get(name)
-        if rows and behind is not None:
-            yield LateInput(name, rows, behind, delay + behind)
 
 
 _LOCATIONS: Mapping[RunsOn, str] = {"driver": "the driver", "spark": "Spark"}

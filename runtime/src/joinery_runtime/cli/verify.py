@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -20,6 +20,7 @@ from typing import Any
 from joinery_runtime.cli.row_differences import RowComparison
 from joinery_runtime.cli.whole_output import WholeOutput
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.engine.late_rows import LateInput, LateRows
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
@@ -54,6 +55,8 @@ class Verdict:
     notes: list[str] = field(default_factory=list)  # what could not be judged
     by_key: bool = False  # a table holds the newest row of each key only
     cut_off: list[str] = field(default_factory=list)  # why an output could not be judged at all
+    late: dict[str, tuple[int, LateInput]] = field(default_factory=dict)
+    """By input of which many rows were dropped as late: the epoch at which their share was highest, and the figures."""
 
     @property
     def right(self) -> bool:
@@ -61,20 +64,35 @@ class Verdict:
 
     def document(self) -> dict[str, Any]:
         about = {"job": self.job, "epochs": [self.first, self.last], "verified": self.right}
-        return {**about, **self.compared.document(), "cut_off": self.cut_off, "log": self.log, "notes": self.notes}
+        late = [{"epoch": epoch, **each.document()} for epoch, each in self.late.values()]
+        return {
+            **about,
+            **self.compared.document(),
+            "cut_off": self.cut_off,
+            "log": self.log,
+            "notes": self.notes,
+            "late": late,
+        }
+
+    def learn_late(self, epoch: int, standing: Iterable[LateInput]) -> None:
+        for each in standing:
+            if each.input not in self.late or each.share > self.late[each.input][1].share:
+                self.late[each.input] = epoch, each
 
     def lines(self) -> Iterator[str]:
         compared, what = self.compared, f"job {self.job}, epochs {self.first} to {self.last}"
         rows = f"{counted(compared.rows, 'row')}{', the newest of each key,' if self.by_key else ''}"
         those = f"{rows} and {counted(compared.dead, 'dead letter')} of {counted(compared.epochs, 'epoch')}"
         if self.right:
-            yield f"{what}: VERIFIED, {those} are in the output, each exactly once"
+            but = "VERIFIED, BUT MANY ROWS WERE DROPPED AS LATE" if self.late else "VERIFIED"
+            yield f"{what}: {but}, {those} are in the output, each exactly once"
         else:
             wrong = compared.counts() or ("the log is wrong" if self.log else "nothing could be judged")
             yield f"{what}: NOT VERIFIED, {wrong}; expected were {those}"
             yield from self.cut_off
             yield from compared.lines()
             yield from self.log
+        yield from (f"after epoch {epoch}, {late.words}" for epoch, late in self.late.values())
         yield from self.notes
 
 
@@ -112,11 +130,14 @@ def verify(
         course = replayable(job, store, *((None, None) if wholes else (first, last)))
         entries, verdict = course.entries, _asked(job, course, first, last, wholes)
         replay = Replay(job, inputs, folder / "cache", course.stored(store))
+        late = LateRows.of(job)
         for entry in entries:
             replayed = replay.run(EpochPlan.from_json(entry.plan))
             check_records(entry, replayed.result["rows_in"])
             _expect(wholes, replayed)
+            late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
+                verdict.learn_late(entry.epoch, late.standing.values())
                 _judge(job, entry, receipts, replayed, verdict, life_of(record.lineage))
         if any(not whole.content.exact for whole in wholes) and (plan := _pending(job, record, entries)) is not None:
             _expect(wholes, replay.run(plan))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HotKeyTracker
 from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
+from joinery_runtime.engine.late_rows import LateRows
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.plan import EpochPlan
@@ -30,7 +31,7 @@ from joinery_runtime.engine.protocol import (
     refuse_dead,
     resolve_commit,
 )
-from joinery_runtime.engine.report import EpochReport, epoch_report, result_json
+from joinery_runtime.engine.report import EpochReport, behind_watermark, epoch_report, result_json
 from joinery_runtime.errors import (
     DataLoss,
     DuplicateJobName,
@@ -101,6 +102,8 @@ class Driver:
             if pa.types.is_int64((intake := pipeline.intake(found.name)).schema.field(intake.event_time).type)
         }
         self._input_warnings = InputWarnings(self._milliseconds)
+        delays = {name: clock.delay_ms for name, clock in parts.planner.clocks.items()}
+        self._late_rows = LateRows(delays, parts.planner.late_warnings)
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
         # About the pending plan: whether it may be old, its partitions whose topic was replaced by another one, and
@@ -384,7 +387,7 @@ class Driver:
                 self._parts.store.sweep(self._identity.name, self.generation)
                 self._save_if_due()
         warnings = self._input_warnings.learn(outcome.read.partitions)
-        return epoch_report(
+        report = epoch_report(
             plan,
             outcome,
             parts=sizes,
@@ -394,6 +397,12 @@ class Driver:
             warnings=warnings,
             backlog=planner.status.backlog,
             held=self.held,
+        )
+        late = self._late_rows.learn(self._now_ms(), report.rows_in, report.late, behind_watermark(plan, outcome))
+        return replace(
+            report,
+            late_warnings={name: warning.words for name, warning in self._late_rows.standing.items()},
+            warnings=(*report.warnings, *(warning.words for warning in late)),
         )
 
     def _seal(self, epoch: int, result: dict[str, Any], *, last: bool) -> None:

@@ -40,6 +40,7 @@ class PlanSettings:
     tables: frozenset[str] = frozenset()  # inputs that are changelogs
     max_future: Mapping[str, int] = field(default_factory=dict)  # by input, ms (T11)
     limits: StateLimits = field(default_factory=StateLimits)
+    late_warnings: Mapping[str, float | None] = field(default_factory=dict)  # by input: a share, None: never warns
     interval_ms: int = 0  # between the beginnings of two epochs, at least
     co_partitioned: bool = False
 
@@ -144,6 +145,10 @@ class Planner:
     @property
     def limits(self) -> StateLimits:
         return self._settings.limits
+
+    @property
+    def late_warnings(self) -> Mapping[str, float | None]:
+        return self._settings.late_warnings
 
     @property
     def shards(self) -> int:

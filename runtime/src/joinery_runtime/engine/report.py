@@ -119,7 +119,7 @@ class Totals:
                 for part, found in part_counts(outcome, rows).items()
             },
             after_eviction=_sum(self.after_eviction, _after_eviction(outcome)),
-            behind=_furthest(self.behind, *(summary.behind for summary in outcome.shards.values())),
+            behind=_furthest(self.behind, behind_watermark(plan, outcome)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -171,9 +171,14 @@ class EpochReport:
     parts: Mapping[str, StateSize] = field(default_factory=dict)  # by part of the state
     after_eviction: Mapping[str, int] = field(default_factory=dict)
     input_warnings: Mapping[str, str] = field(default_factory=dict)  # that hold now
+    late_warnings: Mapping[str, str] = field(default_factory=dict)  # that hold now
     held: int = 0  # rows of this epoch and of earlier ones that the output does not show yet
     bytes_in: Mapping[str, int] = field(default_factory=dict)  # undecoded
     runs_on: RunsOn = "driver"
+
+    @property
+    def late(self) -> dict[str, int]:
+        return {name: counts["late"] for name, counts in self.dropped.items() if counts.get("late")}
 
     @property
     def amplification(self) -> float | None:
@@ -284,6 +289,19 @@ def _after_eviction(outcome: EpochOutcome) -> Counter[str]:
     for summary in outcome.shards.values():
         counts.update(summary.after_eviction)
     return counts
+
+
+def behind_watermark(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
+    """Per input with late rows, how far the latest of them was behind its watermark (ms). Rows are judged by the steps,
+    or as they are read if they go to the dead letters; then the lowest event time of the range stands for them."""
+    read = [
+        {each.partition.input: watermark - each.lowest}
+        for each in outcome.read.partitions
+        if each.dropped.get("late")
+        and each.lowest is not None
+        and (watermark := plan.watermarks.get(each.partition.input)) is not None
+    ]
+    return _furthest(*read, *(summary.behind for summary in outcome.shards.values()))
 
 
 def _furthest(*behind: Mapping[str, int]) -> dict[str, int]:

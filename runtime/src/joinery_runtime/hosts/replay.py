@@ -7,6 +7,7 @@ state of a savepoint. Nothing of the job is touched: no store, no output, no con
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from joinery_runtime.engine.assembly import fingerprint, identity, input_clocks
 from joinery_runtime.engine.job_state import JobState, compare_with_state
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan, input_states, partition_id
-from joinery_runtime.engine.report import result_json
+from joinery_runtime.engine.report import behind_watermark, result_json
 from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
 from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
 from joinery_runtime.hosts.local import LocalHost
@@ -49,6 +50,20 @@ class ReplayedEpoch:
     rows: Sequence[pa.Table]
     dead: Sequence[pa.Table]
     result: Mapping[str, Any]
+    behind: Mapping[str, int]
+    """Per input with late rows, how far the latest of them was behind its watermark (ms)."""
+
+    @property
+    def late(self) -> dict[str, int]:
+        return {name: counts["late"] for name, counts in self.result["dropped"].items() if counts.get("late")}
+
+    @property
+    def read(self) -> Counter[str]:
+        """How many records were read of each input."""
+        records: Counter[str] = Counter()
+        for place, count in self.result["rows_in"].items():
+            records[place.partition(":")[0]] += count
+        return records
 
     @property
     def epoch(self) -> int:
@@ -116,9 +131,8 @@ class Replay:
         work = EpochWork(generation=1, plan=plan, segments=self._state.needed_by(plan))
         outcome = self._host.run(work)
         self._go_on(plan, outcome)
-        return ReplayedEpoch(
-            plan, self._output.take(), self._dead.take(), result_json(plan, outcome, self._state.totals)
-        )
+        result = result_json(plan, outcome, self._state.totals)
+        return ReplayedEpoch(plan, self._output.take(), self._dead.take(), result, behind_watermark(plan, outcome))
 
     def kept(self, wanted: Callable[[SegmentMeta], bool]) -> list[tuple[SegmentMeta, Run]]:
         """The live segments that are `wanted`, with their rows."""

@@ -257,6 +257,7 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
     for side in job.inputs:
         yield from _watermark_warnings(side)
     yield from update_warnings(job)
+    yield from delay_warnings(job)
 
 
 def update_warnings(job: Job) -> Iterator[str]:
@@ -268,6 +269,18 @@ def update_warnings(job: Job) -> Iterator[str]:
                 f"UPDATES ARE ROWS of {side.name}: each update of a row in the database is one row more, so sums and "
                 "counts have the row as often as it was changed. Write debezium: {ops: [c, r]} to count each row once, "
                 "as it was created, or {ops: [c, r, u]} if every change is meant"
+            )
+
+
+def delay_warnings(job: Job) -> Iterator[str]:
+    """Warns of inputs from Kafka whose records may be late, and that do not say how much these may be out of order."""
+    for side in job.inputs:
+        if side.kafka is not None and side.names_no_delay and side.name in job.inputs_without_lateness:
+            yield (
+                f"NO DELAY on {side.name}: without watermark.delay (0s), a record that is older than what earlier "
+                "epochs have read counts as late once it is out of reach, and is dropped. Name how far records may be "
+                "out of order, for example watermark: {delay: 10s}, or delay: 0s if they never are. `joinery explain "
+                "JOB.yaml --sample` proposes a delay from the records"
             )
 
 

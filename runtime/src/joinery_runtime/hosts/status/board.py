@@ -201,6 +201,7 @@ class Board:
             hottest=report.hottest,
             too_hot=report.too_hot,
             input_warnings=report.input_warnings,
+            late_warnings=report.late_warnings,
             held=report.held,
             runs_on=report.runs_on,
             error=None,

@@ -94,6 +94,7 @@ def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now
         ended=snapshot.inputs[name].progress.ended if name in snapshot.inputs else None,
         late=None if snapshot.totals is None else snapshot.totals.dropped.get(name, {}).get("late", 0),
         late_by=None if late_by is None else format_duration(late_by),
+        late_warning=snapshot.late_warnings[name][:LONGEST_WARNING] if name in snapshot.late_warnings else None,
         after_eviction=None if snapshot.totals is None else snapshot.totals.after_eviction.get(name, 0),
         warning=snapshot.input_warnings[name][:LONGEST_WARNING] if name in snapshot.input_warnings else None,
     )

@@ -104,6 +104,8 @@ def _inputs(board: Board, snapshot: JobSnapshot) -> Iterator[Metric]:
     yield _by_input("watermark_delay_seconds", "How far the watermark is behind the clock.", delays)
     yield _by_input("input_idle", "1 while all partitions are idle.", snapshot.idle)
     yield _by_input("input_paused", "1 while a limit keeps it from being read.", paused)
+    late = {name: float(name in snapshot.late_warnings) for name in board.inputs}
+    yield _by_input("input_late", "1 while more rows are dropped as late than watermark.lateWarning allows.", late)
     yield _by_input("input_ended", "1 once it has been read to its end.", ended)
 
 

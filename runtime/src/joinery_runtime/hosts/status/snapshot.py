@@ -39,6 +39,7 @@ class JobSnapshot:
     hottest: tuple[KeyRows, ...] = ()
     too_hot: tuple[KeyRows, ...] = ()
     input_warnings: Mapping[str, str] = field(default_factory=dict)
+    late_warnings: Mapping[str, str] = field(default_factory=dict)
     paused: Mapping[str, str] = field(default_factory=dict)  # by input, why it is not read
     savepoint: StoredSavepoint | None = None
     error: str | None = None

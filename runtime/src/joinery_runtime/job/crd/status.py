@@ -79,6 +79,11 @@ class InputStatus(Model):
     """Rows that came too late, since the job's state began."""
     late_by: DurationText | None = Field(default=None, examples=["4s"])
     """How far behind the watermark the latest of them was: this much more watermark.delay would have kept all."""
+    late_warning: Words | None = Field(
+        default=None, examples=["493 of the newest 600 records of orders (82 %) were dropped as late"]
+    )
+    """How many of the input's newest records were dropped as late, and which watermark.delay would have kept them.
+    Missing while they are fewer than watermark.lateWarning."""
     after_eviction: Count | None = Field(default=None, examples=[2])
     """Rows that came when partners of them may have left the state already."""
     warning: Words | None = Field(default=None, examples=["no record has a value for column amount"])

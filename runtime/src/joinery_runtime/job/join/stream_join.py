@@ -157,6 +157,15 @@ class StreamJoin(Job):
         return {part_names(number): step.limits or Limits() for number, step in enumerate(self.joins)}
 
     @property
+    def inputs_without_lateness(self) -> frozenset[str]:
+        return frozenset(
+            name
+            for number, step in enumerate(self.joins)
+            if step.matching.adds_lateness and not step.allowed_lateness
+            for name in (step.right, *([self.inputs[0].name] if number == 0 else []))
+        )
+
+    @property
     def input_places(self) -> tuple[Loc, ...]:
         return tuple(("inputs", i) for i in range(len(self.inputs)))
 

@@ -6,6 +6,7 @@ at its own path. Building the feature means replacing that one declaration.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -96,6 +97,19 @@ def format_duration_or_off(ms: int | None) -> str:
     return OFF if ms is None else format_duration(ms)
 
 
+def _share_or_off(value: Any) -> float | None:
+    """A share between 0 and 1, written in percent; None for `off`. YAML 1.1 takes an unquoted `off` for false."""
+    if value is False or value == OFF:
+        return None
+    if isinstance(value, str) and (percent := _PERCENT.fullmatch(value)) and (share := float(percent[1]) / 100) <= 1:
+        return share
+    raise ValueError(f"must be a share in percent, for example 1% or 0.5%, or {OFF}")
+
+
+def _format_share_or_off(share: float | None) -> str:
+    return OFF if share is None else f"{round(share * 100, 6):g}%"
+
+
 def _column_type(value: Any) -> ColumnType:
     if isinstance(value, ColumnType):
         return value
@@ -136,6 +150,7 @@ def _resolve(path: str, info: ValidationInfo) -> str:
 
 
 OFF = "off"
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,4})?) ?%")
 Int = Annotated[int, Strict()]
 Bool = Annotated[bool, Strict()]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -151,6 +166,12 @@ DurationOrOff = Annotated[
     BeforeValidator(_duration_or_off),
     PlainSerializer(format_duration_or_off),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
+ShareOrOff = Annotated[
+    float | None,
+    BeforeValidator(_share_or_off),
+    PlainSerializer(_format_share_or_off, when_used="json"),
+    WithJsonSchema({"type": "string"}),
 ]
 ByteCount = Annotated[
     int,

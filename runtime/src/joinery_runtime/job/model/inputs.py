@@ -17,9 +17,11 @@ from joinery_runtime.job.model.base import (
     Model,
     PositiveDuration,
     Setting,
+    ShareOrOff,
     Text,
     TypeField,
 )
+from joinery_runtime.job.model.late_rule import LATE_SHARE
 from joinery_runtime.job.model.paths import Path, parse_path
 from joinery_runtime.job.model.secrets import SecretRef
 from joinery_runtime.job.model.times import checked_format, checked_zone
@@ -254,6 +256,9 @@ class Watermark(Model):
     move it."""
     max_future: DurationOrOff = Field(default=24 * 3_600_000, examples=["1h"])
     """A record whose event time is further ahead than this (a duration) goes to the dead letters. `off` takes any."""
+    late_warning: ShareOrOff = Field(default=LATE_SHARE, examples=["5%"])
+    """Warns if at least this share of the input's newest records was dropped as late, in percent: of its last 10,000
+    records, or of those of the last 5 minutes if these are more. `off` never warns."""
     explicit: Bool = False
     """Only steps of `joinery trace` raise the watermark."""
 
@@ -363,6 +368,10 @@ class Input(Model):
         """Whether records are change events of Debezium, or the files of the history."""
         of_files = "" if self.history is None else self.history.format
         return self.format.startswith("debezium") or of_files.startswith("debezium")
+
+    @property
+    def names_no_delay(self) -> bool:
+        return not self.watermark.explicit and "delay" not in self.watermark.model_fields_set
 
     @property
     def keyed(self) -> bool:

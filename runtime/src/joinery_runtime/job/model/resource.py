@@ -195,6 +195,11 @@ class Job(Model):
         """What each step's state may hold, by the parts that it keeps, in the order of the steps."""
 
     @property
+    @abstractmethod
+    def inputs_without_lateness(self) -> frozenset[str]:
+        """The inputs whose rows may be late, and for which no `allowedLateness` says how much they may be."""
+
+    @property
     def retracted(self) -> str | None:
         """The output's column that says whether a row takes back the one with its key; None: there is none."""
         return None

@@ -109,6 +109,7 @@ async function poll() {
 
 // --- the head --------------------------------------------------------------------------------------------------------
 
+const late = () => status.inputs.some((input) => input.lateWarning);
 const ended = () => status.inputs.length > 0 && status.inputs.every((input) => input.ended);
 
 function standing() {
@@ -116,7 +117,8 @@ function standing() {
   if (status.waiting) return [`Waiting for the ${status.waiting.system}`, "wait"];
   if (status.migrated != null) return ["Migrating", "wait"];
   if (!status.ready) return ["Starting", "wait"];
-  if (ended()) return ["All inputs read", "good"];
+  if (ended()) return late() ? ["All inputs read, rows were dropped as late", "wait"] : ["All inputs read", "good"];
+  if (late()) return ["Running, rows are dropped as late", "wait"];
   return ["Running", "good"];
 }
 
@@ -131,6 +133,7 @@ function notices() {
   if (!status) return found;
   if (status.waiting) found.push(["", `Since ${clock(Date.parse(status.waiting.since))}: ${status.waiting.reason}`]);
   else if (status.lastError) found.push(["", status.lastError]);
+  for (const input of status.inputs) if (input.lateWarning) found.push(["", input.lateWarning]);
   for (const input of status.inputs) if (input.warning) found.push(["", `${input.name}: ${input.warning}`]);
   for (const { name, reason } of status.paused) found.push(["", `Input ${name} is paused: ${reason}`]);
   for (const { step, key, rows } of status.tooHot) {

@@ -148,6 +148,10 @@ class SessionWindow(Job):
         return RETRACTED if self.spec.emit_retractions else None
 
     @property
+    def inputs_without_lateness(self) -> frozenset[str]:
+        return frozenset() if self.spec.allowed_lateness else frozenset({self.spec.input.name})
+
+    @property
     def input_places(self) -> tuple[Loc, ...]:
         return (("input",),)
 

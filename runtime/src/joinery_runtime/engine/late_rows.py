@@ -1,0 +1,126 @@
+"""Warns about inputs of which many rows are dropped as late, with the `watermark.delay` that would have kept them. The
+rule is that of `job.model.late_rule`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from joinery_runtime.engine.report import Totals
+from joinery_runtime.job import Job
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.late_rule import LATE_RECORDS, LATE_SHARE, LATE_WINDOW_MS
+from joinery_runtime.job.model.wording import agreeing, counted
+
+
+@dataclass(frozen=True, slots=True)
+class LateInput:
+    """An input with `rows` that were dropped as late, of its newest `records` or (None) of all since the state began.
+    The latest was `behind_ms` behind the watermark; with a `watermark.delay` of `delay_ms` none would have been
+    dropped. Both are None if that is not known: a release without these figures counted the rows."""
+
+    input: str
+    rows: int
+    behind_ms: int | None
+    delay_ms: int | None
+    records: int | None = None
+
+    @property
+    def share(self) -> float:
+        return self.rows / self.records if self.records else 1.0
+
+    @property
+    def words(self) -> str:
+        if self.records is None:
+            what = f"{counted(self.rows, 'row')} of {self.input}"
+        else:
+            percent = f"{100 * self.share:.2g} %"
+            what = f"{self.rows:,} of the newest {counted(self.records, 'record')} of {self.input} ({percent})"
+        text = f"{what} {agreeing(self.rows, 'were')} dropped as late"
+        if self.behind_ms is None or self.delay_ms is None:
+            return text
+        return (
+            f"{text}, up to {format_duration(self.behind_ms)} behind its watermark; watermark.delay: "
+            f"{format_duration(self.delay_ms)} of that input would have kept them all"
+        )
+
+    def document(self) -> dict[str, Any]:
+        figures = {"input": self.input, "rows": self.rows, "behind_ms": self.behind_ms, "delay_ms": self.delay_ms}
+        return figures if self.records is None else {**figures, "records": self.records}
+
+
+def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput]:
+    """The inputs with late rows since the state began; `delays` are those of the job (ms)."""
+    for name, delay in delays.items():
+        if rows := totals.dropped.get(name, {}).get("late", 0):
+            behind = totals.behind.get(name)
+            yield LateInput(name, rows, behind, None if behind is None else delay + behind)
+
+
+class _Epoch(NamedTuple):
+    at_ms: int
+    records: int
+    late: int
+    behind_ms: int | None
+
+
+@dataclass(slots=True)
+class _Window:
+    """The newest epochs of an input that read records of it, with the sums over them."""
+
+    epochs: deque[_Epoch] = field(default_factory=deque)
+    records: int = 0
+    late: int = 0
+
+    def add(self, epoch: _Epoch) -> None:
+        self.epochs.append(epoch)
+        self.records += epoch.records
+        self.late += epoch.late
+        oldest = self.epochs[0]
+        while self.records - oldest.records >= LATE_RECORDS and oldest.at_ms < epoch.at_ms - LATE_WINDOW_MS:
+            self.epochs.popleft()
+            self.records -= oldest.records
+            self.late -= oldest.late
+            oldest = self.epochs[0]
+
+    @property
+    def behind_ms(self) -> int | None:
+        return max((epoch.behind_ms for epoch in self.epochs if epoch.behind_ms is not None), default=None)
+
+
+class LateRows:
+    """Counts late rows of all inputs. `delays` are those of the job (ms); `shares` has the inputs with a
+    `watermark.lateWarning` other than the default (None: `off`)."""
+
+    def __init__(self, delays: Mapping[str, int], shares: Mapping[str, float | None]) -> None:
+        self._delays, self._shares = delays, shares
+        self._windows: dict[str, _Window] = {}
+        self.standing: Mapping[str, LateInput] = {}
+        """By input, what is warned about now."""
+
+    @classmethod
+    def of(cls, job: Job) -> LateRows:
+        delays = {side.name: side.watermark.delay for side in job.inputs}
+        return cls(delays, {side.name: side.watermark.late_warning for side in job.inputs})
+
+    def learn(
+        self, at_ms: int, records: Mapping[str, int], late: Mapping[str, int], behind: Mapping[str, int]
+    ) -> tuple[LateInput, ...]:
+        """Takes an epoch's figures by input: `records` read, how many were `late`, and by how much the latest of them
+        (ms). Returns what the epoch has given reason to warn about. `at_ms` is of a clock that does not go back."""
+        for name, count in records.items():
+            if count:
+                epoch = _Epoch(at_ms, count, late.get(name, 0), behind.get(name))
+                self._windows.setdefault(name, _Window()).add(epoch)
+        before, self.standing = self.standing, {warning.input: warning for warning in self._warnings()}
+        return tuple(warning for name, warning in self.standing.items() if name not in before)
+
+    def _warnings(self) -> Iterator[LateInput]:
+        for name, window in self._windows.items():
+            share = self._shares.get(name, LATE_SHARE)
+            if share is not None and window.late and window.late >= share * window.records:
+                behind = window.behind_ms
+                delay = None if behind is None else self._delays[name] + behind
+                yield LateInput(name, window.late, behind, delay, window.records)
