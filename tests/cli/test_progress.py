@@ -122,6 +122,22 @@ def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> Non
     assert (ended["event"], ended["late"]) == ("ended", {"orders": 29_996})
 
 
+OUT_OF_ORDER = (
+    "rows of payments came up to 5m out of order, and the job names no watermark.delay for them: with other epochs "
+    "they may be late. watermark.delay: 5m of that input keeps them all"
+)
+
+
+def test_json_proposes_a_delay_at_the_end_where_rows_were_out_of_order_and_not_late() -> None:
+    text = io.StringIO()
+    progress = JsonProgress(JOB, text, "local[2]")
+    for disorder in ({"orders": 7, "payments": 300_000}, {"payments": 1}):
+        progress.listener.committed(CommittedEpoch(report(disorder=disorder), 0.25))
+    progress.ended("once")
+    told = [line["message"] for line in json_lines(text) if line["event"] == "warning"]
+    assert told == [OUT_OF_ORDER]
+
+
 def test_an_epochs_line_has_all_of_its_numbers() -> None:
     text = io.StringIO()
     JsonProgress(JOB, text, "local[2]").listener.committed(
@@ -350,6 +366,12 @@ def test_the_end_shouts_what_was_late(screen: Screen) -> None:
     screen.commit(101, 1.0, totals=LATE)
     screen.progress.ended("inputs")
     assert " ".join(LATE_WORDS.split()) in " ".join(screen.text().split())
+
+
+def test_the_end_proposes_a_delay(screen: Screen) -> None:
+    screen.commit(101, 1.0, disorder={"payments": 300_000})
+    screen.progress.ended("once")
+    assert " ".join(OUT_OF_ORDER.split()) in " ".join(screen.text().split())
 
 
 def test_the_end_tells_when_there_was_nothing_new(screen: Screen) -> None:

@@ -22,14 +22,14 @@ def learned(rows: LateRows, records: int, late: int = 0, at_ms: int = 0, behind:
 
 @pytest.mark.parametrize(("late", "warns"), [(0, False), (5, False), (6, True), (493, True)])
 def test_from_one_percent_on_late_rows_are_warned_about(late: int, *, warns: bool) -> None:
-    rows = LateRows({"orders": 10_000}, {})
+    rows = LateRows({"orders": 10_000}, {"orders": 0.01})
     found = learned(rows, 600, late)
     assert found == ([LateInput("orders", late, 1_000, 11_000, 600)] if warns else [])
     assert list(rows.standing.values()) == found
 
 
 def test_the_words_name_the_delay() -> None:
-    (warning,) = learned(LateRows({"orders": 0}, {}), 600, 493, behind=300_000)
+    (warning,) = learned(LateRows({"orders": 0}, {"orders": 0.01}), 600, 493, behind=300_000)
     assert warning.words == (
         "493 of the newest 600 records of orders (82 %) were dropped as late, up to 5m behind its watermark; "
         "watermark.delay: 5m of that input would have kept them all"
@@ -37,7 +37,7 @@ def test_the_words_name_the_delay() -> None:
 
 
 def test_a_warning_comes_once_and_again_after_it_has_gone() -> None:
-    rows = LateRows({"orders": 0}, {})
+    rows = LateRows({"orders": 0}, {"orders": 0.01})
     assert learned(rows, 100, 10)
     assert not learned(rows, 100, 10)
     assert not learned(rows, LATE_RECORDS, at_ms=1)
@@ -46,7 +46,7 @@ def test_a_warning_comes_once_and_again_after_it_has_gone() -> None:
 
 
 def test_newest_records_are_the_last_ten_thousand_or_those_of_five_minutes() -> None:
-    slow, fast = LateRows({"orders": 0}, {}), LateRows({"orders": 0}, {})
+    slow, fast = LateRows({"orders": 0}, {"orders": 0.01}), LateRows({"orders": 0}, {"orders": 0.01})
     learned(slow, 50, 40)
     for minute in range(60):
         learned(slow, 50, at_ms=60_000 * minute)
@@ -64,7 +64,7 @@ def test_the_job_sets_the_share(share: float | None, *, warns: bool) -> None:
 
 
 def test_inputs_are_apart() -> None:
-    rows = LateRows({"orders": 0, "payments": 0}, {})
+    rows = LateRows({"orders": 0, "payments": 0}, {"orders": 0.01, "payments": 0.01})
     rows.learn(0, {"orders": 100, "payments": 100}, {"payments": 50}, {"payments": 7})
     rows.learn(0, {"orders": 100, "payments": 0}, {}, {})
     assert [each.input for each in rows.standing.values()] == ["payments"]
@@ -81,3 +81,13 @@ def test_an_epoch_warns_while_the_job_runs(world: World) -> None:
     words = "2 of the newest 4 records of orders (50 %) were dropped as late, up to 1m39s994ms behind its watermark"
     assert report.late_warnings["orders"].startswith(words)
     assert report.warnings == (report.late_warnings["orders"],)
+
+
+def test_an_epoch_says_how_far_its_rows_are_out_of_order(world: World) -> None:
+    driver = started(world)
+    for times in ((5_000, 9_000, 6_000), (8_500, 9_500)):
+        for ts in times:
+            world.append("orders", 0, "a", ts, identifier=next(_identifiers))
+        world.append("payments", 0, "a", times[0], identifier=next(_identifiers))
+        (report,) = epochs(driver)
+        assert report.disorder == {"orders": 3_000 if times[0] == 5_000 else 500, "payments": 0}

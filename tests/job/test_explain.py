@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from job import chains
-from job.resources import job
+from job.resources import edited, job, problems
 from joinery_runtime.job import explain
 from joinery_runtime.job.explain import LARGE_STATE_BYTES
 
@@ -88,11 +88,14 @@ def test_output_files_are_named_with_their_format():
     assert explain(job((OUTPUT, files + "\n    format: parquet"))).output.startswith("Parquet under /out, exactly once")
 
 
+IN_ORDER = ("      eventTime: ts\n  joins", "      eventTime: ts\n      watermark: {delay: 0s}\n  joins")
+
+
 def test_large_state_is_warned_of_loudly():
     limit = LARGE_STATE_BYTES // 68 // 1000  # seconds of orders at 1,000 rows/s
     below, above = (("upper: 1h", f"upper: {limit + seconds}s") for seconds in (-300, 300))
-    assert explain(job(below)).warnings == ()
-    (warning,) = explain(job(above)).warnings
+    assert explain(job(below, IN_ORDER)).warnings == ()
+    (warning,) = explain(job(above, IN_ORDER)).warnings
     assert warning.startswith("LARGE STATE: about 2")
     assert f"WARNING: {warning}" in explain(job(above)).render().splitlines()
 
@@ -106,7 +109,7 @@ def test_large_state_is_warned_of_loudly():
     ],
 )
 def test_warns_of_what_hurts_later(edit, words):
-    (warning,) = explain(job(edit)).warnings
+    (warning,) = explain(job(edit, IN_ORDER)).warnings
     assert warning.startswith(words)
 
 
@@ -114,6 +117,7 @@ def test_a_file_is_never_idle():
     edits = [
         ("kafka:\n        bootstrapServers: kafka:9092\n        topic: orders\n", "file: {path: in.jsonl}\n"),
         ("delay: 10s", "idleTimeout: 0"),
+        IN_ORDER,
     ]
     assert explain(job(*edits)).warnings == ()
 
@@ -307,3 +311,18 @@ def test_stored_columns_of_chained_rows_are_named_by_their_inputs():
 def test_what_makes_the_state_smaller(step, todo):
     (warning,) = explain(chains.load(step)).warnings
     assert f"To have less, {todo}, shorten" in warning
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1%", 0.01), ("0.5%", 0.005), ("0%", 0), ("100%", 1), ('"off"', None), ("off", None)]
+)
+def test_the_share_of_late_rows_that_is_warned_about(text, share):
+    watermark = job(("delay: 10s", f"delay: 10s, lateWarning: {text}")).inputs[0].watermark
+    assert watermark.late_share == pytest.approx(share) if share else watermark.late_share == share
+
+
+@pytest.mark.parametrize("text", ["1", "0.01", "101%", "-1%", "1 %", "on"])
+def test_what_is_no_share(text):
+    (problem,) = problems(edited(("delay: 10s", f"delay: 10s, lateWarning: {text}")))
+    assert problem.path == "spec.inputs[0].watermark.lateWarning"
+    assert "must be a share in percent, for example 1% or 0.5%, or off" in problem.message

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from joinery_runtime.cli.common import AsJson, JobFile, answer, checked, load, loaded, say, stored_by, with_line
+from joinery_runtime.cli.common import AsJson, JobFile, Switch, answer, checked, load, loaded, say, stored_by, with_line
 from joinery_runtime.cli.ending import Stopped, sigterm_stops, writing_ending
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError, Problem
@@ -70,10 +70,24 @@ def validate(job_file: JobFile) -> None:
 
 
 @app.command
-def explain(job_file: JobFile) -> None:
-    """Print the plan: inputs, keys, bounds, how long each side is kept, and the expected size of the state."""
+def explain(job_file: JobFile, *, sample: Switch = False) -> None:
+    """Print the plan: inputs, keys, bounds, how long each side is kept, and the expected size of the state.
+
+    Parameters
+    ----------
+    sample
+        Also read some records of each input (the newest of a topic, the first of files), and propose a watermark.delay
+        from how far they are out of order. Joins no consumer group.
+    """
     job, stored = checked(job_file)
     say(explain_job(job, stored).render())
+    if sample:
+        from joinery_runtime.hosts.sample import sample as sample_inputs  # noqa: PLC0415
+        from joinery_runtime.hosts.secrets import with_secrets  # noqa: PLC0415
+
+        with with_line(job, job_file):
+            for disorder in sample_inputs(with_secrets(job)):
+                say(f"SAMPLE: {disorder.words()}")
 
 
 @app.command

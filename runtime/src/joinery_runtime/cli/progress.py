@@ -22,10 +22,10 @@ from rich.text import Text
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.late_rows import late_inputs
+from joinery_runtime.engine.late_rows import delays_to_name, late_inputs
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.messages import RunsOn
-from joinery_runtime.engine.report import EpochReport, Rates, Totals
+from joinery_runtime.engine.report import EpochReport, Rates, Totals, furthest
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.job.model.wording import counted
@@ -106,6 +106,7 @@ class JsonProgress(RunProgress):
         self._to_latest = inputs_to_latest(job)
         self._read = 0
         self._totals = Totals()
+        self._job, self._disorder = job, dict[str, int]()
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
@@ -114,6 +115,8 @@ class JsonProgress(RunProgress):
         found = list(late_inputs(self._totals, self._delays))
         for late in found:
             self._log.warning("late", **late.document(), message=late.words)
+        for words in delays_to_name(self._job, self._totals, self._disorder):
+            self.warn(words)
         note = {} if self._read or by == "stopped" else {"note": nothing_new(by, self._ended_before, self._to_latest)}
         self._log.info(
             "ended",
@@ -132,6 +135,7 @@ class JsonProgress(RunProgress):
     def _committed(self, progress: CommittedEpoch) -> None:
         report = progress.report
         self._totals = report.totals
+        self._disorder = furthest(self._disorder, report.disorder)
         self._read += sum(report.rows_in.values())
         self._log.info(
             "epoch",
@@ -185,6 +189,7 @@ class TableProgress(RunProgress):
         self._rows_in: Counter[str] = Counter()
         self._rows_out = 0
         self._totals = Totals()
+        self._disorder = dict[str, int]()
 
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")
@@ -192,6 +197,8 @@ class TableProgress(RunProgress):
     def ended(self, by: EndedBy) -> None:
         for late in late_inputs(self._totals, {side.name: side.watermark.delay for side in self._job.inputs}):
             self.warn(late.words)
+        for words in delays_to_name(self._job, self._totals, self._disorder):
+            self.warn(words)
         seconds, read = self._clock() - self._started_at, sum(self._rows_in.values())
         if self._rows_out:
             self._say(escape(where_rows_are(self._job)))
@@ -225,6 +232,7 @@ class TableProgress(RunProgress):
         report, now = progress.report, self._clock()
         self._rates.add(now, progress.seconds, {**report.rows_in, _OUT: report.rows_out})
         self._totals = report.totals
+        self._disorder = furthest(self._disorder, report.disorder)
         self._rows_in.update(report.rows_in)
         self._rows_out += report.rows_out
         for name, counts in report.dropped.items():

@@ -31,7 +31,7 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
         fingerprint=fingerprint(identity.signature),
         tables=frozenset(side.name for side in job.inputs if side.table is not None),
         limits=state_limits(job),
-        late_warnings={side.name: side.watermark.late_warning for side in job.inputs},
+        late_warnings={side.name: side.watermark.late_share for side in job.inputs},
         co_partitioned=job.co_partitioned,
         max_future={
             side.name: side.watermark.max_future for side in job.inputs if side.watermark.max_future is not None

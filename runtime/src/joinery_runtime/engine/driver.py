@@ -31,7 +31,7 @@ from joinery_runtime.engine.protocol import (
     refuse_dead,
     resolve_commit,
 )
-from joinery_runtime.engine.report import EpochReport, behind_watermark, epoch_report, result_json
+from joinery_runtime.engine.report import EpochReport, behind_watermark, disorder_of, epoch_report, result_json
 from joinery_runtime.errors import (
     DataLoss,
     DuplicateJobName,
@@ -401,6 +401,7 @@ class Driver:
         late = self._late_rows.learn(self._now_ms(), report.rows_in, report.late, behind_watermark(plan, outcome))
         return replace(
             report,
+            disorder=disorder_of(outcome, before.inputs),
             late_warnings={name: warning.words for name, warning in self._late_rows.standing.items()},
             warnings=(*report.warnings, *(warning.words for warning in late)),
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from joinery_runtime.engine.report import Totals
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.late_rule import LATE_RECORDS, LATE_SHARE, LATE_WINDOW_MS
+from joinery_runtime.job.model.late_rule import LATE_RECORDS, LATE_WINDOW_MS
 from joinery_runtime.job.model.wording import agreeing, counted
 
 
@@ -59,6 +59,19 @@ def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput
             yield LateInput(name, rows, behind, None if behind is None else delay + behind)
 
 
+def delays_to_name(job: Job, totals: Totals, disorder: Mapping[str, int]) -> Iterator[str]:
+    """Proposes a delay for inputs whose rows were out of order (`disorder`, ms) but for now not late, and that name no
+    delay: with other epochs their rows may be."""
+    for side in job.inputs:
+        behind, late = disorder.get(side.name, 0), totals.dropped.get(side.name, {}).get("late", 0)
+        if behind and not late and side.lacks_delay and side.name in job.inputs_without_lateness:
+            yield (
+                f"rows of {side.name} came up to {format_duration(behind)} out of order, and the job names no "
+                "watermark.delay for them: with other epochs they may be late. watermark.delay: "
+                f"{format_duration(behind)} of that input keeps them all"
+            )
+
+
 class _Epoch(NamedTuple):
     at_ms: int
     records: int
@@ -91,8 +104,9 @@ class _Window:
 
 
 class LateRows:
-    """Counts late rows of all inputs. `delays` are those of the job (ms); `shares` has the inputs with a
-    `watermark.lateWarning` other than the default (None: `off`)."""
+    """Counts late rows of all inputs. `delays` are those of the job (ms); `shares` is `watermark.lateWarning` of each
+    (None or
+    missing: `off`)."""
 
     def __init__(self, delays: Mapping[str, int], shares: Mapping[str, float | None]) -> None:
         self._delays, self._shares = delays, shares
@@ -103,7 +117,7 @@ class LateRows:
     @classmethod
     def of(cls, job: Job) -> LateRows:
         delays = {side.name: side.watermark.delay for side in job.inputs}
-        return cls(delays, {side.name: side.watermark.late_warning for side in job.inputs})
+        return cls(delays, {side.name: side.watermark.late_share for side in job.inputs})
 
     def learn(
         self, at_ms: int, records: Mapping[str, int], late: Mapping[str, int], behind: Mapping[str, int]
@@ -119,7 +133,7 @@ class LateRows:
 
     def _warnings(self) -> Iterator[LateInput]:
         for name, window in self._windows.items():
-            share = self._shares.get(name, LATE_SHARE)
+            share = self._shares.get(name)
             if share is not None and window.late and window.late >= share * window.records:
                 behind = window.behind_ms
                 delay = None if behind is None else self._delays[name] + behind

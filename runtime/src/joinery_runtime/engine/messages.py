@@ -76,7 +76,8 @@ class EpochWork:
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
     """What reading one range gave: `records` read, their undecoded `bytes`, the `rows` that go on, the `lowest` and
-    `highest` event time of all readable rows (ms), rows `dropped` by reason, `dead` records for the dead-letter output
+    `highest` event time of all readable rows (ms), the most (`disorder`, ms) that one is behind an earlier one of the
+    range, rows `dropped` by reason, `dead` records for the dead-letter output
     with the first of them in words, and `lost` offsets that the broker deleted after they were planned (`onDataLoss:
     continue`). `decoded` counts the rows decoded, without deletions of a table. `empty` columns are null in all of
     these rows (None: there are no such rows)."""
@@ -87,6 +88,7 @@ class PartitionRead:
     rows: int = 0
     lowest: int | None = None
     highest: int | None = None
+    disorder: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     dead: int = 0
     first_dead: str = ""

@@ -112,6 +112,7 @@ class ReadCounter:
         self.records = self.bytes = 0
         self._lowest: int | None = None
         self._highest: int | None = None
+        self._disorder = 0
         self._dropped: Counter[str] = Counter()
         self._dead: list[DeadLetters] = []
         self._decoded = 0
@@ -124,6 +125,9 @@ class ReadCounter:
         self._rows += prepared.rows.num_rows
         self._dropped.update(prepared.dropped)
         self._dropped.update(decoded.dropped)
+        if self._highest is not None and prepared.lowest is not None:
+            self._disorder = max(self._disorder, self._highest - prepared.lowest)
+        self._disorder = max(self._disorder, prepared.disorder)
         for lowest, highest in ((prepared.lowest, prepared.highest), decoded.passed or (None, None)):
             if lowest is not None and highest is not None:
                 self._highest = highest if self._highest is None else max(self._highest, highest)
@@ -146,6 +150,7 @@ class ReadCounter:
             rows=self._rows,
             lowest=self._lowest,
             highest=self._highest,
+            disorder=self._disorder,
             dropped=dict(self._dropped),
             dead=sum(dead.count for dead in self._dead),
             first_dead=self._dead[0].first if self._dead else "",

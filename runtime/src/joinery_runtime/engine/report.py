@@ -13,7 +13,7 @@ from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import HotKeys, KeyRows
 from joinery_runtime.engine.messages import EpochOutcome, RunsOn
-from joinery_runtime.engine.plan import EpochPlan, partition_id
+from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Totals:
                 for part, found in part_counts(outcome, rows).items()
             },
             after_eviction=_sum(self.after_eviction, _after_eviction(outcome)),
-            behind=_furthest(self.behind, behind_watermark(plan, outcome)),
+            behind=furthest(self.behind, behind_watermark(plan, outcome)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -175,6 +175,7 @@ class EpochReport:
     held: int = 0  # rows of this epoch and of earlier ones that the output does not show yet
     bytes_in: Mapping[str, int] = field(default_factory=dict)  # undecoded
     runs_on: RunsOn = "driver"
+    disorder: Mapping[str, int] = field(default_factory=dict)  # the most (ms) that a row is behind one of its partition
 
     @property
     def late(self) -> dict[str, int]:
@@ -301,10 +302,23 @@ def behind_watermark(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
         and each.lowest is not None
         and (watermark := plan.watermarks.get(each.partition.input)) is not None
     ]
-    return _furthest(*read, *(summary.behind for summary in outcome.shards.values()))
+    return furthest(*read, *(summary.behind for summary in outcome.shards.values()))
 
 
-def _furthest(*behind: Mapping[str, int]) -> dict[str, int]:
+def disorder_of(outcome: EpochOutcome, inputs: Mapping[str, InputState]) -> dict[str, int]:
+    """By input, the most (ms) that a row of the epoch is behind the highest event time before it in its partition.
+    `inputs` are as before the epoch."""
+    found: dict[str, int] = {}
+    for read in outcome.read.partitions:
+        name = read.partition.input
+        reached = inputs[name].progress.highest.get(partition_id(read.partition)) if name in inputs else None
+        behind = 0 if reached is None or read.lowest is None else reached - read.lowest
+        found[name] = max(found.get(name, 0), read.disorder, behind)
+    return found
+
+
+def furthest(*behind: Mapping[str, int]) -> dict[str, int]:
+    """The highest of the numbers of each name."""
     names = {name for each in behind for name in each}
     return {name: max(each[name] for each in behind if name in each) for name in names}
 

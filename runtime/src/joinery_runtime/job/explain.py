@@ -275,7 +275,7 @@ def update_warnings(job: Job) -> Iterator[str]:
 def delay_warnings(job: Job) -> Iterator[str]:
     """Warns of inputs from Kafka whose records may be late, and that do not say how much these may be out of order."""
     for side in job.inputs:
-        if side.kafka is not None and side.names_no_delay and side.name in job.inputs_without_lateness:
+        if side.lacks_delay and side.name in job.inputs_without_lateness:
             yield (
                 f"NO DELAY on {side.name}: without watermark.delay (0s), a record that is older than what earlier "
                 "epochs have read counts as late once it is out of reach, and is dropped. Name how far records may be "

@@ -23,6 +23,17 @@ BEGUN = "topics:begun"
 from their earliest record, also after a restart. A topic's name cannot have a colon."""
 
 
+def newest_ranges(name: str, kafka: KafkaInput, records: int) -> list[Range]:
+    """The newest records of an input's topics, at most about so many in all. Joins no group."""
+    cluster = Cluster.of(name, kafka)
+    admin = KafkaMetadata(cluster)
+    topics = InputTopics(cluster, kafka, admin).existing(StoredOffsets(), {})
+    partitions = sorted(ref for topic in topics.values() for ref in topic.partitions)
+    most = max(1, records // max(1, len(partitions)))
+    found = log_offsets(admin, partitions)
+    return [Range(ref, max(at.earliest, at.stable - most), at.stable) for ref, at in found.items() if at.stable]
+
+
 class KafkaPlanner:
     """Plans a Kafka input. Every call gives fresh bounds, but the meaning of `latest` and of a timestamp is fixed when
     a partition is first seen. The first call makes the job a member of the consumer group `<job>.<input>`, without

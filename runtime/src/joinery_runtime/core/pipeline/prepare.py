@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.pipeline.disorder import behind_highest
 from joinery_runtime.core.pipeline.expression import Evaluated, Expression
 from joinery_runtime.core.pipeline.future import FutureRows, Timestamps
 from joinery_runtime.core.pipeline.late import LateRows
@@ -59,13 +60,15 @@ NO_CHECKS = RecordChecks()
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """The result of preparing a batch. `rows` go on. `lowest` and `highest` are event times over all readable rows,
-    dropped ones included. `dropped` counts rows by reason. `bad` maps positions of unusable rows to the reason."""
+    dropped ones included, and `disorder` is the most (ms) that one is behind an earlier one. `dropped` counts rows by
+    reason. `bad` maps positions of unusable rows to the reason."""
 
     rows: pa.RecordBatch
     lowest: int | None
     highest: int | None
     dropped: dict[str, int] = field(default_factory=dict)
     bad: Mapping[int, str] = field(default_factory=dict)
+    disorder: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,9 @@ def prepare(
     bad = {row: missing if null[row] else outside for row in np.flatnonzero(~usable).tolist()} | ahead
     prepared, dropped = _prepared(intake, read, hasher, bad, checks)
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
-    return Prepared(prepared, span["min"], span["max"], counted, bad)
+    in_order = read.times.to_numpy(zero_copy_only=False)
+    disorder = int(behind_highest(in_order).max()) if len(in_order) else 0
+    return Prepared(prepared, span["min"], span["max"], counted, bad, disorder)
 
 
 def too_far_ahead(
@@ -129,6 +134,16 @@ def too_far_ahead(
     """Returns, by position, why rows are too far ahead. Agrees with `prepare`."""
     values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
     return _ahead(future, intake.event_time, values, usable, timestamps)
+
+
+def usable_times(
+    intake: Intake, rows: pa.RecordBatch, future: FutureRows | None, timestamps: Timestamps | None
+) -> np.ndarray:
+    """The event times (int64 ms) of rows that move a watermark, in order of arrival."""
+    values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
+    if future is not None:
+        usable[list(_ahead(future, intake.event_time, values, usable, timestamps))] = False
+    return np.asarray(values[usable])
 
 
 def _event_times(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:

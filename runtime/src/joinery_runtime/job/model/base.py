@@ -97,17 +97,12 @@ def format_duration_or_off(ms: int | None) -> str:
     return OFF if ms is None else format_duration(ms)
 
 
-def _share_or_off(value: Any) -> float | None:
-    """A share between 0 and 1, written in percent; None for `off`. YAML 1.1 takes an unquoted `off` for false."""
-    if value is False or value == OFF:
-        return None
-    if isinstance(value, str) and (percent := _PERCENT.fullmatch(value)) and (share := float(percent[1]) / 100) <= 1:
-        return share
+def _share_or_off(value: Any) -> str:
+    """YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
+    text = OFF if value is False else value
+    if isinstance(text, str) and re.fullmatch(_SHARE, text):
+        return text
     raise ValueError(f"must be a share in percent, for example 1% or 0.5%, or {OFF}")
-
-
-def _format_share_or_off(share: float | None) -> str:
-    return OFF if share is None else f"{round(share * 100, 6):g}%"
 
 
 def _column_type(value: Any) -> ColumnType:
@@ -150,7 +145,7 @@ def _resolve(path: str, info: ValidationInfo) -> str:
 
 
 OFF = "off"
-_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,4})?) ?%")
+_SHARE = r"^(off|100%|[0-9]{1,2}(\.[0-9]{1,4})?%)$"
 Int = Annotated[int, Strict()]
 Bool = Annotated[bool, Strict()]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -168,10 +163,7 @@ DurationOrOff = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 ShareOrOff = Annotated[
-    float | None,
-    BeforeValidator(_share_or_off),
-    PlainSerializer(_format_share_or_off, when_used="json"),
-    WithJsonSchema({"type": "string"}),
+    str, BeforeValidator(_share_or_off), WithJsonSchema({"type": "string", "pattern": _SHARE, "maxLength": 8})
 ]
 ByteCount = Annotated[
     int,

@@ -262,6 +262,11 @@ class Watermark(Model):
     explicit: Bool = False
     """Only steps of `joinery trace` raise the watermark."""
 
+    @property
+    def late_share(self) -> float | None:
+        """`late_warning` as a number from 0 to 1; None: never warn."""
+        return None if self.late_warning == OFF else float(self.late_warning.removesuffix("%")) / 100
+
 
 class Debezium(Model):
     """Which of Debezium's change events count."""
@@ -370,8 +375,10 @@ class Input(Model):
         return self.format.startswith("debezium") or of_files.startswith("debezium")
 
     @property
-    def names_no_delay(self) -> bool:
-        return not self.watermark.explicit and "delay" not in self.watermark.model_fields_set
+    def lacks_delay(self) -> bool:
+        """Whether records come from Kafka, in whatever order, and the job does not say how far out of order."""
+        named = self.watermark.explicit or "delay" in self.watermark.model_fields_set
+        return self.kafka is not None and not named
 
     @property
     def keyed(self) -> bool:

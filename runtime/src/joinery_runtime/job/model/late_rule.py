@@ -3,7 +3,7 @@ metric behind the alert, the resource's condition and `joinery verify`; `waterma
 
 from __future__ import annotations
 
-LATE_SHARE = 0.01
+LATE_SHARE = "1%"
 """The share of an input's newest records from which on late rows are warned about, unless the job says otherwise."""
 
 LATE_RECORDS = 10_000

@@ -1,0 +1,109 @@
+"""Reads a sample of a job's inputs and says how far records are out of order, from which a `watermark.delay` follows.
+Joins no consumer group, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.disorder import behind_highest
+from joinery_runtime.core.pipeline.future import FutureRows, Timestamps
+from joinery_runtime.core.pipeline.prepare import usable_times
+from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.job import Job, format_duration
+from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.wording import counted
+from joinery_runtime.sources import decoder_for, planner_for, reader_for
+from joinery_runtime.sources.base import PartitionRef, Range, StoredOffsets
+from joinery_runtime.sources.kafka_planner import newest_ranges
+from joinery_runtime.store_identity import StoreIdentity
+
+SAMPLED = 100_000
+"""The most records of an input that are read."""
+
+MOST = 0.999
+"""The share of records that a shorter delay is proposed for, where few records are far behind the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disorder:
+    """How far the sampled records of an input are behind the highest event time before them in their partition (ms,
+    ascending). `delay_ms` is the job's `watermark.delay`."""
+
+    input: str
+    behind: np.ndarray
+    delay_ms: int
+
+    @property
+    def needed_ms(self) -> int:
+        """The delay under which none of the records is late."""
+        return int(self.behind[-1]) if len(self.behind) else 0
+
+    def words(self) -> str:
+        records = counted(len(self.behind), "sampled record")
+        if not len(self.behind):
+            return f"{self.input}: no record with an event time was there to sample"
+        late = int((self.behind > 0).sum())
+        if not late:
+            return f"{self.input}: {records} are in order in each partition; watermark.delay: 0s keeps them all"
+        share = f"{100 * late / len(self.behind):.2g} %"
+        text = f"{self.input}: of {records}, {late:,} ({share}) come after a later one of their partition"
+        most = int(self.behind[round(MOST * (len(self.behind) - 1))])
+        proposal = f"watermark.delay: {format_duration(self.needed_ms)} keeps them all"
+        if 2 * most < self.needed_ms:
+            proposal += f", {format_duration(most)} keeps {100 * MOST:g} %"
+        enough = "is enough" if self.delay_ms >= self.needed_ms else "is not enough"
+        now = f"now {format_duration(self.delay_ms)}, which {enough}"
+        return f"{text}, by up to {format_duration(self.needed_ms)}; {proposal} ({now})"
+
+
+def sample(job: Job) -> Iterator[Disorder]:
+    """Sample each input: the newest records of topics, the first ones of files. `job` has its secrets filled in. Raises
+    SourceError if an input cannot be read."""
+    pipeline = compile_job(job)
+    for side in job.inputs:
+        topics = side.model_copy(update={"history": None})
+        yield Disorder(side.name, _behind(topics, pipeline.intake(side.name), job.name), side.watermark.delay)
+
+
+def _behind(side: Input, intake: Intake, job: str) -> np.ndarray:
+    reader, decoder = reader_for(side), decoder_for(side)
+    future: dict[PartitionRef, FutureRows] = {}
+    times: dict[PartitionRef, list[np.ndarray]] = {}
+    try:
+        for raw in reader.read(*_ranges(side, job)):
+            decoded = decoder.decode_batch(raw)
+            timestamps = None if raw.timestamps is None else partial(_of_rows, raw.timestamps, decoded.index)
+            if side.watermark.max_future is None:
+                judge = None
+            else:
+                judge = future.setdefault(raw.partition, FutureRows(side.watermark.max_future, None))
+            for batch in decoded.rows.combine_chunks().to_batches():
+                times.setdefault(raw.partition, []).append(usable_times(intake, batch, judge, timestamps))
+    finally:
+        reader.close()
+    behind = [behind_highest(np.concatenate(of_partition)) for of_partition in times.values()]
+    return np.sort(np.concatenate(behind)) if behind else np.zeros(0, dtype=np.int64)
+
+
+def _of_rows(of_records: Timestamps, index: np.ndarray, at: np.ndarray) -> np.ndarray:
+    return of_records(index[at])
+
+
+def _ranges(side: Input, job: str) -> list[Range]:
+    if side.kafka is not None:
+        return newest_ranges(side.name, side.kafka, SAMPLED)
+    planner = planner_for(side, job, StoreIdentity("", ""), once=True)
+    try:
+        ranges, rest = list[Range](), SAMPLED
+        for bounds in planner.bounds(StoredOffsets()):
+            if rest > 0 and bounds.start < bounds.end_exclusive:
+                ranges.append(planner.cut(bounds, rest))
+                rest -= planner.records(ranges[-1], 100)
+        return ranges
+    finally:
+        planner.close()
