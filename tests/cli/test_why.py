@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from joinery_runtime.cli.why import Answer, Explained, whole_topic, why
 from joinery_runtime.cli.why_records import FoundRecord, Place
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
-from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine import planner
+from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import PARTITION, rows_by_input
 from joinery_runtime.job import Job, StreamJoin, parse_job
@@ -360,6 +362,7 @@ FUTURE = JOB.replace("eventTime: ts,", "eventTime: ts, watermark: {maxFuture: 50
 
 def test_a_record_of_the_future_is_neither_nearest_nor_a_newer_version(tmp_path: Path) -> None:
     steps = [
+        {"clock": 100},
         {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 85}]},
         {"input": "r", "rows": [{"k": "a", "v": "future", "ts": 160}]},
         LEFT_ROW,
@@ -372,8 +375,20 @@ def test_a_record_of_the_future_is_neither_nearest_nor_a_newer_version(tmp_path:
     assert version.outcome.retention.words == "a newer version of its key comes (of r)"
 
 
-def test_what_is_too_far_ahead_is_so_among_all_records(tmp_path: Path) -> None:
-    """Of a file, a record before it in the range has brought the time on: one of another key."""
+def test_what_is_too_far_ahead_is_so_by_the_clock_of_its_plan(tmp_path: Path) -> None:
+    late = {"k": "a", "v": "z", "ts": 170}
+    steps = [{"clock": 120}, {"input": "r", "rows": [late]}, {"clock": 119}, {"input": "r", "rows": [late]}]
+    assert _of(tmp_path, FUTURE, steps, "r:0=0").reason is None
+    rejected = _of(tmp_path, FUTURE, steps, "r:0=1")
+    assert rejected.reason == "future"
+    assert "ahead of the driver's clock, 1970-01-01T00:00:00.119Z" in rejected.detail
+
+
+def test_what_an_earlier_release_found_too_far_ahead_is_so_among_all_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file, a record before it in the range had brought the time on: one of another key."""
+    monkeypatch.setattr(planner, "EpochPlan", partial(EpochPlan, format=NAMED_BY_LIFE))
     steps = [
         {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 85}]},
         {"input": "r", "rows": [{"k": "b", "v": "y", "ts": 130}, {"k": "a", "v": "z", "ts": 170}]},

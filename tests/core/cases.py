@@ -31,7 +31,8 @@ class Epoch:
     """What one epoch gets. `rows` by input, in any order; `idle` partitions at its plan, partitions that are `added`
     before it, and `elsewhere`: another member of the group has them now; `final`: these inputs get no row after this
     epoch. `crash`: it is run, not committed, and run again. `followed`: what its rows imply counts in
-    epochs without rows before the next one. `job`: from here on the job has been edited to this."""
+    epochs without rows before the next one. `job`: from here on the job has been edited to this. `clock` is the wall
+    clock at its plan (ms; None: unknown)."""
 
     rows: Mapping[str, Sequence[Row]]
     shards: int = 1
@@ -44,6 +45,7 @@ class Epoch:
     crash: bool = False
     followed: bool = True
     job: Subject | None = None
+    clock: int | None = None
 
 
 class Subject(Protocol):
@@ -84,6 +86,11 @@ def rows(draw: Any, job: Job, name: str, place: tuple[int, int], ts: int) -> Row
         keys = {column: values[column] for column in values if column in (*_table_key(job, name), "ts")}
         return Row(*place, ts, {**dict.fromkeys(values), **keys, STAMP: values[STAMP]}, deleted=True)
     return Row(*place, ts, values)
+
+
+def clock(number: int, now: int) -> int | None:
+    """The wall clock of epoch `number`, whose rows are around `now`: rows far ahead are ahead of it too."""
+    return None if number % 3 == 2 else now + 20
 
 
 def stamps(side: Input, ts: int) -> st.SearchStrategy[int]:
@@ -147,6 +154,7 @@ def cases(draw: Any, kind: str, longest: int = 6, wanted: Callable[[Job], bool] 
                 restart=draw(st.booleans()),
                 crash=draw(st.integers(0, 4)) == 0,
                 followed=draw(st.booleans()),
+                clock=clock(number, start + 4 * number),
             )
         )
         final = tuple({name for epoch in epochs for name in epoch.final})

@@ -165,6 +165,7 @@ class Engine:
         self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.inputs}
         self._threads = threads
         self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
+        self._wall_ms: int | None = None
         self.start()
 
     @property
@@ -198,7 +199,7 @@ class Engine:
         ]  # fmt: skip
         self.host = LocalHost(workers[0], self._threads) if self._peers == 1 else PeersHost(workers)
         parts = DriverParts(self._store, self._planner, self.host, self._output, self._dead)
-        self.driver = Driver(who, self._pipeline, parts, now_ms=lambda: self._now_ms)
+        self.driver = Driver(who, self._pipeline, parts, now_ms=lambda: self._now_ms, wall_ms=lambda: self._wall_ms)
         self.driver.recover()
 
     def prepare(self, epoch: Epoch) -> None:
@@ -214,6 +215,7 @@ class Engine:
             name: [f"{name}/{p}" for p in idle if p not in self.logs[name].elsewhere]
             for name, idle in epoch.idle.items()
         }
+        self._wall_ms = epoch.clock
         self._shards, self._last, self._crash = epoch.shards, not epoch.followed, epoch.crash
         if epoch.checkpoint:
             self._now_ms += self._job.spec.state_store.checkpoint_interval
@@ -230,6 +232,7 @@ class Engine:
         if self._crash:
             self.driver.run(plan)
             _rows(self._output), _rows(self._dead)
+            self._wall_ms = None
             self.start()
             assert self.driver.plan() == plan, "a plan is replayed as it stands"
         report = self.driver.commit(plan, self.driver.run(plan), last=self._last)
@@ -249,7 +252,7 @@ class Engine:
             rows = [self.logs[name].rows[place] for place in at]
             stamps = [row.values.get(STAMP, -1) for row in rows]
             most = self._job.input(name).watermark.max_future
-            ahead = too_far_ahead([row.ts for row in rows], stamps, most, plan.watermarks[name])
+            ahead = too_far_ahead([row.ts for row in rows], stamps, most, plan.clock)
             found[name] += [row for place, row in enumerate(rows) if place not in ahead]
             future[name] += len(ahead)
         return found, future

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from core.cases import STAMP, STARTS, Case, Epoch, idle_partitions, stamps
+from core.cases import STAMP, STARTS, Case, Epoch, clock, idle_partitions, stamps
 from core.random_jobs import A_DAY, FUTURES, KEY_TYPES, NAN, ms
 from core.table.reference_keyhash import reference_hash
 from joinery_devkit.oracle import Row, SessionOracle, SessionShape
@@ -210,6 +210,7 @@ def session_cases(draw: Any, longest: int = 6, capped: bool = True) -> Case:
                 restart=draw(st.booleans()),
                 crash=draw(st.integers(0, 4)) == 0,
                 followed=draw(st.booleans()),
+                clock=clock(number, start + pace * number),
             )
         )
     epochs.append(Epoch({}, final=(INPUT,)))

@@ -251,7 +251,6 @@ FOUND_WITH = {
     "late rows are let in": 2,
     "a session is forgotten one millisecond early": 2,
     "a session is complete one millisecond early": 7,
-    "sessions that went out and grew go out again": 6,
     "nothing is taken back": 7,
     "one group takes the rows of another": 2,
     "compaction drops a session too early": 11,

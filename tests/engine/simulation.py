@@ -179,7 +179,11 @@ class World:
         host = self.host_type(lambda: self._worker(machine, dead), self._attempts, self.spawn)
         self.hosts.append(host)
         parts = DriverParts(self.store, planner, host, self.output, dead, self.job.spec.state_store.savepoints)
-        return lambda: self.driver_type(who, self.pipeline, parts, now_ms=lambda: self.now_ms), planner
+
+        def make() -> Driver:
+            return self.driver_type(who, self.pipeline, parts, now_ms=lambda: self.now_ms, wall_ms=lambda: None)
+
+        return make, planner
 
     @property
     def identity(self) -> JobIdentity:

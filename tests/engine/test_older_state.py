@@ -118,7 +118,7 @@ def test_a_pending_plan_without_horizons_is_replayed(world: World, committed: in
     assert Counter(world.output.table) == expected(world)
     entries = world.store.epochs(world.job.name)
     later = len(entries) - committed - 1
-    assert [entry.plan["format"] for entry in entries] == [2] * (committed + 1) + [4] * later, "each its own"
+    assert [entry.plan["format"] for entry in entries] == [2] * (committed + 1) + [5] * later, "each its own"
 
 
 def expected(world: World) -> Counter[tuple[Any, ...]]:

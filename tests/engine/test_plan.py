@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joinery_runtime.core.pipeline.future import FormerFutureRows, FutureRows
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, InputTime
@@ -40,6 +41,7 @@ PLAN = EpochPlan(
     tables_read=("payments",),
     max_future={"orders": 86_400_000},
     pace={"orders": (1_700_000_000_000, 60_000)},
+    clock=1_700_000_000_500,
 )
 
 watermarks = st.none() | st.integers(-(2**53), 2**53) | st.just(END_OF_TIME)
@@ -63,6 +65,7 @@ plans = st.builds(
     tables_read=st.lists(names, max_size=2).map(tuple),
     max_future=st.dictionaries(names, st.integers(0, 2**53), max_size=2),
     pace=st.dictionaries(names, st.tuples(st.integers(-(2**53), 2**53), st.integers(0, 2**53)), max_size=2),
+    clock=st.none() | st.integers(0, 2**53),
     starts=st.dictionaries(refs, st.integers(0, 2**62), max_size=2),
     unplanned=st.lists(names, max_size=2).map(tuple),
 )
@@ -97,11 +100,13 @@ THIRD = {
 }
 # A plan without these takes any event time, and begins to count the time in which all inputs are idle.
 SINCE_THIRD = {"max_future": {"orders": 86_400_000}, "pace": {"orders": [1_700_000_000_000, 60_000]}}
-BEFORE_THIRD = replace(PLAN, horizons={}, highest={}, tables_read=(), max_future={}, pace={})
+FIFTH = {"clock": 1_700_000_000_500}
+BEFORE_FIFTH = replace(PLAN, clock=None)
+BEFORE_THIRD = replace(BEFORE_FIFTH, horizons={}, highest={}, tables_read=(), max_future={}, pace={})
 
 
 def test_the_stored_form_of_a_plan_is_fixed() -> None:
-    assert PLAN.to_json() == {"format": 4, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}
+    assert PLAN.to_json() == {"format": 5, **FIRST, **SECOND, **THIRD, **SINCE_THIRD, **FIFTH}
 
 
 def test_a_plan_says_what_the_consumer_group_has_not_given_to_the_job_only_where_there_is_any() -> None:
@@ -116,11 +121,12 @@ def test_a_plan_says_what_the_consumer_group_has_not_given_to_the_job_only_where
     [
         ({"format": 1, **FIRST}, replace(BEFORE_THIRD, stops={}, topic_ids={})),
         ({"format": 2, **FIRST, **SECOND}, BEFORE_THIRD),
-        ({"format": 3, **FIRST, **SECOND, **THIRD}, replace(PLAN, max_future={}, pace={})),
-        ({"format": 3, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}, PLAN),
-        ({"format": 4, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}, PLAN),
+        ({"format": 3, **FIRST, **SECOND, **THIRD}, replace(BEFORE_FIFTH, max_future={}, pace={})),
+        ({"format": 3, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}, BEFORE_FIFTH),
+        ({"format": 4, **FIRST, **SECOND, **THIRD, **SINCE_THIRD}, BEFORE_FIFTH),
+        ({"format": 5, **FIRST, **SECOND, **THIRD, **SINCE_THIRD, **FIFTH}, PLAN),
     ],
-    ids=["format-1", "format-2", "format-3", "format-3-with-maxFuture", "format-4"],
+    ids=["format-1", "format-2", "format-3", "format-3-with-maxFuture", "format-4", "format-5"],
 )
 def test_a_stored_plan_is_read(stored: dict[str, object], plan: EpochPlan) -> None:
     assert EpochPlan.from_json(json.loads(json.dumps(stored))) == replace(plan, format=stored["format"])
@@ -128,8 +134,18 @@ def test_a_stored_plan_is_read(stored: dict[str, object], plan: EpochPlan) -> No
 
 def test_a_plan_keeps_the_format_that_it_was_written_with() -> None:
     """An epoch of an earlier release is replayed under the names that both releases know."""
-    earlier = EpochPlan.from_json({**PLAN.to_json(), "format": 3})
-    assert replace(earlier, ranges=()).to_json()["format"] == 3
+    earlier = EpochPlan.from_json({"format": 3, **FIRST, **SECOND, **THIRD, **SINCE_THIRD})
+    again = replace(earlier, ranges=()).to_json()
+    assert again["format"] == 3
+    assert "clock" not in again
+
+
+def test_a_plan_without_a_clock_judges_event_times_as_the_release_that_made_it() -> None:
+    """Its rows may be visible already, and `joinery verify` computes them again."""
+    earlier = EpochPlan.from_json({"format": 4, **FIRST, **SECOND, **THIRD, **SINCE_THIRD})
+    assert isinstance(earlier.future_check("orders"), FormerFutureRows)
+    assert PLAN.future_check("orders") == FutureRows(86_400_000, 1_700_000_000_500)
+    assert PLAN.future_check("payments") is None
 
 
 def test_the_times_of_a_plan() -> None:
@@ -140,7 +156,7 @@ def test_the_times_of_a_plan() -> None:
 
 @pytest.mark.parametrize("number", [PLAN_FORMAT + 1, 0, None])
 def test_a_plan_of_another_format_is_refused(number: int | None) -> None:
-    with pytest.raises(IncompatibleState, match=rf"epoch plan has format {number}: this release reads formats up to 4"):
+    with pytest.raises(IncompatibleState, match=rf"epoch plan has format {number}: this release reads formats up to 5"):
         EpochPlan.from_json({**PLAN.to_json(), "format": number})
 
 

@@ -125,7 +125,7 @@ def test_large_records_that_nobody_expected_are_read_in_small_epochs(
     made: list[Driver] = []
 
     def make_driver() -> Driver:
-        made.append(Driver(world.identity, world.pipeline, driver._parts, lambda: world.now_ms))
+        made.append(Driver(world.identity, world.pipeline, driver._parts, lambda: world.now_ms, lambda: None))
         return made[-1]
 
     stop = threading.Event()

@@ -140,7 +140,7 @@ def test_render_tells_the_plan():
         ((TOPIC, TOPIC + "        startFrom: latest\n        stopAt: {timestamp: 5}\n"), "stops at timestamp 5 ms"),
         ((TOPIC, TOPIC + "        startFrom: {offsets: {'0': 1}}\n"), "starts at the given offsets"),
         (("delay: 10s", "idleTimeout: 0"), "never idle"),
-        (("delay: 10s", "maxFuture: 6h"), "hold; 6h ahead at most (maxFuture)"),
+        (("delay: 10s", "maxFuture: 6h"), "hold; at most 6h ahead of the clock (maxFuture)"),
         (("delay: 10s", 'maxFuture: "off"'), "hold; any event time is taken"),
         (("delay: 10s", "explicit: true"), "raised only by the steps of `joinery trace`"),
         (("lateData: drop", "lateData: reopen"), "never dropped (lateData: reopen)"),

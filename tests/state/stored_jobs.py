@@ -243,7 +243,7 @@ def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
             dead.prepare(DEAD_LETTER_SCHEMA)
         clock = itertools.count(step=30_000)  # a checkpoint every few epochs
         parts = DriverParts(store, planner, LocalHost(worker_of(job, store, address, cache)), output, dead)
-        driver = Driver(who, pipeline, parts, lambda: next(clock))
+        driver = Driver(who, pipeline, parts, lambda: next(clock), lambda: None)
         driver.recover()
         yield Run(driver, store, job)
 

@@ -66,19 +66,17 @@ class WatermarkOracle:
         return bool(known) and all(partition in idle for partition in known)
 
 
-def too_far_ahead(
-    times: Sequence[int], stamps: Sequence[int], max_future: int | None, watermark: int | None
-) -> set[int]:
-    """T11: the positions of rows of one range that are `future`. `stamps` are Kafka's timestamps (negative: none),
-    `watermark` is the input's in the plan; `max_future` None: none is."""
+def too_far_ahead(times: Sequence[int], stamps: Sequence[int], max_future: int | None, clock: int | None) -> set[int]:
+    """T11: the positions of rows that are `future`. `stamps` are Kafka's timestamps (negative: none), `clock` is the
+    plan's (None: unknown); `max_future` None: none is."""
+    if max_future is None:
+        return set()
+    clocks = [] if clock is None else [clock]
     found: set[int] = set()
-    reached = watermark
-    for place, ts in enumerate(times):
-        ahead_of = max(stamps[0], stamps[place]) if stamps[0] >= 0 else reached
-        if max_future is not None and ahead_of is not None and ts - max_future > ahead_of:
+    for place, (ts, stamp) in enumerate(zip(times, stamps, strict=True)):
+        known = [*clocks, *([stamp] if stamp >= 0 else [])]
+        if known and ts - max_future > min(known):
             found.add(place)
-        elif reached is not None:
-            reached = max(reached, ts)
     return found
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from joinery_runtime.cli.state_key import StepKey
 from joinery_runtime.cli.state_show import same_value
-from joinery_runtime.core.pipeline.future import FutureRows
+from joinery_runtime.core.pipeline.future import FutureCheck
 from joinery_runtime.core.pipeline.prepare import too_far_ahead
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -102,8 +102,8 @@ class Gathering:
     batches: dict[PartitionRef, list[tuple[int, RawBatch]]] = field(default_factory=dict)  # with their epochs
     found: list[FoundRecord] = field(default_factory=list)
     future: dict[Place, str] = field(default_factory=dict)
-    """The records that are too far ahead (T11), with the reason. That depends on other records of their ranges, which
-    are not kept."""
+    """The records that are too far ahead (T11), with the reason. In plans of earlier releases that depends on other
+    records of their ranges, which are not kept."""
     _held: int = 0
 
     def take(self, plan: EpochPlan) -> dict[str, int]:
@@ -112,15 +112,14 @@ class Gathering:
         read: Counter[str] = Counter()
         for planned in plan.ranges:
             name = planned.partition.input
-            most = plan.max_future.get(name)
-            future = None if most is None else FutureRows(most, plan.watermarks[name])
+            future = plan.future_check(name)
             for raw in self.inputs.reader(name, 0).read(planned):
                 read[f"{name}:{partition_id(planned.partition)}"] += len(raw.offsets)
                 if len(raw.offsets):
                     self._take(plan.epoch, name, raw, future)
         return read
 
-    def _take(self, epoch: int, name: str, raw: RawBatch, future: FutureRows | None) -> None:
+    def _take(self, epoch: int, name: str, raw: RawBatch, future: FutureCheck | None) -> None:
         decoder = self.inputs.decoder(name, 0)
         if isinstance(decoder, HistoryDecoder):  # a row that the other part has is of the key too
             decoded = decoder.with_skipped(raw)
@@ -149,7 +148,7 @@ class Gathering:
         self.batches.setdefault(raw.partition, []).append((epoch, raw.take(chosen)))
         self.found += self._records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
 
-    def _ahead(self, name: str, raw: RawBatch, decoded: Decoded, future: FutureRows) -> dict[int, str]:
+    def _ahead(self, name: str, raw: RawBatch, decoded: Decoded, future: FutureCheck) -> dict[int, str]:
         """The rows that are too far ahead, by position in the batch, with the reason."""
         of_all, batches = raw.timestamps, decoded.rows.combine_chunks().to_batches()
         if not batches:

@@ -86,14 +86,21 @@ class DriverParts:
 class Driver:
     """Runs epochs under one generation. After an error, make a new driver: recovery is the same as after a crash.
 
-    `now_ms` is a clock that runs only while the job does (for idleness and checkpoints), never event time. `generation`
+    `now_ms` is a clock that runs only while the job does (for idleness and checkpoints), never event time. `wall_ms` is
+    the wall clock, which each plan records (T11); a trace may not have one. `generation`
     is 0 while it is not known, before and during recovery; `state` is of the newest committed epoch.
     """
 
     def __init__(
-        self, identity: JobIdentity, pipeline: Pipeline, parts: DriverParts, now_ms: Callable[[], int]
+        self,
+        identity: JobIdentity,
+        pipeline: Pipeline,
+        parts: DriverParts,
+        now_ms: Callable[[], int],
+        wall_ms: Callable[[], int | None],
     ) -> None:
-        self._identity, self._pipeline, self._parts, self._now_ms = identity, pipeline, parts, now_ms
+        self._identity, self._pipeline, self._parts = identity, pipeline, parts
+        self._now_ms, self._wall_ms = now_ms, wall_ms
         self._fault = FaultPoint.from_environment()
         self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
         self._milliseconds = {
@@ -264,7 +271,9 @@ class Driver:
 
     def _new_plan(self, state: JobState, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
         cores = self._parts.host.cores
-        return self._parts.planner.plan(state, self._now_ms(), cores=cores, always=always, reads=reads)
+        return self._parts.planner.plan(
+            state, self._now_ms(), clock_ms=self._wall_ms(), cores=cores, always=always, reads=reads
+        )
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:

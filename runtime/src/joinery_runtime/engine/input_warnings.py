@@ -1,6 +1,6 @@
 """Warns about inputs whose records look wrong as a whole, though each may be fine: a column without any value, only
-records that cannot be used, event times that most likely count another unit. Most often a name, a path or a format in
-the job does not match the topic, or does not match it any more.
+records that cannot be used, event times that most likely count another unit or are often too far ahead (T11). Most
+often a name, a path or a format in the job does not match the topic, or does not match it any more.
 
 The warnings go by runs of records: how many in a row lack a value, or cannot be used, since the driver started or since
 the last epoch that shows otherwise. After such an epoch, a run has to be long, and far longer than any run before it,
@@ -21,6 +21,7 @@ from joinery_runtime.sources.convert import SECONDS_2000, SECONDS_2100
 MOST_NAMED = 5  # columns in one message
 LONG_RUN = 1_000  # rows without a value, after rows that had one
 LONG_USELESS_RUN = 100  # unusable records, after usable ones
+OFTEN = 100  # one record in so many that is too far ahead is no single corrupt one
 FAR_LONGER = 10  # times the longest earlier run
 _ONE_UNUSABLE, _ONE_DECODED = "the one record read so far cannot", "the one record decoded so far"
 
@@ -47,8 +48,9 @@ class _Run:
 class _Input:
     """What has been read of an input. `empty` has a run for each column that was ever null in all rows of an epoch.
     `useless` counts records that went to the dead letters or have a null key, in epochs that had no others; `unusable`
-    counts them by reason, and `first` is one of them. `deletions` of a stream give no rows, and prove nothing about the
-    other records. `times` are the lowest and the highest event time of the newest epoch that had any."""
+    counts them by reason, and `first` is one of them. `deletions` of a stream give no rows, and prove nothing about
+    the other records. Of all `records` read so far, `future` were too far ahead, as `first_future` was. `times`
+    are the lowest and the highest event time of the newest epoch that had any."""
 
     rows_seen: bool = False
     empty: dict[str, _Run] = field(default_factory=dict)
@@ -57,6 +59,9 @@ class _Input:
     deletions: int = 0
     first: str = ""
     times: tuple[int, int] | None = None
+    records: int = 0
+    future: int = 0
+    first_future: str = ""
 
     def add(self, reads: list[PartitionRead]) -> None:
         """Adds what one epoch has read."""
@@ -80,6 +85,9 @@ class _Input:
 
     def _add_records(self, reads: list[PartitionRead]) -> None:
         records = sum(read.records for read in reads)
+        self.records += records
+        self.future += sum(read.dropped.get("future", 0) for read in reads)
+        self.first_future = self.first_future or next((r.first_dead for r in reads if ": future: " in r.first_dead), "")
         deletions = sum(read.dropped.get("deletion", 0) + read.dropped.get("tombstone", 0) for read in reads)
         dead, null_keys = sum(read.dead for read in reads), sum(read.dropped.get("null_key", 0) for read in reads)
         if dead + null_keys + deletions < records:
@@ -99,7 +107,12 @@ class _Input:
 
     @property
     def is_useless(self) -> bool:
-        return bool(self.unusable) and self.useless.looks_wrong(LONG_USELESS_RUN)
+        """Whether no record can be used. Records that are too far ahead have a warning of their own."""
+        return sum(self.unusable.values()) > self.future and self.useless.looks_wrong(LONG_USELESS_RUN)
+
+    @property
+    def is_often_ahead(self) -> bool:
+        return self.future > 0 and self.future * OFTEN >= self.records
 
     @property
     def counts_seconds(self) -> bool:
@@ -134,6 +147,13 @@ class _Input:
             found.append(
                 f"event times of column {milliseconds} are from {_day(lowest)} on, and from {_day(lowest * 1_000)} on "
                 f"if their numbers count seconds. If they do, declare {milliseconds} as type: timestamp with format: s"
+            )
+        if self.is_often_ahead:
+            first = f" (the first: {self.first_future})" if self.first_future else ""
+            found.append(
+                f"{self.future:,} of the {counted(self.records, 'record')} read so far went to the dead letters "
+                f"because their event times are too far ahead{first}. If these times are right, give the input "
+                'watermark: {maxFuture: "off"}'
             )
         return f"Input {name}: {'. '.join(found)}" if found else None
 
@@ -187,6 +207,7 @@ class InputWarnings:
             wrong = {(name, f"column {column}") for column in found.without_value}
             wrong |= {(name, "records")} if found.is_useless else set()
             wrong |= {(name, "event times")} if name in self._milliseconds and found.counts_seconds else set()
+            wrong |= {(name, "future")} if found.is_often_ahead else set()
             if wrong - self._said:
                 new.append(self._warning(name) or "")
             # A fault that ended is reported again if it returns: by then its run is far longer. Event times have no

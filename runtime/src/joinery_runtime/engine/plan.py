@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from joinery_runtime.core.pipeline.future import FormerFutureRows, FutureCheck, FutureRows
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, Watermark
 from joinery_runtime.errors import IncompatibleState
@@ -20,9 +21,11 @@ from joinery_runtime.state.store import JobRecord
 
 FORMAT = 3
 _READABLE = {1, 2, FORMAT}  # format 1 had no stops and no topic ids, format 2 no horizons
-PLAN_FORMAT = 4
-"""Since this format the parts of an epoch's output are named by the job's life (docs/decisions/0026). A plan keeps the
-format that it was written with: earlier releases refuse a plan of this one, and go on with their own."""
+NAMED_BY_LIFE = 4  # since this plan format the parts of an epoch's output have the names of docs/decisions/0026
+JUDGED_BY_CLOCK = 5  # since this plan format a plan has the clock that event times are compared with (T11)
+PLAN_FORMAT = JUDGED_BY_CLOCK
+"""The format of new plans. A plan keeps the format that it was written with: earlier releases refuse a plan of this
+one, and go on with their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class EpochPlan:
     `topic_ids` (by input, then topic; "" for a deleted topic) hold what this plan is the first to know. `horizons` say
     what the epoch closes in each part of the state. `highest` is the highest event time per input that earlier epochs
     have read. `tables_read` names the tables that this epoch has read to their first end (A4). `max_future` is, by
-    input, how far ahead an event time may be (ms, T11); inputs that are not named take any. `pace` gives, for each
+    input, how far ahead an event time may be (ms, T11); inputs that are not named take any. `clock` is the driver's
+    wall clock (ms since 1970) when it planned; None: it was not told, as in a trace. `pace` gives, for each
     input whose watermark advances while all are idle (T6), the watermark to start from and the milliseconds since.
     `co_partitions` is how many partitions co-partitioned inputs have in common (else 0). `starts` are the offsets from
     which to read partitions that the consumer group has not assigned to this job yet, where no earlier plan says so.
@@ -56,6 +60,7 @@ class EpochPlan:
     tables_read: tuple[str, ...] = ()
     max_future: Mapping[str, int] = field(default_factory=dict)
     pace: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    clock: int | None = None
     co_partitions: int = 0
     starts: Mapping[PartitionRef, int] = field(default_factory=dict)
     unplanned: tuple[str, ...] = ()
@@ -68,6 +73,15 @@ class EpochPlan:
     @property
     def partitions(self) -> tuple[PartitionRef, ...]:
         return tuple(r.partition for r in self.ranges)
+
+    def future_check(self, name: str) -> FutureCheck | None:
+        """Returns the check of event times that are too far ahead (T11), for one range of the input; None takes any."""
+        most = self.max_future.get(name)
+        if most is None:
+            return None
+        if self.format < JUDGED_BY_CLOCK:
+            return FormerFutureRows(most, self.watermarks[name])
+        return FutureRows(most, self.clock)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -91,6 +105,7 @@ class EpochPlan:
             "tables_read": list(self.tables_read),
             "max_future": dict(self.max_future),
             "pace": {name: list(pace) for name, pace in self.pace.items()},
+            **({"clock": self.clock} if self.format >= JUDGED_BY_CLOCK else {}),
             **({"co_partitions": self.co_partitions} if self.co_partitions else {}),
             **({"starts": _offsets_to_json(self.starts)} if self.starts else {}),
             **({"unplanned": list(self.unplanned)} if self.unplanned else {}),
@@ -98,7 +113,7 @@ class EpochPlan:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> EpochPlan:
-        check_format(doc, "epoch plan", _READABLE | {PLAN_FORMAT})
+        check_format(doc, "epoch plan", _READABLE | {NAMED_BY_LIFE, PLAN_FORMAT})
         return cls(
             format=doc["format"],
             epoch=doc["epoch"],
@@ -117,6 +132,7 @@ class EpochPlan:
             tables_read=tuple(doc.get("tables_read", [])),
             max_future=dict(doc.get("max_future", {})),
             pace={name: (start, idle_ms) for name, (start, idle_ms) in doc.get("pace", {}).items()},
+            clock=doc.get("clock"),
             co_partitions=doc.get("co_partitions", 0),
             starts=_offsets_from_json(doc.get("starts", [])),
             unplanned=tuple(doc.get("unplanned", [])),

@@ -156,7 +156,14 @@ class Planner:
         return self._settings.shards
 
     def plan(
-        self, state: JobState, now_ms: int, *, cores: int | None = None, always: bool = False, reads: bool = True
+        self,
+        state: JobState,
+        now_ms: int,
+        *,
+        clock_ms: int | None = None,
+        cores: int | None = None,
+        always: bool = False,
+        reads: bool = True,
     ) -> EpochPlan | None:
         """Plans the epoch after this state; None when there is nothing to do. Raises SourceError, and LimitReached when
         records wait that no later plan could read either.
@@ -164,8 +171,9 @@ class Planner:
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
         where it starts, to store that an input has begun which has no partition yet, and when rows of the state are due
         to go out (T3). A plan that reads also fixes where the partitions of other members start: `startFrom: latest`
-        may mean another offset after a restart. Without `reads` the plan reads nothing. `cores` are those of the
-        epoch's tasks; None: unknown, and the epoch has all shards.
+        may mean another offset after a restart. Without `reads` the plan reads nothing. `clock_ms` is the wall clock
+        that the plan records (T11). `cores` are those of the epoch's tasks; None: unknown, and the epoch has all
+        shards.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -203,6 +211,7 @@ class Planner:
             state, snapshot, ranges, pauses, settings, self._history, fixes_starts=reads, always=always
         )
         if plan is not None:
+            plan = replace(plan, clock=clock_ms)
             self._newest_shards = shards
             if reads:
                 self._planned_at_ms = now_ms

@@ -98,9 +98,14 @@ def check_arrivals(outcome: EpochOutcome) -> None:
 def refuse_dead(outcome: EpochOutcome) -> None:
     for read in outcome.read.partitions:
         if read.dead:
+            advice = (
+                f'If such event times are right, give input {read.partition.input} watermark: {{maxFuture: "off"}}. '
+                if read.dropped.get("future")
+                else ""
+            )
             raise RecordError(
                 f"input {read.partition.input} has records that cannot be used",
                 facts=f"the first is {read.first_dead} ({read.dead} in this epoch); nothing of the epoch was committed",
-                todo="If the records are as they should be, correct the input's format or schema; else name an output "
-                "for them under spec.deadLetter. Then start the job again",
+                todo=f"{advice}If the records are as they should be, correct the input's format or schema; else name "
+                "an output for them under spec.deadLetter. Then start the job again",
             )

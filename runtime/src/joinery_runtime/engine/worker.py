@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.future import FutureRows
 from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
@@ -33,7 +32,7 @@ from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
-from joinery_runtime.engine.plan import PLAN_FORMAT
+from joinery_runtime.engine.plan import NAMED_BY_LIFE
 from joinery_runtime.engine.read_report import DeadLetters, LateRecords, PossiblyLate, ReadCounter, ReadReport
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
@@ -130,13 +129,7 @@ class Worker:
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         counters = {planned.partition: ReadCounter(planned) for planned in ranges}
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
-        most = plan.max_future.get(name)
-        checks = {
-            ref: RecordChecks(
-                None if most is None else FutureRows(most, plan.watermarks[name]), late, plan.co_partitions
-            )
-            for ref in counters
-        }
+        checks = {ref: RecordChecks(plan.future_check(name), late, plan.co_partitions) for ref in counters}
         may_be_late: list[Sent] = []
 
         def prepared() -> Generator[pa.RecordBatch, None, None]:
@@ -357,7 +350,7 @@ class Worker:
         def claim(name: str, owner: str, instead_of: str | None) -> str | None:
             return store.claim(job, expected, name, owner, instead_of)
 
-        return Attempt(attempt, work.lineage, claim, work.reach, former_names=work.plan.format < PLAN_FORMAT)
+        return Attempt(attempt, work.lineage, claim, work.reach, former_names=work.plan.format < NAMED_BY_LIFE)
 
     # --- collect ----------------------------------------------------------------------------------------------------
 

@@ -213,7 +213,13 @@ class _JobRun:
             posting = posted_to_spark(job, store.id, lambda: self._context, listener, self._caller.warn)
             with self._stopped_while_starved(), posting as listener:
                 run_until_stopped(
-                    lambda: Driver(who, pipeline, parts, lambda: time.monotonic_ns() // 1_000_000),
+                    lambda: Driver(
+                        who,
+                        pipeline,
+                        parts,
+                        now_ms=lambda: time.monotonic_ns() // 1_000_000,
+                        wall_ms=lambda: time.time_ns() // 1_000_000,
+                    ),
                     planner,
                     stop,
                     listener,

@@ -3,6 +3,7 @@ Joins no consumer group, and changes nothing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -72,18 +73,15 @@ def sample(job: Job) -> Iterator[Disorder]:
 
 def _behind(side: Input, intake: Intake, job: str) -> np.ndarray:
     reader, decoder = reader_for(side), decoder_for(side)
-    future: dict[PartitionRef, FutureRows] = {}
+    most = side.watermark.max_future
+    future = None if most is None else FutureRows(most, time.time_ns() // 1_000_000)
     times: dict[PartitionRef, list[np.ndarray]] = {}
     try:
         for raw in reader.read(*_ranges(side, job)):
             decoded = decoder.decode_batch(raw)
             timestamps = None if raw.timestamps is None else partial(_of_rows, raw.timestamps, decoded.index)
-            if side.watermark.max_future is None:
-                judge = None
-            else:
-                judge = future.setdefault(raw.partition, FutureRows(side.watermark.max_future, None))
             for batch in decoded.rows.combine_chunks().to_batches():
-                times.setdefault(raw.partition, []).append(usable_times(intake, batch, judge, timestamps))
+                times.setdefault(raw.partition, []).append(usable_times(intake, batch, future, timestamps))
     finally:
         reader.close()
     behind = [behind_highest(np.concatenate(of_partition)) for of_partition in times.values()]

@@ -62,6 +62,7 @@ class _Trace:
         self._pipeline = compile_job(job)
         self._logs = {side.name: StepLog(side) for side in job.inputs}
         self._idleness = ScriptedIdleness(self._logs)
+        self._clock: int | None = None  # the wall clock that a step has set
         self.rows: list[pa.Table] = []
         """The output of the last step."""
         self._restart()
@@ -100,6 +101,9 @@ class _Trace:
             self._reset_watermarks(step["resetWatermark"])
         if "restart" in step or "resetWatermark" in step:
             self._restart()
+            return []
+        if "clock" in step:
+            self._clock = step["clock"]
             return []
         if "rescale" in step:
             self._shards = step["rescale"]
@@ -147,7 +151,7 @@ class _Trace:
         host = self._environment.host(self._job, self._logs)
         dead = self._environment.dead_letters if self._job.spec.dead_letter else None
         parts = DriverParts(self._store, self._planner, host, self._environment.output, dead)
-        self._driver = Driver(who, self._pipeline, parts, now_ms=lambda: 0)
+        self._driver = Driver(who, self._pipeline, parts, now_ms=lambda: 0, wall_ms=lambda: self._clock)
         self._driver.recover()
 
     def _committed_watermarks(self) -> dict[str, int | None]:

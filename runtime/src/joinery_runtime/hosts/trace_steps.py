@@ -128,6 +128,11 @@ _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step],
         lambda s: _are_idle(s["idle"]),
         lambda s: [name.partition("/")[0] for name in s["idle"]],
     ),
+    frozenset({"clock"}): (
+        'milliseconds since 1970, {"clock": 1700000000000}',
+        lambda s: _count(s["clock"], most=2**63 - 1),
+        lambda _: [],
+    ),
     frozenset({"restart"}): ('{"restart": true}', lambda s: s["restart"] is True, lambda _: []),
     frozenset({"rescale"}): (
         f'a number of shards from 1 to {MAX_SHARDS}, {{"rescale": 4}}',

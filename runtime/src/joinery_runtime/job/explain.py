@@ -161,11 +161,12 @@ def _watermark(side: Input) -> str:
     if rule.explicit:
         return "watermark: raised only by the steps of `joinery trace`"
     idle = f"idle after {format_duration(rule.idle_timeout)}" if rule.idle_timeout else "never idle"
-    most = rule.max_future
-    ahead = "any event time is taken" if most is None else f"{format_duration(most)} ahead at most (maxFuture)"
+    limit = "any event time is taken"
+    if rule.max_future is not None:
+        limit = f"at most {format_duration(rule.max_future)} ahead of the clock (maxFuture)"
     return (
         f"watermark: highest event time - {format_duration(rule.delay)}, lowest over its partitions; {idle}; "
-        f"when all inputs are idle: {rule.on_idle}; {ahead}"
+        f"when all inputs are idle: {rule.on_idle}; {limit}"
     )
 
 

@@ -1,30 +1,66 @@
 """Finds rows whose event time is implausibly far ahead (rule T11). A corrupt event time would move the watermark past
 every row that is still to come, for ever.
 
-The judgement uses only the records and the plan, never a clock, so a replay finds the same rows.
+The judgement uses only the record and the plan, never a clock of its own, so a replay finds the same rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, Watermark, clamp
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Watermark, clamp
 from joinery_runtime.job.model.duration import format_duration, format_time
 
 Timestamps = Callable[[np.ndarray], np.ndarray]
 """Gives the Kafka timestamps (int64 milliseconds, negative: none) of the rows at these positions (int64)."""
 
 
-class FutureRows:
-    """Judges the rows of one range, batch by batch in order.
+class FutureCheck(Protocol):
+    """Judges the rows of one range, batch by batch in order."""
 
-    If the range's first row has a Kafka timestamp, a row is `future` when its event time is more than `max_future_ms`
-    ahead of both its own record's timestamp and the first one's. Timestamps are expensive to get, so other rows' are
-    read only where an event time is that far ahead of the first one's. Otherwise a row is compared with the input's
-    `watermark` in the plan and with the highest event time before it in the range. Without a watermark, no row is
-    `future`.
+    def find(self, times: np.ndarray, timestamps: Timestamps | None) -> dict[int, int]:
+        """Returns, by position, the time that each row which is too far ahead is ahead of. `times` are int64[n]."""
+        ...
+
+    def reason(self, event_time: str, ts: int, ahead_of: int) -> str:
+        """Return the reason in the dead letter of a row at `ts`. `event_time` names its column."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FutureRows:
+    """Compares each row with the clock in the plan, or with its record's Kafka timestamp if that is earlier. No other
+    row counts, so the result depends neither on the order of rows nor on where ranges are cut. With `clock_ms` None, a
+    row without a Kafka timestamp is compared with nothing."""
+
+    max_future_ms: int
+    clock_ms: int | None
+
+    def find(self, times: np.ndarray, timestamps: Timestamps | None) -> dict[int, int]:
+        clock = END_OF_TIME if self.clock_ms is None else self.clock_ms
+        limits = np.full(len(times), clock, dtype=np.int64)
+        if timestamps is not None:
+            stamps = timestamps(np.arange(len(times)))
+            np.minimum(limits, stamps, out=limits, where=stamps >= 0)
+        ahead = np.flatnonzero(times - self.max_future_ms > limits)
+        return dict(zip(ahead.tolist(), limits[ahead].tolist(), strict=True))
+
+    def reason(self, event_time: str, ts: int, ahead_of: int) -> str:
+        known = "the driver's clock" if ahead_of == self.clock_ms else "its record's Kafka timestamp"
+        return _reason(event_time, ts, self.max_future_ms, known, ahead_of)
+
+
+class FormerFutureRows:
+    """The rule of plans without a clock.
+
+    If the range's first usable row has a Kafka timestamp, a row is `future` when its event time is more than
+    `max_future_ms` ahead of both its own record's timestamp and that of the first one. Otherwise a row is compared with
+    the input's `watermark` in the plan and with the highest event time before it in the range. Without a watermark, no
+    row is `future`.
     """
 
     def __init__(self, max_future_ms: int, watermark: Watermark) -> None:
@@ -32,7 +68,6 @@ class FutureRows:
         self._first: int | None = None  # the first row's Kafka timestamp; negative: none; None: no row yet
 
     def find(self, times: np.ndarray, timestamps: Timestamps | None) -> dict[int, int]:
-        """Returns, by position, the time that each `future` row is ahead of. `times` are int64[n]."""
         if not len(times):
             return {}
         if self._first is None:
@@ -42,13 +77,9 @@ class FutureRows:
         return {} if self._reached is None else self._by_what_was_reached(times, self._reached)
 
     def reason(self, event_time: str, ts: int, ahead_of: int) -> str:
-        """The reason in the dead letter of a row at `ts`. `event_time` names its column."""
         by_kafka = self._first is not None and self._first >= 0
-        what = "its record's Kafka timestamp" if by_kafka else "what the input has reached"
-        return (
-            f"future: event time {event_time!r} is {format_time(ts)}, more than watermark.maxFuture "
-            f"({format_duration(self._most)}) ahead of {what}, {format_time(ahead_of)}"
-        )
+        known = "its record's Kafka timestamp" if by_kafka else "what the input has reached"
+        return _reason(event_time, ts, self._most, known, ahead_of)
 
     def _by_timestamps(self, times: np.ndarray, first: int, timestamps: Timestamps) -> dict[int, int]:
         ahead = np.flatnonzero(times > first + self._most)
@@ -72,3 +103,10 @@ class FutureRows:
                 reached = max(reached, int(times[row]))
         self._reached = max(reached, int(highest[-1]))
         return found
+
+
+def _reason(event_time: str, ts: int, most: int, known: str, ahead_of: int) -> str:
+    return (
+        f"future: event time {event_time!r} is {format_time(ts)}, more than watermark.maxFuture "
+        f"({format_duration(most)}) ahead of {known}, {format_time(ahead_of)}"
+    )

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.disorder import behind_highest
 from joinery_runtime.core.pipeline.expression import Evaluated, Expression
-from joinery_runtime.core.pipeline.future import FutureRows, Timestamps
+from joinery_runtime.core.pipeline.future import FutureCheck, Timestamps
 from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import Intake, Placement
@@ -49,7 +49,7 @@ class RecordChecks:
     `co_partitions`: the number of partitions that a co-partitioned input shares with the other one; 0: the input's
     partitions mean nothing."""
 
-    future: FutureRows | None = None
+    future: FutureCheck | None = None
     late: LateRows | None = None
     co_partitions: int = 0
 
@@ -129,7 +129,7 @@ def prepare(
 
 
 def too_far_ahead(
-    intake: Intake, rows: pa.RecordBatch, future: FutureRows, timestamps: Timestamps | None
+    intake: Intake, rows: pa.RecordBatch, future: FutureCheck, timestamps: Timestamps | None
 ) -> dict[int, str]:
     """Returns, by position, why rows are too far ahead. Agrees with `prepare`."""
     values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
@@ -137,7 +137,7 @@ def too_far_ahead(
 
 
 def usable_times(
-    intake: Intake, rows: pa.RecordBatch, future: FutureRows | None, timestamps: Timestamps | None
+    intake: Intake, rows: pa.RecordBatch, future: FutureCheck | None, timestamps: Timestamps | None
 ) -> np.ndarray:
     """The event times (int64 ms) of rows that move a watermark, in order of arrival."""
     values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
@@ -153,7 +153,7 @@ def _event_times(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ahead(
-    future: FutureRows, event_time: str, times: np.ndarray, usable: np.ndarray, timestamps: Timestamps | None
+    future: FutureCheck, event_time: str, times: np.ndarray, usable: np.ndarray, timestamps: Timestamps | None
 ) -> dict[int, str]:
     """Returns, by position, why rows are too far ahead."""
     places = np.flatnonzero(usable)

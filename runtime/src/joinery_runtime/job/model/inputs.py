@@ -255,7 +255,8 @@ class Watermark(Model):
     """What an input does while all its partitions are idle: `hold` keeps its watermark, `advance` lets the other inputs
     move it."""
     max_future: DurationOrOff = Field(default=24 * 3_600_000, examples=["1h"])
-    """A record whose event time is further ahead than this (a duration) goes to the dead letters. `off` takes any."""
+    """A record goes to the dead letters if its event time is further than this (a duration) ahead of the driver's
+    clock, or of its Kafka timestamp if that is earlier. `off` takes any, for times that are planned or made up."""
     late_warning: ShareOrOff = Field(default=LATE_SHARE, examples=["5%"])
     """Warns if at least this share of the input's newest records was dropped as late, in percent: of its last 10,000
     records, or of those of the last 5 minutes if these are more. `off` never warns."""
