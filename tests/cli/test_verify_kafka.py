@@ -107,6 +107,18 @@ def test_rows_in_a_topic(topics: Topics, form: str) -> None:
     assert found["dead letters", "missing"].expected["offset"] == lost["offset"][0].as_py()
 
 
+def test_dead_letters_that_an_earlier_release_wrote_as_json(topics: Topics) -> None:
+    written = topics.job()
+    letters = written.dead
+    written.dead = {min(letters): letters[min(letters)]}
+    written.publish()
+    for epoch in sorted(letters)[1:]:
+        for line in rows_to_json(letters[epoch]):
+            topics.send(line, ".dead")
+    verdict = written.verdict()
+    assert (verdict.right, verdict.compared.dead) == (True, EPOCHS)
+
+
 def test_a_right_topic_and_what_is_not_this_jobs(topics: Topics) -> None:
     written = topics.job()
     epoch = written.with_rows(5)[0]

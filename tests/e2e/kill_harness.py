@@ -24,7 +24,7 @@ from e2e.driver_process import PATIENCE_S, Run
 from e2e.jobs import json_rows, parquet_rows
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.oracle import Oracle, Row, differences, output_columns, output_row
-from joinery_devkit.topics import Record, milliseconds, ordered_producer, read_topic, readable
+from joinery_devkit.topics import Record, milliseconds, ordered_producer, read_dead_letters, read_topic, readable
 from joinery_devkit.verify import JoinVerdict, verify
 from joinery_runtime.job import Job as AnyJob
 from joinery_runtime.job import StreamJoin, load_job
@@ -258,6 +258,12 @@ def topic_rows(bootstrap: str, topic: str) -> list[dict[str, Any]]:
     return [json.loads(record.value or b"") for record in read_topic(bootstrap, topic)]
 
 
+def dead_letter_rows(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+    """All dead letters that a `read_committed` consumer sees."""
+    _wait_until_nothing_is_open(bootstrap, topic)
+    return read_dead_letters(bootstrap, topic)
+
+
 def _wait_until_nothing_is_open(bootstrap: str, topic: str) -> None:
     """A broker writes the end of a transaction into its partitions some time after it has answered."""
     deadline = time.monotonic() + _SETTLES_WITHIN_S
@@ -287,7 +293,7 @@ def judge(job: StreamJoin, bootstrap: str, log: Sequence[Mapping[str, Any]], out
 
 def judge_topics(path: Path, job: Job, log: Sequence[Mapping[str, Any]]) -> JoinVerdict:
     """The same, of a job with both outputs in Kafka."""
-    output, dead = (topic_rows(job.bootstrap, f"{job.name}.{name}") for name in ("out", "dead"))
+    output, dead = topic_rows(job.bootstrap, f"{job.name}.out"), dead_letter_rows(job.bootstrap, f"{job.name}.dead")
     return judge(load_job(path), job.bootstrap, log, output, dead)
 
 

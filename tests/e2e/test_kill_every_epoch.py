@@ -27,7 +27,7 @@ from psycopg.conninfo import make_conninfo
 
 from e2e.drill import POINTS
 from e2e.jobs import json_rows, order, payment, produce
-from e2e.kill_harness import output_to, topic_rows, written_to
+from e2e.kill_harness import dead_letter_rows, output_to, topic_rows, written_to
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.messages import CRASH_POINTS
 
@@ -223,7 +223,7 @@ class Scene:
     def dead_letters(self) -> list[str]:
         if self.target == "topic":
             assert self.kafka is not None
-            return sorted(row["text"] for row in topic_rows(self.kafka.bootstrap, f"{self.name}.dead"))
+            return sorted(row["text"] for row in dead_letter_rows(self.kafka.bootstrap, f"{self.name}.dead"))
         return sorted(row["text"] for row in json_rows(self.folder / "dead"))
 
 

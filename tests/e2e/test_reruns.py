@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.kill_harness import Feeder, expected_epochs, read_inputs, repeated, topic_rows
+from e2e.kill_harness import Feeder, dead_letter_rows, expected_epochs, read_inputs, repeated, topic_rows
 from e2e.scene import Scene
 from joinery_devkit.expectation import read
 from joinery_devkit.kafka_admin import KafkaAdmin
@@ -106,6 +106,6 @@ def _judge(scene: Scene, entries: list[dict[str, object]], edited_after: int, la
     assert all(expected.values())
     for edited, topic in ((False, f"{scene.job.name}.out"), (True, later)):
         assert not differences(expected[edited], topic_rows(scene.job.bootstrap, topic))
-    dead = topic_rows(scene.job.bootstrap, f"{scene.job.name}.dead")
+    dead = dead_letter_rows(scene.job.bootstrap, f"{scene.job.name}.dead")
     places = Counter((row["topic"], row["partition"], row["offset"]) for row in dead)
     assert places == Counter(read(records, entries, jobs[0]).dead)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from joinery_devkit import datagen
 from joinery_devkit.datagen import DELAY_MS, INTERVAL_MS, LATENESS_MS, GeneratedRecord
 from joinery_devkit.demo_process import epoch_log
 from joinery_devkit.demo_view import Rows, Wording
-from joinery_devkit.topics import read_topic
+from joinery_devkit.topics import read_dead_letters, read_topic
 from joinery_devkit.verify import JoinVerdict, verify
 from joinery_runtime.job import StreamJoin, format_duration, load_job
 
@@ -93,8 +91,7 @@ class Joins:
         job = load_job(job_file)
         assert isinstance(job, StreamJoin)
         records = {side.name: read_topic(bootstrap, side.name) for side in job.inputs}
-        dead: list[Mapping[str, Any]] = [json.loads(each.value or b"") for each in read_topic(bootstrap, DEAD_LETTERS)]
-        return verify(records, epoch_log(job_file), table, job, dead_letters=dead)
+        return verify(records, epoch_log(job_file), table, job, dead_letters=read_dead_letters(bootstrap, DEAD_LETTERS))
 
 
 def job_text(bootstrap: str, dsn: str) -> str:

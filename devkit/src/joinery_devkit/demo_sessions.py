@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -14,7 +12,7 @@ from joinery_devkit import clicks
 from joinery_devkit.datagen import GeneratedRecord
 from joinery_devkit.demo_process import epoch_log
 from joinery_devkit.demo_view import Rows, Wording
-from joinery_devkit.topics import read_topic
+from joinery_devkit.topics import read_dead_letters, read_topic
 from joinery_devkit.verify_sessions import SessionVerdict, verify_sessions
 from joinery_runtime.job import SessionWindow, load_job
 
@@ -56,5 +54,6 @@ class SessionsOfClicks:
         job = load_job(job_file)
         assert isinstance(job, SessionWindow)
         records = {job.spec.input.name: read_topic(bootstrap, clicks.TOPIC)}
-        dead: list[Mapping[str, Any]] = [json.loads(each.value or b"") for each in read_topic(bootstrap, DEAD_LETTERS)]
-        return verify_sessions(records, epoch_log(job_file), table, job, dead_letters=dead)
+        return verify_sessions(
+            records, epoch_log(job_file), table, job, dead_letters=read_dead_letters(bootstrap, DEAD_LETTERS)
+        )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from types import MappingProxyType
@@ -33,6 +33,7 @@ class Record:
     partition: int
     offset: int
     value: bytes | None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def ordered_producer(bootstrap: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Producer:
@@ -58,6 +59,19 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
         consumer.close()
 
 
+def read_dead_letters(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+    """Every committed dead letter of a topic: its facts, the `value`, and the same as `text`."""
+    return [
+        {
+            **{name.removeprefix("joinery."): content for name, content in record.headers.items()},
+            **{name: int(record.headers[f"joinery.{name}"]) for name in ("partition", "offset")},
+            "value": record.value,
+            "text": None if record.value is None else record.value.decode(errors="replace"),
+        }
+        for record in read_topic(bootstrap, topic)
+    ]
+
+
 def _partition(consumer: Any, topic: str, number: int) -> list[Record]:
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
     found: list[Record] = []
@@ -66,7 +80,8 @@ def _partition(consumer: Any, topic: str, number: int) -> list[Record]:
         # Waits for a full batch, or until the time is up.
         for message in consumer.consume(_BATCH, _BATCH_SECONDS):
             if message.error() is None:
-                found.append(Record(topic, number, message.offset(), message.value()))
+                headers = {name: content.decode() for name, content in message.headers() or ()}
+                found.append(Record(topic, number, message.offset(), message.value(), headers))
                 deadline = deadline_after(_PATIENCE_SECONDS)
             elif message.error().code() == KafkaError._PARTITION_EOF:
                 return found

@@ -23,6 +23,7 @@ code of the command line.
     |   +-- DuplicateJobName    a job of the same name, with another store, uses the same Kafka
     |   +-- CommittedSince      no rollback to a savepoint: the state is at another epoch by now
     +-- SinkError           an output cannot be written
+    |   +-- RecordTooLarge  a record is larger than its topic takes
     |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
     |   +-- OutputUnavailable   (U) an output is away, or has no room
     +-- Unavailable         (U) an outside system is away: nothing is lost, and the job waits until it is back
@@ -174,6 +175,10 @@ class DuplicateJobName(StateError):
 
 
 class SinkError(JoineryError):
+    pass
+
+
+class RecordTooLarge(SinkError):
     pass
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from e2e.kill_harness import Feeder, topic_rows
+from e2e.kill_harness import Feeder, dead_letter_rows
 from joinery_devkit.topics import Record, read_topic
 
 PARTITIONS = 3
@@ -138,7 +138,7 @@ def judge(bootstrap: str, name: str, dsn: str, table: str) -> None:
     assert len(rows) == len(set(rows)), "a session is there twice"
     wrong = set(rows) - wanted.complete - wanted.others
     assert not wrong, f"{len(wrong)} rows are no session: {sorted(wrong, key=str)[:5]}"
-    assert len(topic_rows(bootstrap, f"{name}.broken")) == wanted.broken
+    assert len(dead_letter_rows(bootstrap, f"{name}.broken")) == wanted.broken
 
 
 def rows_of(dsn: str, table: str) -> list[Row]:

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 from ruamel.yaml import YAML
 
-from e2e.kill_harness import INPUTS, Feeder, Job, judge, topic_rows
+from e2e.kill_harness import INPUTS, Feeder, Job, dead_letter_rows, judge, topic_rows
 from e2e.node import clicks
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.job import load_job
@@ -90,7 +90,8 @@ class Pairs(Work):
         text = StringIO()
         YAML().dump({**manifest, "metadata": {"name": self.name}}, text)
         path.write_text(text.getvalue())
-        out, dead = (topic_rows(self.bootstrap, f"{self.name}.{name}") for name in ("out", "dead"))
+        out = topic_rows(self.bootstrap, f"{self.name}.out")
+        dead = dead_letter_rows(self.bootstrap, f"{self.name}.dead")
         assert judge(load_job(path), self.bootstrap, log, out, dead).ok
 
 

@@ -8,6 +8,8 @@ the state store or the table's own mark says which epoch is the newest in it.
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -17,10 +19,18 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import ConfigResource
 
 from joinery_runtime import kafka_errors
 from joinery_runtime.kafka_errors import LastError, watermarks
+from joinery_runtime.sinks.dead_letter_topic import (
+    FACTS,
+    HEADERS,
+    LONGEST_REASON,
+    REASON_HEADER,
+    facts_and_value,
+    sha256_of,
+)
+from joinery_runtime.sinks.dead_letters import DEAD_LETTER_SCHEMA
 from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.sinks.kafka_records import Records
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
@@ -196,14 +206,8 @@ class KafkaContent:
         self.heads: dict[int, list[bytes]] = {partition: [] for partition, (low, _) in ranges.items() if low > 0}
 
     def _refuse_compacted(self) -> None:
-        admin: Any = self._target.admin(LastError())
-        (asked,) = admin.describe_configs(
-            [ConfigResource(ConfigResource.Type.TOPIC, self._target.topic)], request_timeout=ANSWER_SECONDS
-        ).values()
-        try:
-            policy = asked.result(ANSWER_SECONDS)["cleanup.policy"].value
-        except (KafkaException, KeyError, TimeoutError):
-            return  # the right to read a topic does not include the right to read its settings
+        # The right to read a topic does not include the right to read its settings.
+        policy = self._target.topic_setting("cleanup.policy") or ""
         if "compact" in policy:
             raise self._target.problem(
                 "it cannot be verified",
@@ -233,14 +237,7 @@ class KafkaContent:
         return map(self._piece, self._records.messages())
 
     def _piece(self, messages: Sequence[Message]) -> Piece:
-        values = self._records.values(messages, self._defaults)
-        if self._target.key or self._target.headers:
-            texts = [
-                self._text(value, message.key(), dict(message.headers() or ()))
-                for value, message in zip(values, messages, strict=True)
-            ]
-        else:
-            texts = values
+        texts = self._texts_of(messages, self._records.values(messages, self._defaults))
         for text, message in zip(texts, messages, strict=True):
             head = self.heads.get(message.partition() or 0)
             if head is not None and len(head) < _HEAD:
@@ -249,8 +246,58 @@ class KafkaContent:
         places = [f"{topic}:{message.partition()}={message.offset()}" for message in messages]
         return Piece(texts, places, [message.offset() or 0 for message in messages])
 
+    def _texts_of(self, messages: Sequence[Message], values: list[bytes]) -> list[bytes]:
+        if not self._target.key and not self._target.headers:
+            return values
+        return [
+            self._text(value, message.key(), dict(message.headers() or ()))
+            for value, message in zip(values, messages, strict=True)
+        ]
+
     def close(self) -> None:
         self._records.close()
+
+
+_DIGEST_SCHEMA = pa.schema(
+    [*map(DEAD_LETTER_SCHEMA.field, FACTS), pa.field("size", pa.int64()), pa.field("sha256", pa.string())]
+)
+
+
+class DeadLetterContent(KafkaContent):
+    """The dead letters in a topic, as JSON of their facts with the size and the SHA-256 of the record. So a record that
+    was cut is compared as a whole, and a dead letter that an earlier release wrote as JSON like any other."""
+
+    def texts(self, rows: pa.Table) -> list[bytes]:
+        letters = facts_and_value(rows)
+        values = letters["value"].to_pylist()
+        sizes = pa.array([None if value is None else len(value) for value in values], pa.int64())
+        digests = pa.array(map(sha256_of, values), pa.string())
+        return rows_to_json(pa.table([*map(letters.column, FACTS), sizes, digests], schema=_DIGEST_SCHEMA))
+
+    def _texts_of(self, messages: Sequence[Message], values: list[bytes]) -> list[bytes]:
+        rows = [_digest(message) for message in messages]
+        return rows_to_json(pa.Table.from_pylist(rows, schema=_DIGEST_SCHEMA))
+
+
+def _digest(message: Message) -> dict[str, Any]:
+    """A dead letter as a row of _DIGEST_SCHEMA; a record that is none, as one whose reason says so."""
+    value: bytes | None = message.value()
+    headers = {name: _bytes(content).decode() for name, content in message.headers() or ()}
+    if REASON_HEADER in headers:
+        facts: dict[str, Any] = {name: headers.get(header) for header, name in HEADERS.items()}
+    else:
+        try:
+            facts = json.loads(value or b"")
+            value = None if facts["value"] is None else base64.b64decode(facts["value"])
+            facts["reason"] = facts["reason"][:LONGEST_REASON]
+        except (ValueError, KeyError, TypeError):
+            facts = {"reason": "a record that is no dead letter"}
+    return {
+        **{name: facts.get(name) for name in FACTS},
+        **{name: int(facts[name]) for name in ("partition", "offset") if facts.get(name) is not None},
+        "size": int(facts["size"]) if facts.get("size") else None if value is None else len(value),
+        "sha256": facts.get("sha256") or sha256_of(value),
+    }
 
 
 def _bytes(part: str | bytes | None) -> bytes:

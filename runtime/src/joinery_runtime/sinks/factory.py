@@ -23,6 +23,7 @@ from joinery_runtime.job.model.outputs import (
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import Sink, life_of
 from joinery_runtime.sinks.console import ConsoleSink
+from joinery_runtime.sinks.dead_letter_topic import DeadLetterTarget
 from joinery_runtime.sinks.encode import JsonStyle
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
@@ -169,11 +170,11 @@ def dead_letter_sink(job: Job, lineage: str = "") -> Sink | None:
             raise _no_sink("deadLetter", unknown)
 
 
-def _dead_letter_topic(job: Job) -> KafkaTarget:
+def _dead_letter_topic(job: Job) -> DeadLetterTarget:
     kafka = job.dead_letter_kafka
     assert kafka is not None, "the dead letters name Kafka"
     assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
-    return KafkaTarget(kafka.topic, kafka.bootstrap_servers, properties=kafka.properties or {})
+    return DeadLetterTarget.of(kafka.topic, kafka.bootstrap_servers, kafka.properties or {})
 
 
 def output_content(
@@ -206,10 +207,10 @@ def output_content(
 
 def dead_letter_content(job: Job, committed: Callable[[], int]) -> Content | None:
     """The present content of the job's dead letters. None if they go to files or nowhere."""
-    from joinery_runtime.sinks.content import KafkaContent  # noqa: PLC0415
+    from joinery_runtime.sinks.content import DeadLetterContent  # noqa: PLC0415
 
     dead = job.spec.dead_letter
-    return None if dead is None or dead.kafka is None else KafkaContent(_dead_letter_topic(job), committed())
+    return None if dead is None or dead.kafka is None else DeadLetterContent(_dead_letter_topic(job), committed())
 
 
 def _kafka(job: Job, target: KafkaTarget, ids: PartNames) -> Sink:

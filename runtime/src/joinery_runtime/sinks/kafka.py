@@ -14,7 +14,7 @@ from joinery_runtime.errors import SinkError, Unavailable
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.kafka_errors import LastError, is_away
 from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
-from joinery_runtime.sinks.kafka_target import BrokerCheck, KafkaTarget
+from joinery_runtime.sinks.kafka_target import BrokerCheck, KafkaTarget, write_in_fitting_batches
 from joinery_runtime.sinks.record_producers import Patience, open_producer
 
 
@@ -57,12 +57,16 @@ class KafkaWriter:
     target: KafkaTarget
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        count = write_in_fitting_batches(self.target, lambda target: KafkaWriter(target).write_once(rows))
+        return {"attempt": str(attempt.id), "rows": count}
+
+    def write_once(self, rows: AttemptRows) -> int:
+        """Writes the rows to this very target. Returns the row count."""
         try:
-            count = self._send(_clients.get(self.target), rows)
+            return self._send(_clients.get(self.target), rows)
         except SinkError:
             _clients.drop(self.target)  # an idempotent producer that lost rows may refuse all others
             raise
-        return {"attempt": str(attempt.id), "rows": count}
 
     def _send(self, client: _Client, rows: AttemptRows) -> int:
         """Enqueues chunk after chunk, and waits once, at the end, until the broker has all. Returns the row count."""

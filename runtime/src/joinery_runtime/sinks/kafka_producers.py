@@ -22,6 +22,7 @@ from joinery_runtime.sinks.record_producers import Patience, open_producer
 _MAX_IDLE = 9  # idle producers per process: one per thread and one for dead letters; each has three connections
 _CALL_SECONDS = 5.0  # for one call, which is repeated until the deadline
 _CLEANUP_SECONDS = 5.0
+_TURN_SECONDS = 0.1  # how often a call that takes its time is checked for refused rows
 _TAKEN_OVER = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -94,7 +95,9 @@ class OwningProducer:
                 offset = marker.committed(topic)
                 # Meanwhile the rows are on their way.
                 self._repeat(lambda seconds: self._producer.send_offset(offset, group, seconds), seconds)
-            unsent += Patience(seconds).flush(self._producer)
+            unsent += Patience(seconds).flush(self._producer, until_refused=True)
+            if self._producer.failures:
+                raise KafkaException(self._producer.failures[0])
             if unsent:
                 raise self._target.too_slow(unsent, self._errors)
 
@@ -160,7 +163,7 @@ class OwningProducer:
     def _repeat(self, call: Callable[[float], object], within_seconds: float) -> None:
         """Repeats a call while its error is retriable. Also raises OutputUnavailable if the client does not return:
         while librdkafka 2.16 waits for a group's coordinator, it ignores time limits. The call's thread and client are
-        then abandoned; the next attempt takes over the id."""
+        then abandoned, as those of a call during which a row is refused; the next attempt takes over the id."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
         repeat(lambda: self._watched(call, seconds), _retriable, within_seconds)
 
@@ -176,7 +179,13 @@ class OwningProducer:
 
         thread = threading.Thread(target=calling, name=f"kafka {self.name}", daemon=True)
         thread.start()
-        thread.join(seconds + _CALL_SECONDS)
+        deadline = time.monotonic() + seconds + _CALL_SECONDS
+        while thread.is_alive() and time.monotonic() < deadline and not self._producer.failures:
+            thread.join(_TURN_SECONDS)
+            if thread.is_alive():
+                self._producer.poll(0)  # a refused row can keep a call from ending
+        if not ended and self._producer.failures:
+            raise KafkaException(self._producer.failures[0])
         if not ended:
             raise self._target.away(
                 "the Kafka client does not come back",
@@ -237,7 +246,8 @@ class Producers:
 
 
 def _key(target: KafkaTarget, job: str) -> str:
-    return repr((job, bool(target.headers), sorted(target.client_settings().items())))
+    # A producer names its topic in its errors.
+    return repr((job, target.topic, bool(target.headers), sorted(target.client_settings().items())))
 
 
 def new_id(job: str) -> str:

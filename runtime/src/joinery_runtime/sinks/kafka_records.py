@@ -46,7 +46,7 @@ class Texts:
 
     @classmethod
     def of_column(cls, column: pa.Array) -> Texts:
-        """Takes the texts of a string column."""
+        """Takes the texts of a column of strings or bytes."""
         _, offsets, data = column.buffers()
         if offsets is None:
             return cls.of_list([])
@@ -78,10 +78,13 @@ class Records:
         key: Sequence[str],
         headers: Mapping[str, str] = MappingProxyType({}),
         style: JsonStyle = PLAIN,
-        values: Sequence[bytes] | None = None,
+        values: Sequence[bytes] | Texts | None = None,
     ) -> Records:
         """Makes one record per row, with these values, or with the rows as JSON."""
-        texts = Texts.of_lines(json_lines(rows, style)) if values is None else Texts.of_list(values)
+        if values is None:
+            texts = Texts.of_lines(json_lines(rows, style))
+        else:
+            texts = values if isinstance(values, Texts) else Texts.of_list(values)
         keys = None
         if key:
             plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, TypeVar
 
 import pyarrow as pa
 import stamina
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource
 
-from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.errors import OutputUnavailable, RecordTooLarge, SinkError
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.kafka_errors import (
     ASK_SECONDS,
@@ -31,6 +31,7 @@ from joinery_runtime.sinks.schema_output import SchemaOutput
 ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
 DELIVERY_SECONDS = 120.0  # how long brokers may accept no row at all, unless the job sets delivery.timeout.ms
 TRANSACTION_MS = 900_000  # the longest that brokers allow by default
+BATCH_BYTES = 2**20
 _TURN_SECONDS = 1.0  # how often a wait is checked for an error for which waiting does not help
 _NEWS_SECONDS = 2.0  # how much later than others a broker may learn of a new topic
 
@@ -40,11 +41,15 @@ _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _RAISE_LIMITS = (
     "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again"
 )
+_CLIENT_LIMIT = 1_000_000  # librdkafka's message.max.bytes
+RECORD_OVERHEAD = 128  # more than the bytes that a record takes besides its key, value and headers, alone in its batch
 
 # By default, stamina reports every retry on standard output, where `joinery run` prints JSON lines.
 stamina.instrumentation.set_on_retry_hooks(())
 
 Client = TypeVar("Client")
+Target = TypeVar("Target", bound="KafkaTarget")
+T = TypeVar("T")
 
 _OWNED = {
     "bootstrap.servers": "write it as bootstrapServers",
@@ -58,6 +63,8 @@ _OWNED = {
 class KafkaTarget:
     """A topic to write to. `properties` are librdkafka's and may hold secrets. `key` names columns of the rows.
     `headers` maps headers to columns. Values are JSON in this `style`, or what `schema_output` makes of the rows."""
+
+    TITLE: ClassVar[str] = "Output topic"
 
     topic: str
     bootstrap_servers: str
@@ -96,6 +103,50 @@ class KafkaTarget:
             TRANSACTION_MS, self._milliseconds(*_DELIVERY) or TRANSACTION_MS
         )
 
+    @property
+    def named_columns(self) -> Mapping[str, Collection[str]]:
+        """The columns of the rows that the job names, by field of the output."""
+        return {"key": self.key, "headers": self.headers.values()}
+
+    @property
+    def client_limit(self) -> int:
+        """The size (key, value and headers) over which the client refuses a record."""
+        limit = str(self.properties.get("message.max.bytes", _CLIENT_LIMIT))
+        return (int(limit) if limit.isdecimal() else _CLIENT_LIMIT) - RECORD_OVERHEAD
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the job compresses records: then their size alone does not say whether the topic takes them."""
+        names = ("compression.type", "compression.codec")
+        return any(self.properties.get(name, "none") != "none" for name in names)
+
+    def topic_limit(self) -> int | None:
+        """The size over which the topic refuses a record. None if this user may not read the topic's settings."""
+        limit = self.topic_setting("max.message.bytes")
+        return None if limit is None else int(limit) - RECORD_OVERHEAD
+
+    def topic_setting(self, name: str) -> str | None:
+        """Asks for a setting of the topic. None also if this user may not read it."""
+        admin: Any = self.admin(LastError())
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
+        (asked,) = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS).values()
+        try:
+            return str(asked.result(ANSWER_SECONDS)[name].value)
+        except (KafkaException, KeyError, TimeoutError):
+            return None
+
+    def in_batches_of(self, size: int) -> Self:
+        """The same target for batches of at most this size: a broker refuses a batch that is larger than a record may
+        be, also one of small records."""
+        batch = min(size, int(self.properties.get("batch.size", size)))
+        return replace(self, properties={**self.properties, "batch.size": str(batch)})
+
+    def for_smaller_records(self) -> Self | None:
+        """What to try after records were refused as too large. None: nothing; the records themselves do not fit."""
+        limit = self.topic_limit()
+        batch = int(self.properties.get("batch.size", BATCH_BYTES))
+        return self.in_batches_of(limit) if limit is not None and limit < batch else None
+
     def _milliseconds(self, *names: str) -> int | None:
         """The value of a property that has these names; None if it is not set."""
         found = {name: self.properties[name] for name in names if name in self.properties}
@@ -116,7 +167,7 @@ class KafkaTarget:
         # Fewer, larger requests: a task waits for all of its rows anyway. The queue has room for the records of one
         # chunk of rows and the next. librdkafka's own limit, 1 GiB, would be most of a task's memory.
         queue = {"queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 64 * 2**10}
-        shared = {"linger.ms": 5, "batch.size": 2**20, **queue}
+        shared = {"linger.ms": 5, "batch.size": BATCH_BYTES, **queue}
         # A row may stay in the client's queue for the time of the whole transaction. `Patience` ends the wait for
         # brokers that accept nothing; brokers that accept rows slowly only slow the job down.
         own = {
@@ -144,7 +195,7 @@ class KafkaTarget:
     def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
         """Checks that key and headers name columns of the rows, registers the rows' schema, and checks that the topic
         exists. Raises SinkError."""
-        for what, columns in (("key", self.key), ("headers", self.headers.values())):
+        for what, columns in self.named_columns.items():
             missing = [name for name in columns if name not in schema.names]
             if missing:
                 todo = f"Correct output.kafka.{what}"
@@ -195,20 +246,22 @@ class KafkaTarget:
     def away(self, what: str, facts: str) -> OutputUnavailable:
         """An error for which waiting may help."""
         todo = check_address(self.bootstrap_servers, facts)
-        return OutputUnavailable(f"Output topic {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
+        return OutputUnavailable(f"{self.TITLE} {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
 
     def failure(self, error: KafkaError, errors: LastError, what: str, facts: str, todo: str = "") -> SinkError:
         """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A refused login shows
         only in `errors`, which the client reports in the background."""
         if error.code() in _TOO_LARGE:
-            return self.problem(what, facts, _RAISE_LIMITS)
+            return RecordTooLarge(
+                f"{self.TITLE} {self.topic}: {what}", facts=self._with_place(facts), todo=_RAISE_LIMITS
+            )
         if not is_away(error):
             return self.problem(what, facts, todo)
         facts = f"{facts}; {errors}"
         return self.away(what, facts) if errors.denied is None else self.problem(what, facts, _CHECK_LOGIN)
 
     def problem(self, what: str, facts: str, todo: str = "") -> SinkError:
-        return SinkError(f"Output topic {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
+        return SinkError(f"{self.TITLE} {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
 
     def _with_place(self, facts: str) -> str:
         return f"{facts} (bootstrapServers {self.bootstrap_servers})"
@@ -227,6 +280,18 @@ class BrokerCheck:
         why = silence(self._client, self._errors, ASK_SECONDS)
         patience = f"what is being written waits for it, for {self._target.delivery_seconds:.0f} s at a time"
         return None if why is None else self._target.silent(f"{why}; {patience}")
+
+
+def write_in_fitting_batches(target: Target, write: Callable[[Target], T]) -> T:
+    """Writes to the target, and again as `for_smaller_records` says while the brokers refuse records as too large."""
+    while True:
+        try:
+            return write(target)
+        except RecordTooLarge:
+            smaller = target.for_smaller_records()
+            if smaller is None:
+                raise
+            target = smaller
 
 
 def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:

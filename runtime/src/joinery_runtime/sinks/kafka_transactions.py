@@ -29,7 +29,7 @@ from joinery_runtime.sinks.base import Attempt, AttemptRows, HoldsNoRows, Receip
 from joinery_runtime.sinks.kafka_markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_records import Records
-from joinery_runtime.sinks.kafka_target import BrokerCheck, KafkaTarget
+from joinery_runtime.sinks.kafka_target import BrokerCheck, KafkaTarget, write_in_fitting_batches
 from joinery_runtime.store_identity import StoreIdentity
 
 _SIBLING_SECONDS = 1.0  # how long the first attempt may take before it is considered dead
@@ -81,7 +81,9 @@ class KafkaTransactionsWriter:
     names: PartNames
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
-        return PartWrite(self.target, self.names, attempt, rows, PRODUCERS).run()
+        return write_in_fitting_batches(
+            self.target, lambda target: PartWrite(target, self.names, attempt, rows, PRODUCERS).run()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +174,8 @@ class PartWrite:
         if marker.epoch > self.attempt.id.epoch:
             raise Fenced(
                 f"Epoch {self.attempt.id.epoch} is over",
-                facts=f"output topic {self.target.topic} has epoch {marker.epoch} of {self.name} already, "
-                f"by generation {marker.generation}",
+                facts=f"{self.target.TITLE.lower()} {self.target.topic} has epoch {marker.epoch} of {self.name} "
+                f"already, by generation {marker.generation}",
                 todo="A newer driver runs the job; this one ends",
             )
         return marker.epoch == self.attempt.id.epoch
@@ -188,7 +190,7 @@ class PartWrite:
 
     def _lost(self, why: str) -> Superseded:
         return Superseded(
-            f"Output topic {self.target.topic}: another attempt took {self.name} over",
+            f"{self.target.TITLE} {self.target.topic}: another attempt took {self.name} over",
             facts=f"nothing was written by this one: {why}",
             todo="The task is tried again",
         )
@@ -255,7 +257,7 @@ class KafkaTransactionsSink(HoldsNoRows):
             claimed = marker.epoch == takeover.pending and name in takeover.claims
             if marker.epoch > takeover.committed_epoch and not claimed:
                 raise SinkError(
-                    f"Output topic {self._target.topic} is ahead of the state",
+                    f"{self._target.TITLE} {self._target.topic} is ahead of the state",
                     facts=f"it has epoch {marker.epoch} of {name}, the state store has committed epoch "
                     f"{takeover.committed_epoch} and knows nothing of that one",
                     todo="Was the database restored from a backup, or did it fail over? Restore a newer one; or run "
@@ -270,7 +272,8 @@ class KafkaTransactionsSink(HoldsNoRows):
         if unknown and takeover.pending_for_ms > (retention_ms := EpochMarkerReader(self._target).retention_ms()):
             named = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
             raise SinkError(
-                f"Output topic {self._target.topic}: it cannot be told whether epoch {takeover.pending} was written",
+                f"{self._target.TITLE} {self._target.topic}: it cannot be told whether epoch {takeover.pending} was "
+                "written",
                 facts=f"its plan is {takeover.pending_for_ms / 3_600_000:.0f} h old, the brokers keep markers for "
                 f"{retention_ms / 3_600_000:.0f} h, and there is none for {named}",
                 todo="Run the job once with `delivery: atLeastOnce`: it writes the rows of this epoch, again if they "
