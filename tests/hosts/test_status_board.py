@@ -6,10 +6,13 @@ import json
 import socket
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -424,10 +427,11 @@ def test_a_loop_whose_thread_has_ended_is_not_alive() -> None:
 class Site:
     port: int
 
-    def get(self, page: str, host: str = "127.0.0.1") -> tuple[int, str, str]:
-        """Status code, content type, body."""
+    def get(self, page: str, host: str = "127.0.0.1", name: str | None = None) -> tuple[int, str, str]:
+        """Status code, content type, body. `name` is what the request calls the server."""
+        asked = urllib.request.Request(f"http://{host}:{self.port}{page}", headers={"Host": name} if name else {})
         try:
-            with urllib.request.urlopen(f"http://{host}:{self.port}{page}", timeout=60) as answer:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -537,6 +541,46 @@ def test_only_this_machine_is_answered_unless_another_address_is_named(scene: Sc
     for address, others in (("127.0.0.1", False), ("127.0.0.2", True)):
         with serve_status(scene.board, 0, address) as port, socket.socket() as asking:
             assert (asking.connect_ex(("127.0.0.2", port)) == 0) is others
+
+
+OWN_NAMES = (
+    "localhost:1", "LOCALHOST", "127.0.0.1", "10.1.2.3:8998", "[::1]:8998", "j.localhost", "j-driver",
+    "j-driver.jobs.svc", "j-driver.jobs.svc.cluster.local:8998", socket.gethostname(),
+)  # fmt: skip
+OTHER_NAMES = ("evil.example", "evil.example:8998", "127.0.0.1.evil.example", "svc.evil.example", "[", "a b.example")
+
+
+@pytest.mark.parametrize("page", ["/", "/status", "/history", "/metrics", "/healthz", "/nothing"])
+@pytest.mark.parametrize("name", [*OWN_NAMES, *OTHER_NAMES])
+def test_a_name_that_somebody_else_can_own_gets_nothing(site: Site, name: str, page: str) -> None:
+    """A web site can have its own name lead here (DNS rebinding)."""
+    code, _, body = site.get(page, name=name)
+    assert (code == 421) is (name in OTHER_NAMES)
+    assert ("JOINERY_STATUS_NAMES" in body) is (name in OTHER_NAMES)
+
+
+def test_a_name_in_the_environment_is_answered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOINERY_STATUS_NAMES", "jobs.example.org, Pages.example.org")
+    for name in ("jobs.example.org", "pages.example.org:8443", "JOBS.example.org."):
+        assert site.get("/healthz", name=name)[0] == 200
+    assert site.get("/healthz", name="other.example.org")[0] == 421
+
+
+@pytest.mark.parametrize("since", ["9" * 5_000, "9" * 16, "-1", "1.5", "x", "\u0663", "%d9%a3", ""])
+def test_a_moment_that_is_no_number_of_milliseconds_is_refused(site: Site, since: str) -> None:
+    code, _, body = site.get(f"/history?since={urllib.parse.quote(since, safe='%')}")
+    assert (code, body) == ((200, body) if not since else (400, "since: milliseconds since 1970, at most 15 digits\n"))
+    assert site.get("/healthz")[0] == 200
+
+
+def test_a_burst_of_connections_is_accepted(site: Site) -> None:
+    """More than a browser and several probes open at a time; the sixth had to wait a second."""
+    with ExitStack() as stack:
+        begun = monotonic()
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", site.port), timeout=60))
+        assert site.get("/healthz")[0] == 200
+        assert monotonic() - begun < 60
 
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "0.0.0.0"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from joinery_operator.decision import Manifest
-from joinery_operator.manifests.objects import FILES
+from joinery_operator.manifests.objects import FILES, page_url
 from joinery_operator.manifests.pod_base import (
     CONFIG,
     CONTAINER_SECURITY,
@@ -88,6 +89,7 @@ def driver_pod(
         # A variable and not an argument, which an image of an earlier release would not know.
         *field_env(JOINERY_STATUS_HOST="status.podIP"),
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
+        *_status_names(revision),
         {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
         {"name": SCALE_FILE, "value": f"{_SCALE_FOLDER}/{_SCALE}"},
         KEY_ENV,
@@ -105,6 +107,12 @@ def driver_pod(
         arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if anew else [])]
         pod["spec"].setdefault("initContainers", []).append(_migrate(pod["spec"]["containers"][0], arguments))
     return pod
+
+
+def _status_names(revision: JobRevision) -> list[Manifest]:
+    """The name under which browsers see the job's page."""
+    host = urlsplit(page_url(revision.resource, revision.settings) or "").hostname
+    return [{"name": "JOINERY_STATUS_NAMES", "value": host}] if host else []
 
 
 def scale_annotation(scale: Scale) -> dict[str, str]:

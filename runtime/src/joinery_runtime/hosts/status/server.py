@@ -1,9 +1,14 @@
 """The HTTP server of a driver: the job's page at `/`, `/status` and `/history`, which the page reads, `/metrics`,
-`/healthz` and `/readyz`. It answers from the board only. Before there is a driver, a migration answers `/status`."""
+`/healthz` and `/readyz`. It answers from the board only. Before there is a driver, a migration answers `/status`.
+
+A request must name this server: a web site could give its own name the address of the server, and then read the pages
+in the browser of whoever visits the site (DNS rebinding). So the server answers to addresses, to names that nobody can
+register (`localhost`, names without a dot, Services), to this machine's name and to those in JOINERY_STATUS_NAMES."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from socketserver import TCPServer
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -27,7 +32,11 @@ from joinery_runtime.job.crd import DriverStatus
 
 REVISION = "JOINERY_REVISION"
 REQUEST_TIMEOUT_S = 10.0
+NAMES = "JOINERY_STATUS_NAMES"
 _LOOPBACK = "127.0.0.1"
+_MILLISECONDS = re.compile("[0-9]{1,15}", re.ASCII)
+# No registry gives these names to anybody.
+_OWN_NAMES = re.compile(r"[^.]+|(.+\.)?localhost|.+\.svc(\.cluster\.local)?")
 _PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -124,8 +133,8 @@ class _Pages:
                 return _json(driver_status(self._board, self._revision))
             case "/history":
                 since = parse_qs(query).get("since", ["0"])[0]
-                if not since.isdecimal():
-                    return _text(400, "since: milliseconds since 1970")
+                if not _MILLISECONDS.fullmatch(since):
+                    return _text(400, "since: milliseconds since 1970, at most 15 digits")
                 return _json(history_document(self._board, int(since)))
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
@@ -157,8 +166,30 @@ def _text(code: int, text: str) -> Answer:
     return code, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
+def _is_known(host: str) -> bool:
+    """Whether a request with this Host header may be for this server."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    with suppress(ValueError):
+        ip_address(name)
+        return True
+    named = {each.strip().lower() for each in os.environ.get(NAMES, "").split(",")}
+    return bool(_OWN_NAMES.fullmatch(name)) or name in named | {socket.gethostname().lower()}
+
+
+def _unknown(host: str) -> Answer:
+    return _text(
+        421,
+        f"This server does not answer to the name {host[:255]!r}. Ask for it by address or as localhost, or name it in "
+        f"the driver's environment: {NAMES}=<name>,...",
+    )
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # the library's five are fewer than the connections of one browser
 
     def __init__(self, host: str, port: int, answer: Callable[[str], Answer]) -> None:
         self.answer = answer
@@ -178,7 +209,9 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        code, content_type, body = self.server.answer(self.path)
+        host = self.headers.get("Host")  # older protocols have none, and browsers do not speak them
+        known = host is None or _is_known(host)
+        code, content_type, body = self.server.answer(self.path) if known else _unknown(host or "")
         with suppress(ConnectionError):  # the client has gone
             self.send_response(code)
             self.send_header("Content-Type", content_type)
