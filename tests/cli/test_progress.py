@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ from rich.live import Live
 
 from cli.session_jobs import session_job
 from job.resources import job
-from joinery_runtime.cli.progress import JsonProgress, TableProgress, open_progress, show_time, where_rows_are
+from joinery_runtime.cli.progress import JsonProgress, Repeats, TableProgress, open_progress, show_time, where_rows_are
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.loop import CommittedEpoch, Outage
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
-from joinery_runtime.errors import StoreUnavailable
+from joinery_runtime.errors import PartitionsLost, StoreUnavailable
 from joinery_runtime.job import Job
 
 JOB = job()
@@ -97,6 +98,37 @@ def test_an_outage_says_what_is_waited_for_and_since_when() -> None:
     assert (waiting["error"], waiting["retry_in_seconds"]) == (str(TROUBLE), 2.0)
     assert waiting["since"] == back["since"] == "2023-11-14T22:13:20.000Z"
     assert (back["event"], back["level"], back["system"]) == ("back", "info", "store")
+
+
+def test_an_outage_that_lasts_an_hour_is_a_few_lines() -> None:
+    """A try every four seconds was 900 lines, of each system that was away."""
+    text, now = io.StringIO(), [100.0]
+    progress = JsonProgress(JOB, text, "local[2]")
+    progress._repeats = Repeats(lambda: now[0])
+    listener = progress.listener
+
+    def lasts(seconds: int) -> list[float]:
+        begun = now[0]
+        shown = []
+        for tried in range(0, seconds, 4):
+            now[0], lines = begun + tried, len(json_lines(text))
+            listener.waiting(replace(OUTAGE, error=StoreUnavailable(TROUBLE.what, facts=f"port {tried}")))
+            shown += [tried] if len(json_lines(text)) > lines else []
+        return shown
+
+    assert lasts(3600) == [0, 60, 180, 420, 900, 1800, 2700]
+    listener.recovered(OUTAGE)
+    assert lasts(60) == [0]
+    listener.retrying(PartitionsLost("Epoch 7 waits for partitions"), 0.25)  # another trouble is told at once
+    assert json_lines(text)[-1]["event"] == "trouble"
+
+
+def test_the_address_of_the_page_is_in_the_first_line() -> None:
+    text = io.StringIO()
+    progress = JsonProgress(JOB, text, "local[2]")
+    progress.served("http://127.0.0.1:4711/")
+    progress.listener.started(FakeDriver())  # type: ignore[arg-type]
+    assert json_lines(text)[0]["page"] == "http://127.0.0.1:4711/"
 
 
 LATE = Totals(dropped={"orders": {"late": 29_996}, "payments": {"null_key": 4}}, behind={"orders": 5_400_001})
@@ -202,8 +234,8 @@ def test_json_says_that_latest_is_of_the_first_start() -> None:
 class Screen:
     """A terminal that is recorded; its clock stands still until `at` moves it."""
 
-    def __init__(self, job: Job = JOB) -> None:
-        self.console = Console(file=io.StringIO(), record=True, width=160)
+    def __init__(self, job: Job = JOB, width: int = 160) -> None:
+        self.console = Console(file=io.StringIO(), record=True, width=width)
         self.now = 100.0
         self.live = Live(console=self.console, auto_refresh=False)
         self.progress = TableProgress(job, self.live, "local[2]", lambda: self.now)
@@ -318,6 +350,15 @@ def test_messages_are_shown_as_they_are(screen: Screen) -> None:
     assert f"{TROUBLE}; trying again in 0.5 s" in screen.text()
     since = "2023-11-14T22:13:20.000Z"
     assert f"{TROUBLE}; waiting for the store since {since}, trying again in 2 s" in screen.text()
+
+
+def test_a_command_in_a_message_is_not_broken_on_a_narrow_terminal() -> None:
+    screen = Screen(JOB, width=40)
+    command = "kafka-consumer-groups --describe --members --bootstrap-server kafka-1.example.org:9092"
+    screen.progress.warn(f"Another member has the partitions. See who it is with {command}")
+    screen.progress.served("http://127.0.0.1:40227/")
+    assert command in screen.text()
+    assert "http://127.0.0.1:40227/" in screen.text()
 
 
 def test_the_end_tells_the_totals(screen: Screen) -> None:

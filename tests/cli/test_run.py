@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import urllib.error
@@ -18,6 +19,7 @@ from job.resources import edited
 from joinery_devkit.processes import free_port
 from joinery_runtime.cli.app import main
 from joinery_runtime.cli.ending import Stopped
+from joinery_runtime.cli.progress import JsonProgress
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.job_state import JobState
@@ -228,12 +230,26 @@ def test_a_sigterm_before_the_engine_is_loaded_leaves_no_embedded_server(
 # --- the status port --------------------------------------------------------------------------------------------------
 
 
-def test_without_a_port_nothing_is_served(joinery: Joinery, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    boards: list[object] = []
-    monkeypatch.setattr("joinery_runtime.cli.run.run_job", lambda *_, board, **__: boards.append(board))
+def test_the_page_is_at_a_free_port_of_loopback_unless_it_is_switched_off(
+    joinery: Joinery, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[str] = []
+    boards: list[tuple[object, bool]] = []
+
+    def run_job(*_: object, board: Board | None, patient: bool, **__: object) -> None:
+        boards.append((board is not None, patient))
+        for page in pages:
+            with urllib.request.urlopen(page, timeout=60) as answer:
+                assert b"<title>" in answer.read()
+
+    monkeypatch.setattr("joinery_runtime.cli.run.run_job", run_job)
+    monkeypatch.setattr(JsonProgress, "served", lambda _, page: pages.append(page))
     assert joinery("run", job_file).code == 0
+    (page,) = pages
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", page)
+    pages.clear()
     assert joinery("run", job_file, "--status-port", 0).code == 0
-    assert boards == [None, None]
+    assert (pages, boards) == ([], [(True, False), (False, False)])
 
 
 def test_status_is_served_before_anything_of_the_job_begins_and_while_it_runs(

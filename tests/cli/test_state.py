@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,56 @@ def test_a_job_that_never_ran(joinery: Joinery, stored: Path, command: str) -> N
     ended = joinery("state", command, stored)
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith(f"joinery: the state store knows no job {JOB}")
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("planned", [False, True])
+def test_all_commands_say_the_same_before_the_first_commit(
+    joinery: Joinery, stored: Path, store: PostgresStore, planned: bool
+) -> None:
+    store.acquire(JOB)
+    if planned:
+        store.write_plan(JOB, 1, {"epoch": 1}, {})
+    words = f"job {JOB} has committed no epoch yet: {'epoch 1 is' if planned else 'no epoch is'} planned"
+    for command in (("why", stored, "--key", "order_id=a"), ("verify", stored)):
+        ended = joinery(*command)
+        assert (ended.code, ended.err.startswith(f"joinery: {words}")) == (1, True)
+    log = joinery("state", "epochs", stored)
+    assert (log.code, log.out, log.err.startswith(words)) == (0, "", True)
+    listed = joinery("state", "ls", stored).out
+    assert listed.startswith(f"job {JOB}: no epoch committed yet{', epoch 1 planned' if planned else ''}, generation 1")
+
+
+@pytest.mark.services
+def test_an_epoch_is_one_short_line_on_a_terminal(
+    joinery: Joinery, stored: Path, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = store.acquire(JOB)
+    run_epoch(store, record, 1, ["segment-1"])
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    (line,) = joinery("state", "epochs", stored).out.splitlines()
+    assert line.startswith("epoch 1, committed 20")
+    assert len(line) < 300
+    assert joinery("state", "epochs", stored, "--json").lines[0]["epoch"] == 1
+
+
+@pytest.mark.services
+def test_ls_without_a_job_lists_those_of_the_embedded_postgres(
+    joinery: Joinery, store: PostgresStore, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOINERY_HOME", str(tmp_path / "home"))
+    nothing = joinery("state", "ls")
+    assert (nothing.code, "no job has kept its state" in nothing.out) == (0, True)
+    assert not (tmp_path / "home").exists()
+    (tmp_path / "home" / "postgres").mkdir(parents=True)
+    store.acquire("one")
+    run_epoch(store, store.acquire("two"), 1, ["segment-1"])
+    monkeypatch.setattr("joinery_runtime.cli.state.embedded_postgres", lambda _: nullcontext(postgres_dsn))
+    monkeypatch.setattr("joinery_runtime.cli.state.EMBEDDED_SCHEMA", tmp_path.name.replace("-", "_"))
+    listed = joinery("state", "ls").out.splitlines()
+    assert listed[1:] == [
+        "job one: no epoch committed yet, generation 1", "job two: epoch 1 committed, generation 1",
+    ]  # fmt: skip
 
 
 @pytest.mark.services

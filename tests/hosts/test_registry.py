@@ -102,7 +102,7 @@ def test_in_a_pod_it_is_waited_for_and_said_at_each_try(served: Registry, tmp_pa
     served.status = 404
     said: list[str] = []
     stop, job = Event(), job_with(served.url, tmp_path)
-    run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job))
+    run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job), patient=True)
     assert len(said) == 3
     assert all(text.startswith(NO_REGISTRY) for text in said)
 
@@ -113,7 +113,7 @@ def test_in_a_pod_a_login_that_is_refused_ends_the_job(served: Registry, tmp_pat
     said: list[str] = []
     stop, job = Event(), job_with(served.url, tmp_path)
     with pytest.raises(SourceError, match="refuses access") as caught:
-        run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job))
+        run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job), patient=True)
     assert not isinstance(caught.value, SourceUnavailable)
     assert not said
 

@@ -120,3 +120,18 @@ def test_the_badge_is_not_green_while_many_rows_are_late(
     assert json.loads(script.eval(f"status = {json.dumps(answer)}; JSON.stringify(standing())")) == shown
     told = [each["lateWarning"] for each in inputs if "lateWarning" in each]
     assert [text for _, text in json.loads(script.eval("JSON.stringify(notices())"))] == told
+
+
+def test_a_part_of_the_state_has_the_name_of_its_side(script: quickjs.Context) -> None:
+    places = ((1, "left", ["a"]), (1, "right", ["b"]), (2, "left", ["a", "b"]), (2, "right", ["c"]))
+    sides = [{"step": step, "side": side, "inputs": inputs} for step, side, inputs in places]
+    parts = ("left", "right.2", "left.2", "left.3")
+    named = [script.eval(f"partName({part!r}, {json.dumps(sides)})") for part in parts]
+    assert named == ["step 1, left (a)", "step 2, right (c)", "step 2, left (a, b)", "left.3"]
+    assert script.eval(f"partName('right', {json.dumps(sides[:2])})") == "right (b)"
+
+
+def test_a_card_shows_the_newest_rate_of_its_chart(script: quickjs.Context) -> None:
+    assert script.eval("newest([null, 100, null, null])") == 100
+    assert script.eval("newest([null, 100, 0])") == 0
+    assert script.eval("rate(newest([null]))") == "\u2013"

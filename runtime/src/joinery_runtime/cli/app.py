@@ -97,7 +97,7 @@ def run(
     master: str | None = None,
     local: Annotated[bool, Parameter(negative=())] = False,
     once: Annotated[bool, Parameter(negative=())] = False,
-    status_port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0,
+    status_port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65535))] = None,
     status_host: Annotated[str, Parameter(env_var="JOINERY_STATUS_HOST")] = "127.0.0.1",
     stalled_after: str = "15m",
 ) -> str:
@@ -113,8 +113,8 @@ def run(
         Read what is there now, commit, and exit, for cron and Airflow. The next run continues from there. Inputs do not
         end, so windows and unmatched rows stay open.
     status_port
-        Port for /status, /metrics, /healthz and /readyz; 0: none. With a port, the job also waits for a state store
-        that is down at the start.
+        Port for the job's page, /status, /metrics, /healthz and /readyz. Default: a free one, which the first lines
+        name; 0: none. With a port of your own, the job also waits for a state store that is down at the start.
     status_host
         Address of that port; 0.0.0.0: all interfaces. Whoever can reach it can read the status.
     stalled_after
@@ -137,7 +137,7 @@ def run(
         if not local:
             check_master(job, job_file, master)
         with with_line(job, job_file):
-            return run_command(job, master, status_port or None, status_host, stalled_after_ms, once=once, local=local)
+            return run_command(job, master, status_port, status_host, stalled_after_ms, once=once, local=local)
 
 
 def _duration(option: str, text: str) -> int:

@@ -32,6 +32,7 @@ from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks import lake_table
 
 RATE_WINDOW_S = 10.0
+_FIRST_REPEAT_S, _LAST_REPEAT_S = 60.0, 900.0
 HOTTEST = 3  # hot keys shown with every epoch; /status has more
 
 THIS_PROCESS = "this process (--local)"
@@ -41,19 +42,57 @@ EndedBy = Literal["stopped", "once", "inputs"]
 """What ended a run: a signal, the inputs' ends at its start (`--once`), or the final ends of all inputs."""
 
 
+class Repeats:
+    """Which reports of a trouble that lasts are worth a line: the first one, then those after 1, 3, 7, 15, ... minutes,
+    and one in 15 minutes in the end. `clock` is in seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next: dict[
+            tuple[str, str], tuple[float, float]
+        ] = {}  # by event and trouble: when the next one is due, and the pause after it
+
+    def due(self, event: str, error: JoineryError) -> bool:
+        """Whether to report the event now. The error's facts may differ from one try to the next."""
+        now = self._clock()
+        due, pause = self._next.get((event, error.what), (now, _FIRST_REPEAT_S))
+        if now < due:
+            return False
+        self._next[event, error.what] = now + pause, min(2 * pause, _LAST_REPEAT_S)
+        return True
+
+    def over(self) -> None:
+        self._next.clear()
+
+
 class RunProgress(ABC):
     """Tells the user about a run; the epoch loop calls `listener`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._repeats = Repeats(clock)
 
     @property
     def listener(self) -> JobListener:
         return JobListener(
             self._started,
-            self._committed,
-            self._trouble,
+            self._has_committed,
+            lambda error, pause: self._trouble(error, pause) if self._repeats.due("trouble", error) else None,
             warned=self.warn,
-            waiting=self._waiting,
-            recovered=self._back,
+            waiting=lambda outage: self._waiting(outage) if self._repeats.due("waiting", outage.error) else None,
+            recovered=self._has_recovered,
         )
+
+    def _has_committed(self, progress: CommittedEpoch) -> None:
+        self._repeats.over()
+        self._committed(progress)
+
+    def _has_recovered(self, outage: Outage) -> None:
+        self._repeats.over()
+        self._back(outage)
+
+    @abstractmethod
+    def served(self, page: str) -> None:
+        """Tells the address of the job's page."""
 
     @abstractmethod
     def warn(self, message: str) -> None: ...
@@ -92,6 +131,7 @@ class JsonProgress(RunProgress):
     """One line per epoch and event, with the job's name and a UTC time."""
 
     def __init__(self, job: Job, stream: TextIO, location: str) -> None:
+        super().__init__()
         self._log = structlog.wrap_logger(
             structlog.WriteLogger(stream),
             processors=[
@@ -107,6 +147,10 @@ class JsonProgress(RunProgress):
         self._read = 0
         self._totals = Totals()
         self._job, self._disorder = job, dict[str, int]()
+        self._page: dict[str, str] = {}
+
+    def served(self, page: str) -> None:
+        self._page = {"page": page}
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
@@ -129,7 +173,12 @@ class JsonProgress(RunProgress):
     def _started(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
         self._log.info(
-            "started", master=self._location, generation=driver.generation, epoch=driver.epoch, replays=driver.pending
+            "started",
+            master=self._location,
+            generation=driver.generation,
+            epoch=driver.epoch,
+            replays=driver.pending,
+            **self._page,
         )
 
     def _committed(self, progress: CommittedEpoch) -> None:
@@ -181,6 +230,7 @@ class TableProgress(RunProgress):
     """A table that is redrawn after each epoch; rates are over the last ten seconds."""
 
     def __init__(self, job: Job, live: Live, location: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._job, self._live, self._location, self._clock = job, live, location, clock
         self._rates = Rates(clock(), RATE_WINDOW_S)
         self._dropped: dict[str, Counter[str]] = {side.name: Counter() for side in job.inputs}
@@ -190,6 +240,9 @@ class TableProgress(RunProgress):
         self._rows_out = 0
         self._totals = Totals()
         self._disorder = dict[str, int]()
+
+    def served(self, page: str) -> None:
+        self._say(f"the job's page, while it runs: {escape(page)}")
 
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")
@@ -208,7 +261,8 @@ class TableProgress(RunProgress):
         self._say(f"{self._job.name}: {WHY_ENDED[by]} after {seconds:.1f} s, {rows}")
 
     def _say(self, markup: str) -> None:
-        self._live.console.print(markup, highlight=False)
+        # Broken by the terminal and not by us, a command or an address can still be copied.
+        self._live.console.print(markup, highlight=False, soft_wrap=True)
 
     def _started(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)

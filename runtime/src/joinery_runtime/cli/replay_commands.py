@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from joinery_runtime.cli.state import durable, record_of
+from joinery_runtime.cli.state import durable, record_of, without_epochs
 from joinery_runtime.cli.trace import read_steps
 from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.cli.why import Answer, why
@@ -51,7 +51,8 @@ def _reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
     """The job with its secrets, its store and its inputs. Raises JoineryError if there is no state of the job."""
     job = durable(job)
     with open_store(job, lambda _: None) as opened, closing(JobInputs(job)) as inputs:
-        record_of(job, opened.store)
+        if not (record := record_of(job, opened.store)).epoch:
+            raise without_epochs(record)
         yield job, opened, inputs
 
 

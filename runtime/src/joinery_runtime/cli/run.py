@@ -37,13 +37,13 @@ def run_command(
     once: bool,
     local: bool = False,
 ) -> Outcome:
-    """Runs the job. Without a `status_port`, serves no status."""
+    """Runs the job. `status_port` None: the page is at a free port; 0: nothing is served."""
     gc.freeze()  # so that epochs in the driver do not wait for garbage collection of everything imported
     signals = Signals(Event(), (signal.SIGTERM, signal.SIGINT), _end_at_once)
     location = THIS_PROCESS if local else master_of(job.spec.spark.conf, master) or "the master of spark-submit"
     with (
         open_progress(job, sys.stdout, location) as progress,
-        _served(job, status_port, status_host, stalled_after_ms) as board,
+        _served(job, status_port, status_host, stalled_after_ms, progress.served) as board,
     ):
         listener = progress.listener
 
@@ -56,7 +56,15 @@ def run_command(
             if submitted_here():
                 stop_with_spark_submit()
             run_job(
-                job, listening, signals.stop, master=master, warn=progress.warn, board=board, once=once, local=local
+                job,
+                listening,
+                signals.stop,
+                master=master,
+                warn=progress.warn,
+                board=board,
+                patient=bool(status_port),
+                once=once,
+                local=local,
             )
         stopped = signals.stop.is_set()
         progress.ended("stopped" if stopped else "once" if once else "inputs")
@@ -74,15 +82,18 @@ def check_master(job: Job, job_file: Path, master: str | None) -> None:
 
 
 @contextmanager
-def _served(job: Job, port: int | None, host: str, stalled_after_ms: int) -> Iterator[Board | None]:
-    if port is None:
+def _served(
+    job: Job, port: int | None, host: str, stalled_after_ms: int, tell: Callable[[str], None]
+) -> Iterator[Board | None]:
+    if port == 0:
         yield None
         return
     liveness = Liveness(stalled_after_s=stalled_after_ms / 1000)
     plan = explain(job)
     about = About(plan.title, {each.name: each.source for each in plan.inputs}, plan.output, plan.render())
     board = Board(job.name, [side.name for side in job.inputs], liveness, about=about)
-    with serve_status(board, port, host):
+    with serve_status(board, port or 0, host) as opened:
+        tell(f"http://127.0.0.1:{opened}/")
         yield board
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import InputTime, Watermark
 from joinery_runtime.engine.job_state import input_offsets, live_segments, stored_floors
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
-from joinery_runtime.errors import JoineryError
+from joinery_runtime.errors import JoineryError, StateError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import (
     EMBEDDED_SCHEMA,
@@ -23,16 +24,16 @@ from joinery_runtime.hosts.stores import (
     store_address,
 )
 from joinery_runtime.job import Job, format_time, time_value
+from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.embedded import embedded_directory, embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateStore
 
 
-def epoch_lines(job: Job, after: int, limit: int) -> Iterator[dict[str, Any]]:
-    """The epoch log after epoch `after`, oldest first."""
+def epoch_log(job: Job, after: int, limit: int) -> tuple[JobRecord, Sequence[EpochRecord]]:
+    """The job's record, and the epoch log after epoch `after`, oldest first."""
     with open_durable(job) as store:
-        record_of(job, store)
-        yield from map(epoch_line, store.epochs(job.name, after, limit))
+        return record_of(job, store), store.epochs(job.name, after, limit)
 
 
 def epoch_line(entry: EpochRecord) -> dict[str, Any]:
@@ -49,9 +50,58 @@ def epoch_line(entry: EpochRecord) -> dict[str, Any]:
     }
 
 
+def epoch_text(entry: EpochRecord) -> str:
+    """An epoch of the log as one line for people."""
+    result, watermarks = entry.result, entry.plan.get("watermarks", {})
+    rows_in: Counter[str] = Counter()
+    for partition, rows in result.get("rows_in", {}).items():
+        rows_in[partition.partition(":")[0]] += rows
+    dropped = [
+        f"{rows:,} {reason}" for counts in result.get("dropped", {}).values() for reason, rows in counts.items() if rows
+    ]
+    dead = result.get("dead", 0)
+    parts = [
+        f"epoch {entry.epoch}, committed {format_time(entry.committed_at)}",
+        f"in: {', '.join(f'{name} {rows:,}' for name, rows in rows_in.items()) or 'nothing'}",
+        f"out: {result.get('rows_out', 0):,}",
+        *([f"dropped: {', '.join(dropped)}"] if dropped else []),
+        *([counted(dead, "dead letter")] if dead else []),
+        f"watermarks: {', '.join(f'{name} {format_time(at)}' for name, at in watermarks.items())}",
+    ]
+    return "; ".join(parts)
+
+
+def without_epochs(record: JobRecord) -> JoineryError:
+    """What there is to say of a job that has not committed anything yet, whatever was asked."""
+    planned = f"epoch {record.plan['epoch']} is planned" if record.plan else "no epoch is planned"
+    return JoineryError(
+        f"job {record.job} has committed no epoch yet", facts=planned, todo="`joinery run JOB.yaml` runs its epochs"
+    )
+
+
 def listing(job: Job) -> str:
     with open_durable(job) as store:
         return "\n".join(record_lines(record_of(job, store)))
+
+
+def embedded_listing() -> str:
+    """The jobs whose state is in the embedded Postgres, and where each stands."""
+    folder = embedded_directory()
+    if not folder.is_dir():
+        return f"no job has kept its state in the embedded Postgres: there is no {folder}"
+    with (
+        embedded_postgres(folder) as dsn,
+        closing(PostgresStoreAddress(dsn, EMBEDDED_SCHEMA).connect()) as store,
+    ):
+        lines = []
+        for name in store.jobs():
+            try:
+                record = store.record(name)
+            except StateError as error:  # the state was moved
+                lines.append(str(error))
+            else:
+                lines += [] if record is None else [headline(record)]
+    return "\n".join([f"jobs with their state in the embedded Postgres, {folder}:", *(lines or ["none"])])
 
 
 @contextmanager
@@ -81,10 +131,15 @@ def record_of(job: Job, store: JobReader) -> JobRecord:
     return record
 
 
+def headline(record: JobRecord) -> str:
+    pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
+    committed = f"epoch {record.epoch} committed" if record.epoch else "no epoch committed yet"
+    return f"job {record.job}: {committed}{pending}, generation {record.generation}"
+
+
 def record_lines(record: JobRecord) -> Iterator[str]:
     """Yields how far each input has been read, how far each part of the state is closed, and the live segments."""
-    pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
-    yield f"job {record.job}: epoch {record.epoch} committed{pending}, generation {record.generation}"
+    yield headline(record)
     for name, data in sorted(input_offsets(record).items()):
         state = InputState.from_bytes(name, data)
         positions = ", ".join(f"{ref.topic}/{ref.partition}@{o}" for ref, o in sorted(state.positions.items()))

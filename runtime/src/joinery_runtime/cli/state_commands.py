@@ -17,8 +17,9 @@ state = App(name="state", help="Inspect, reset, restore, migrate, move or delete
 
 
 @state.command
-def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
-    """Print the epoch log: one JSON object per committed epoch, with its plan (ranges, watermarks) and its result.
+def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000, as_json: AsJson = False) -> None:
+    """Print the epoch log: on a terminal a line for each committed epoch; elsewhere one JSON object each, with its plan
+    (ranges, watermarks) and its result.
 
     Parameters
     ----------
@@ -27,10 +28,13 @@ def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000) -> None:
     limit
         Maximum number of epochs, oldest first.
     """
-    from joinery_runtime.cli.state import epoch_lines  # noqa: PLC0415
+    from joinery_runtime.cli.state import epoch_line, epoch_log, epoch_text, without_epochs  # noqa: PLC0415
 
-    for line in epoch_lines(load(job_file), after, limit):
-        say(json.dumps(line))
+    record, log = epoch_log(load(job_file), after, limit)
+    if not record.epoch:
+        print(without_epochs(record), file=sys.stderr)  # noqa: T201 - an empty log is no error
+    for entry in log:
+        say(json.dumps(epoch_line(entry)) if as_json or not sys.stdout.isatty() else epoch_text(entry))
 
 
 @state.command
@@ -87,11 +91,12 @@ def reset(
 
 
 @state.command
-def ls(job_file: JobFile) -> None:
-    """Print the job's progress and its live segments."""
-    from joinery_runtime.cli.state import listing  # noqa: PLC0415
+def ls(job_file: JobFile | None = None) -> None:
+    """Print the job's progress and its live segments. Without a job, list the jobs whose state is in the embedded
+    Postgres."""
+    from joinery_runtime.cli.state import embedded_listing, listing  # noqa: PLC0415
 
-    say(listing(load(job_file)))
+    say(embedded_listing() if job_file is None else listing(load(job_file)))
 
 
 @state.command

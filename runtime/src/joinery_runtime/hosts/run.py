@@ -87,6 +87,7 @@ def run_job(
     master: str | None = None,
     warn: Callable[[str], None],
     board: Board | None = None,
+    patient: bool = False,
     once: bool = False,
     session: SparkSession | SparkContext | None = None,
     local: bool = False,
@@ -97,8 +98,8 @@ def run_job(
     `master` is a Spark master URL; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a
     `session`, every epoch runs on that session, which goes on after the job. With `local`, every epoch runs in this
     process, and there is no Spark. The job waits for an outside system that goes away. It waits for one that is away at
-    the start only if `board` is given: then nobody sits in front of the job. To a user who does, a wrong address is
-    more likely, so that is an error. Raises JoineryError.
+    the start only if it is `patient`. In interactive use, a wrong address is more likely, so that is an error. Raises
+    JoineryError.
     """
     filled = with_secrets(job)
     if board is not None:
@@ -122,7 +123,7 @@ def run_job(
         if local or (context is None and may_run_here(spark_master)):
             # Loads the kernels while a Postgres starts, rather than in the first epoch.
             stack.callback(BackgroundCall(lambda: load_kernels(filled), "joinery-kernels").join)
-        if board is None:
+        if not patient:
             _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
             return
         opened = caller.outages.until_there(lambda: stack.enter_context(open_store(filled, warn)))

@@ -118,6 +118,11 @@ class PostgresStore:
         with self._connection.session() as connection:
             return self._found(connection, job)
 
+    def jobs(self) -> list[str]:
+        """The names of the jobs of which this store has state, also of those whose state was moved away."""
+        with self._connection.session() as connection:
+            return [name for (name,) in connection.execute(self._sql[statements.JOBS])]
+
     def standing(self, job: str) -> Standing | None:
         with self._connection.session() as connection:
             row = self._sql.run(connection, statements.STANDING, job).fetchone()

@@ -27,6 +27,8 @@ FROM {schema}.jobs WHERE pipeline_name = %(job)s
 """
 LOCK_JOB = JOB + " FOR UPDATE"
 
+JOBS = "SELECT pipeline_name FROM {schema}.jobs WHERE NOT deleted ORDER BY pipeline_name"
+
 STANDING = """
 SELECT generation, epoch, pending_plan IS NOT NULL FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted
 """

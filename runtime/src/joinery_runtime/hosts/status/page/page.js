@@ -168,7 +168,7 @@ function inputCard(input) {
     element("h2", "", input.name, tag && element("span", tag[1], tag[0])),
     element("p", "quiet", source ? source.source : ""),
     facts([
-      ["records/s", whole(input.rowsPerSecond)], ["lag in records", whole(input.lag)],
+      ["records/s", rate(newest(rates((sample) => sample.rowsIn[input.name] ?? 0)))], ["lag in records", whole(input.lag)],
       ["watermark behind", input.ended ? null : duration(behind)],
       ["late rows, in all", input.late ? whole(input.late) : null],
       ["late by up to", input.lateBy ? duration(inMs(input.lateBy)) : null],
@@ -185,12 +185,11 @@ function drawFlow() {
       ["rows out per record in, newest epoch", status.amplification == null ? null : short(status.amplification)],
       ["epochs run on", status.runsOn], ["executors", status.executors], ["savepoint", status.lastSavepoint ? status.lastSavepoint.name : null],
     ]));
-  const out = rates((sample) => sample.rowsOut).filter((rate) => rate != null);
   byId("output").replaceChildren(
     element("h2", "", "output"),
     element("p", "quiet", history.output),
     facts([
-      ["rows/s", rate(out.at(-1))], ["rows out, in all", whole(status.rowsOut)],
+      ["rows/s", rate(newest(rates((sample) => sample.rowsOut)))], ["rows out, in all", whole(status.rowsOut)],
       ["of these not visible yet", status.rowsHeld ? whole(status.rowsHeld) : null],
       ["records in, in all", whole(status.rowsIn)],
     ]));
@@ -222,10 +221,25 @@ function ratesOf(all, total) {
 }
 
 const rates = (total) => ratesOf(shown(), total);
+const newest = (of) => of.filter((value) => value != null).pop();  // cards show the charts' own numbers
 
 const names = () => history.sources.map((source) => source.name);
 const values = (of) => shown().map((sample) => of(sample) ?? null);
 const parts = () => [...new Set(samples.flatMap((sample) => Object.keys(sample.state)))];
+
+// A side as a person calls it: with its inputs, and with the step where there are several.
+function sideName(side, sides) {
+  const many = new Set(sides.map((each) => each.step)).size > 1;
+  return `${many ? `step ${side.step}, ` : ""}${side.side} (${side.inputs.join(", ")})`;
+}
+
+// A part of the state is called `left` in the first step, and `left.2` in the second.
+function partName(part, sides) {
+  const [name, step] = part.split(".");
+  const side = sides.find((each) => each.side === name && each.step === Number(step ?? 1));
+  return side ? sideName(side, sides) : part;
+}
+
 const sum = (map) => Object.values(map).reduce((a, b) => a + b, 0);
 
 const OVER_TIME = [
@@ -234,7 +248,7 @@ const OVER_TIME = [
     ["rows out", rates((sample) => sample.rowsOut)]]],
   ["Lag: records that are not read yet", short, () => names().map((name) => [name, values((sample) => sample.lag[name])])],
   ["Watermark behind the clock", duration, () => names().map((name) => [name, values((sample) => sample.behind[name])])],
-  ["State", bytes, () => parts().map((part) => [part, values((sample) => sample.state[part])])],
+  ["State", bytes, () => parts().map((part) => [partName(part, status.sides), values((sample) => sample.state[part])])],
   ["Rows out per record in", short, () => {
     const [out, into] = [rates((sample) => sample.rowsOut), rates((sample) => sum(sample.rowsIn))];
     return [["rows out per record in", out.map((rate, i) => (rate != null && into[i] ? rate / into[i] : null))]];
@@ -346,7 +360,6 @@ const REASONS = {
 };
 
 function drawTables() {
-  const many = new Set(status.sides.map((side) => side.step)).size > 1;
   const holding = new Set();
   const partitions = history.partitions.map((each) => {
     const holds = !each.idle && !holding.has(each.input);
@@ -360,7 +373,7 @@ function drawTables() {
   byId("tables").replaceChildren(...[
     table("State by side", ["side", "rows", "bytes", "stored", "expired", "looked up", "matches", "most rows"],
       status.sides.map((side) => [
-        named(`${many ? `${side.step}: ` : ""}${side.side} (${side.inputs.join(", ")})`), whole(side.rows), bytes(side.bytes),
+        named(sideName(side, status.sides)), whole(side.rows), bytes(side.bytes),
         whole(side.stored), whole(side.expired), whole(side.lookups), whole(side.matches), whole(side.peak)]),
       "Rows and bytes are kept now; the others count since the job's state began. Expired rows have left the state."),
     table("Partitions furthest behind", ["partition", "input", "behind the clock", ""], partitions),
