@@ -28,6 +28,7 @@ code of the command line.
     |   +-- OutputUnavailable   (U) an output is away, or has no room
     +-- Unavailable         (U) an outside system is away: nothing is lost, and the job waits until it is back
     +-- EnvironmentProblem  the machine lacks something (Java, a package, a network)
+        +-- NoRoom              a disk is full on which the job keeps files of its own
 """
 
 from __future__ import annotations
@@ -192,3 +193,7 @@ class OutputUnavailable(SinkError, Unavailable):
 
 class EnvironmentProblem(JoineryError):
     exit_code = 3
+
+
+class NoRoom(EnvironmentProblem):
+    pass

@@ -12,6 +12,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
+from joinery_runtime.disk import temporary_folder, writing
 from joinery_runtime.schema_references import UnusableReferences, references_of
 
 _FILE = "schema.proto"  # the schema's file name for protoc, unless it imports a file of this name
@@ -73,7 +74,11 @@ def imports_of(found: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]
 def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
     files = dict(imports)
     name = next(each for each in (_FILE, *(f"schema{n}.proto" for n in range(len(files)))) if each not in files)
-    with tempfile.TemporaryDirectory(prefix="joinery-protobuf-") as folder:
+    parent = temporary_folder()
+    with (
+        writing("a Protobuf schema that is compiled", parent),
+        tempfile.TemporaryDirectory(prefix="joinery-protobuf-") as folder,
+    ):
         for path, content in (files | {name: text}).items():
             if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
                 raise InvalidSchema(f"{path!r} is no name of a file to import")

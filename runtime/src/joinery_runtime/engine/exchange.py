@@ -22,11 +22,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from joinery_runtime.core.table.segment import concat, decode, encode
+from joinery_runtime.disk import writing
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.worker import RowBlock, Sent
 
 PACKED_BYTES = 16 << 20
 """Rows that wait to be packed, of all receivers together."""
+_ROWS = "rows between two tasks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class LocalParcels:
     def __init__(self, folder: Path, work: EpochWork, attempt: str) -> None:
         self._folder = folder / f"{work.generation}-{work.plan.epoch}"
         self._attempt, self._count = attempt, 0
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with writing(_ROWS, self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         # Whoever still needs a file of an earlier epoch, a zombie for example, reads its rows again.
         for earlier in folder.iterdir():
             generation, epoch = map(int, earlier.name.split("-"))
@@ -135,7 +138,11 @@ class LocalParcels:
     def put(self, parcel: Parcel) -> LocalParcel:
         path = self._folder / f"{self._attempt}-{self._count}.arrow"
         self._count += 1
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, parcel.rows.schema) as writer:
+        with (
+            writing(_ROWS, self._folder),
+            pa.OSFile(str(path), "wb") as sink,
+            pa.ipc.new_file(sink, parcel.rows.schema) as writer,
+        ):
             writer.write_batch(parcel.rows)
         return LocalParcel(parcel.cuts, path)
 

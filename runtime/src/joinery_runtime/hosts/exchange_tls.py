@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from joinery_runtime.disk import writing
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.exchange_key import KeyFiles, write_key
 from joinery_runtime.hosts.scratch import scratch_folder
@@ -62,7 +63,9 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
         return {}
     secret = secrets.token_hex(32)
     if is_local_cluster(master):
-        return _settings(write_key(secret, stack.enter_context(scratch_folder("exchange"))))
+        own = stack.enter_context(scratch_folder("exchange"))
+        with writing("the key of Spark's connections", own):
+            return _settings(write_key(secret, own))
     if not master.startswith("k8s://") or not executors_have_key_folder(named):
         raise EnvironmentProblem(
             "Spark's connections have no key",

@@ -18,6 +18,7 @@ from typing import TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from joinery_runtime.disk import writing
 from joinery_runtime.errors import EnvironmentProblem, JobError
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.secrets import KafkaClient, Place, with_clients
@@ -80,7 +81,10 @@ def private_copy(job: Job) -> Iterator[Path]:
     """Yields a file with the job and its secrets, for workers of this user on this machine."""
     with scratch_folder("job") as folder:
         path = folder / "job.json"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        with (
+            writing("the job for its workers", folder),
+            os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file,
+        ):
             # Variables of the environment were filled in when the job was loaded.
             file.write(job.model_dump_json(by_alias=True, exclude_unset=True).replace("${", "$${"))
         yield path

@@ -8,8 +8,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from joinery_runtime.disk import temporary_folder, writing
 
 _OWNER = "owner"  # a file that the process of a folder has locked; the lock ends with the process
 
@@ -18,16 +20,21 @@ _OWNER = "owner"  # a file that the process of a folder has locked; the lock end
 def scratch_folder(kind: str) -> Iterator[Path]:
     """An empty folder that this user alone may read, and that is gone afterwards. Folders of this kind whose processes
     were killed are removed first."""
-    prefix = f"joinery-{kind}-"
-    for owner in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_OWNER}"):
+    prefix, what = f"joinery-{kind}-", "a job's files"
+    parent = temporary_folder()
+    for owner in parent.glob(f"{prefix}*/{_OWNER}"):
         _remove_if_abandoned(owner)
-    with tempfile.TemporaryDirectory(prefix=prefix) as made, Path(made, f"{_OWNER}.new").open("wb") as owner_file:
+    with ExitStack() as stack:
+        with writing(what, parent):
+            made = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
+            owner_file = stack.enter_context(Path(made, f"{_OWNER}.new").open("wb"))
         with suppress(OSError):  # on a file system without locks nobody can tell whose it is, so nobody removes it
             fcntl.flock(owner_file, fcntl.LOCK_EX)
             # Nobody sees it before it is locked.
             Path(owner_file.name).rename(Path(made, _OWNER))
         folder = Path(made, "files")
-        folder.mkdir(mode=0o700)
+        with writing(what, parent):
+            folder.mkdir(mode=0o700)
         yield folder
 
 

@@ -31,6 +31,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
+from joinery_runtime.disk import no_room, says_full, writing
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
@@ -83,6 +84,7 @@ DEFAULT_CONF = {
     "spark.shuffle.reduceLocality.enabled": "false",  # else a peer that read most would get two tasks, another none
 }
 
+_SPARKS_FILES = "Spark's own files"
 _LOG = Path(__file__).with_name("log4j2.properties")
 
 
@@ -134,7 +136,16 @@ class SparkHost:
             self._names.beside_epochs("build workers")
             collected(self._given([None] * count, executors).map(lambda _: bool(process_for(setup, 1))), count)
 
+    @property
+    def _local_folder(self) -> str:
+        """Where Spark writes, as far as the driver knows: a worker of a cluster may have a folder of its own."""
+        return os.environ.get("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir") or "/tmp"
+
     def _results(self, work: EpochWork) -> list[object]:
+        with writing(_SPARKS_FILES, self._local_folder):
+            return self._collected(work)
+
+    def _collected(self, work: EpochWork) -> list[object]:
         try:
             self._names.epoch(work.plan.epoch)
             executors = self._executors.locations()
@@ -148,6 +159,8 @@ class SparkHost:
         except (Py4JError, ConnectionError) as error:
             if interrupt := _interrupt_before(error):
                 raise interrupt from None
+            if says_full(cause(error)) or says_full(_said(error)):
+                raise no_room(_SPARKS_FILES, self._local_folder, cause(error)) from error
             raise JoineryError(
                 f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_todo(error)
             ) from error
@@ -221,6 +234,10 @@ def cause(error: Exception) -> str:
     return (errors or lines or ["no message"])[-1 if errors else 0]
 
 
+def _said(error: Exception) -> str:
+    return str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
+
+
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemory|MemoryError|exited unexpectedly|ExecutorLostFailure|OOM|exit (code|status):? *(137|52)\b",
     re.IGNORECASE,
@@ -229,7 +246,7 @@ _OUT_OF_MEMORY = re.compile(
 
 def _todo(error: Exception) -> str:
     # A process that the kernel killed for its memory cannot say so, so a lost process may be one.
-    said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
+    said = _said(error)
     if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(said):
         return (
             "Nothing of it was committed. If memory ran out, lower trigger.maxBytesPerEpoch or "
@@ -389,6 +406,8 @@ def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentPr
         java = require_java() or "its Java"
     except EnvironmentProblem as missing:
         return missing
+    if says_full(_said(error)):
+        return no_room(_SPARKS_FILES, os.environ.get("SPARK_LOCAL_DIRS") or "/tmp", cause(error))
     reason = cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
     return EnvironmentProblem(
         f"Spark does not start with master {master}",

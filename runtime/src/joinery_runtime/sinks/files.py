@@ -8,7 +8,6 @@ whose format was edited still publishes what was staged in the former one.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shlex
@@ -24,6 +23,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from joinery_runtime.disk import is_full
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.outputs import FileFormat
 from joinery_runtime.job.model.wording import counted
@@ -410,8 +410,3 @@ def _problem(path: Path, error: OSError) -> SinkError:
     if is_full(error):
         return OutputUnavailable(what, facts=facts, todo=MAKE_ROOM)
     return SinkError(what, facts=facts, todo="Check output.file.path and that this user may write there")
-
-
-def is_full(error: OSError) -> bool:
-    """Whether there is no room for a file, so that somebody may make some."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)

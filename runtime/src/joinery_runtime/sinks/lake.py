@@ -22,10 +22,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import stamina
 
+from joinery_runtime.disk import is_full
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover, life_of
-from joinery_runtime.sinks.files import MAKE_ROOM, is_full, write_parquet
+from joinery_runtime.sinks.files import MAKE_ROOM, write_parquet
 
 Opened = TypeVar("Opened")
 

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from joinery_runtime.disk import is_full, temporary_folder, writing
 from joinery_runtime.errors import SourceError
 
 Bytes = npt.NDArray[np.uint8]
@@ -149,15 +150,21 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
         if key in _unpacked:
             _unpacked.move_to_end(key)
             return _unpacked[key]
-        with tempfile.TemporaryFile(prefix="joinery-input-") as target:
+        with (
+            writing(f"the unpacked input file {path}", temporary_folder()),
+            tempfile.TemporaryFile(prefix="joinery-input-") as target,
+        ):
             try:
                 with gzip.open(path) if gzipped else pa.input_stream(path, compression="zstd") as source:
                     shutil.copyfileobj(source, target, 1 << 20)
+                target.flush()
             except (EOFError, zlib.error, OSError) as error:
+                if isinstance(error, OSError) and is_full(error):
+                    raise
                 raise SourceError(
                     f"The input file {path} cannot be unpacked",
                     facts=f"{'gzip' if gzipped else 'zstd'}: {error}",
-                    todo="Write the file anew: it is broken or not complete",
+                    todo="Replace the file: it is broken or not complete",
                 ) from error
             _unpacked[key] = _mapped(target)
         while len(_unpacked) > _MOST_UNPACKED:
