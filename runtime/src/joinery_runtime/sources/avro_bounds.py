@@ -15,6 +15,7 @@ from typing import Any
 
 from fastavro.read import LOGICAL_READERS
 
+from joinery_runtime.sources.avro_times import with_own_times
 from joinery_runtime.sources.connect_types import decimal_of
 from joinery_runtime.sources.records import varint
 
@@ -30,8 +31,8 @@ _judged: dict[int, tuple[Any, bool]] = {}  # by the id() of schemas, which this 
 
 
 def schema_document(text: str) -> Any:
-    """A schema's text as JSON. Raises ValueError if it is nested too deep for the library, which would end the
-    process."""
+    """A schema's text as JSON, for the library to parse. Raises ValueError if it is nested too deep for the library,
+    which would end the process."""
     try:
         document = json.loads(text)
     except RecursionError as error:
@@ -43,7 +44,7 @@ def schema_document(text: str) -> Any:
         nested = [value for value in level if isinstance(value, dict | list)]
         level = [inner for value in nested for inner in (value.values() if isinstance(value, dict) else value)]
         depth += 1
-    return document
+    return with_own_times(document)
 
 
 class OutOfBounds(Exception):

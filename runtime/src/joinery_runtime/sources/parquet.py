@@ -122,7 +122,7 @@ class ParquetReader:
 def _opened(path: str) -> Iterator[pq.ParquetFile]:
     """Opens a file. Raises SourceError, also for errors that show while the block reads the file."""
     try:
-        with readable(path), pq.ParquetFile(path, memory_map=True) as file:
+        with readable(path), _file(path) as file:
             yield file
     except pa.ArrowException as error:
         raise SourceError(
@@ -130,6 +130,11 @@ def _opened(path: str) -> Iterator[pq.ParquetFile]:
             facts=str(error),
             todo="Check the input's format and that the file is complete",
         ) from error
+
+
+def _file(path: str) -> pq.ParquetFile:
+    # Arrow reads the times of older writers (INT96) as nanoseconds, which wrap outside the years 1677 to 2262.
+    return pq.ParquetFile(path, memory_map=True, coerce_int96_timestamp_unit="us")
 
 
 def _unfit(path: str, facts: str, todo: str) -> SourceError:

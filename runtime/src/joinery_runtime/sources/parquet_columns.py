@@ -134,12 +134,24 @@ def _texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
 
 
 def _plain_text(values: pa.Array) -> pl.Series:
-    """Converts values that are not nested to text, as written in JSON or RFC 3339."""
+    """Converts values that are not nested to text, as written in JSON or RFC 3339. A time or a day outside the years 1
+    to 9999 is its number since 1970."""
     found = values.type
     if kinds.is_timestamp(found):
-        utc = pl.Series(values.cast(pa.timestamp("ms" if found.unit == "s" else found.unit, found.tz and "UTC")))
-        return utc.dt.to_string("iso")
-    if kinds.is_temporal(found) or kinds.is_decimal(found):
+        if found.unit == "s":
+            values, found = values.cast(pa.timestamp("ms", found.tz)), pa.timestamp("ms", found.tz)
+        numbers = pl.Series(values.cast(pa.int64()))
+        usable = in_years(numbers // _PER_MS.get(found.unit, 1)).is_not_null()
+        known = pl.select(pl.when(usable).then(numbers)).to_series().to_arrow()
+        utc = pl.Series(known.cast(pa.timestamp(found.unit, found.tz and "UTC"))).dt.to_string("iso")
+        return pl.select(pl.coalesce(utc, numbers.cast(pl.String))).to_series()
+    if kinds.is_decimal(found):
+        return pl.Series(
+            [None if value is None else format(value, "f") for value in values.to_pylist()], dtype=pl.String
+        )
+    if found == pa.time64("ns"):
+        return pl.Series(values.cast(pa.string()))
+    if kinds.is_temporal(found):
         return pl.Series([None if value is None else str(value) for value in python_values(values)], dtype=pl.String)
     return pl.Series(values).cast(pl.String)
 

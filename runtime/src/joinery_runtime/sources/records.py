@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -122,12 +121,32 @@ def records_of(raw: RawBatch, places: Sequence[int]) -> pa.BinaryArray:
 
 
 def python_values(values: pa.Array) -> list[Any]:
-    """Converts an array to Python values. Values that Python cannot hold (nanoseconds, the year 10000) become text."""
+    """Converts an array to Python values. Values that Python cannot hold (nanoseconds, the year 10000) become text,
+    inside of structs and lists too."""
     try:
-        found: list[Any] = values.to_pylist()
+        converted: list[Any] = values.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        converted = [_python_value(scalar) for scalar in values]
+    return converted
+
+
+def _python_value(scalar: pa.Scalar) -> Any:
+    if not scalar.is_valid:
+        return None
+    kind = scalar.type
+    if pa.types.is_struct(kind):
+        return {name: _python_value(inner) for name, inner in scalar.items()}
+    if pa.types.is_map(kind):
+        return [[_python_value(entry["key"]), _python_value(entry["value"])] for entry in scalar.values]
+    if pa.types.is_nested(kind):
+        return [_python_value(inner) for inner in scalar.values]
+    try:
+        return scalar.as_py()
     except (ValueError, OverflowError):
-        found = pl.Series(values).cast(pl.String, strict=False).to_list()
-    return found
+        zone = kind.tz if pa.types.is_timestamp(kind) else None
+        return (scalar.cast(pa.timestamp(kind.unit)) if zone else scalar).cast(pa.string()).as_py() + (
+            "Z" if zone else ""
+        )
 
 
 def json_text(value: Any) -> str:

@@ -48,6 +48,7 @@ class AvroDecoder(OneByOne):
         self._written = written
         self._dates = {field.name for field in schema if pa.types.is_date(field.type)}
         self._times = {field.name for field in schema if pa.types.is_timestamp(field.type)}
+        self._texts = [field.name for field in schema if pa.types.is_string(field.type)]
         self._decimals = {field.name for field in schema if pa.types.is_decimal(field.type)}
         self._known: dict[int, Mapping[str, Callable[[Any], Any]]] = {}  # by the id() of schemas, which stay alive
 
@@ -55,6 +56,10 @@ class AvroDecoder(OneByOne):
         written, start = self._schema_of(record)
         value = read_record(record, start, written)
         values = {name: _found(value, path) for name, path in self._columns}
+        for name in self._texts:
+            # A local time is text without an offset, so that the column's `zone` counts.
+            if isinstance(values[name], datetime) and values[name].tzinfo is None:
+                values[name] = values[name].isoformat()
         for name, read in self._counted(written).items():
             with suppress(OverflowError, ValueError):  # it stays what it is, and is refused like any other
                 values[name] = read(values[name])
