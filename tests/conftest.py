@@ -57,8 +57,7 @@ def _postgres() -> Iterator[str]:
     if given := os.environ.get("JOINERY_TEST_POSTGRES"):  # of another version, by `make matrix`
         yield given
         return
-    # Not in pytest's own folder: run by root, the server has another user, and every further pytest that starts on
-    # this machine closes that folder to others.
+    # Not in pytest's own folder, which others may not enter: run by root, a pooler in front has the server's user.
     with (
         tempfile.TemporaryDirectory(prefix="joinery-postgres-") as directory,
         embedded_postgres(Path(directory)) as dsn,

@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import StateStore
@@ -79,3 +81,12 @@ def damage(store: StateStore, request: pytest.FixtureRequest) -> Callable[[str, 
             )
 
     return replaced
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of an embedded Postgres, to be copied: a new one takes a second."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with embedded_postgres(folder):
+        """It is there, and stops."""
+    return folder / "data"

@@ -1,21 +1,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from joinery_runtime.errors import EnvironmentProblem
-from joinery_runtime.state import embedded
+from joinery_runtime.state import embedded, postgres_server
 from joinery_runtime.state.embedded import embedded_postgres, started_ahead
 from joinery_runtime.state.postgres import PostgresStore
 from state.values import live_keys, run_epoch
@@ -80,7 +81,7 @@ def test_a_server_that_was_started_ahead_is_the_next_users_and_stops_after_both(
 
 
 def test_the_user_is_told_why_a_start_ahead_has_failed(tmp_path: Path) -> None:
-    refused = tmp_path / "John Smith"
+    refused = tmp_path / "a\nb"
     refusal = pytest.raises(EnvironmentProblem, match="cannot keep its data")
     with started_ahead(refused), refusal, embedded_postgres(refused):
         raise AssertionError("it started")
@@ -105,9 +106,9 @@ def test_who_leaves_does_not_wait_for_a_server_to_recover(tmp_path: Path, monkey
 
     given_up = threading.Event()
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "PG_VERSION").touch()
+    (tmp_path / "data" / "PG_VERSION").write_text("18\n")
     monkeypatch.setattr(embedded, "_is_busy", recovers)
-    monkeypatch.setattr(embedded, "_package", lambda: SimpleNamespace(get_server=pytest.fail))
+    monkeypatch.setattr(postgres_server, "start", pytest.fail)
     late = threading.Timer(60, given_up.set)
     late.start()
     with started_ahead(tmp_path):
@@ -145,9 +146,21 @@ def test_a_process_that_got_a_dead_servers_number_is_not_taken_for_it(tmp_path: 
         psycopg.connect(dsn).close()
 
 
-def test_a_recovery_that_takes_longer_than_the_package_waits_is_waited_for(
-    tmp_path: Path, other_user: Callable[[Path], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_nobody_waits_for_leaves_no_server(tmp_path: Path) -> None:
+    class Over(Exception):
+        pass
+
+    def pause(_: float) -> None:
+        raise Over
+
+    with pytest.raises(Over), embedded_postgres(tmp_path, pause):
+        raise AssertionError("it started")
+    with embedded_postgres(tmp_path) as dsn:
+        psycopg.connect(dsn).close()
+    assert not runs(tmp_path)
+
+
+def test_a_killed_server_recovers(tmp_path: Path, other_user: Callable[[Path], subprocess.Popen[str]]) -> None:
     pid_file = tmp_path / "data" / "postmaster.pid"
     with other_user(tmp_path) as other:
         server = psutil.Process(int(pid_file.read_text().split()[0]))
@@ -156,19 +169,6 @@ def test_a_recovery_that_takes_longer_than_the_package_waits_is_waited_for(
             os.kill(pid, signal.SIGKILL)
     # Init takes a moment to reap it, and its children hold its shared memory: the next server refuses to start before.
     psutil.wait_procs(processes, timeout=60)
-    package = embedded._package().postgres_server
-    real = package.pgexec
-
-    def impatient(command: str, arguments: Sequence[str], **given: Any) -> str:
-        """Gives a start up as soon as the server's process has come, as 10 s would end in a longer recovery."""
-        if command != "pg_ctl" or arguments[-1] != "start":
-            return real(command, arguments, **given)
-        real(command, ["-W" if each == "-w" else each for each in arguments], **given)
-        while not (pid_file.exists() and pid_file.read_text()):
-            """The process that pg_ctl has started writes it first of all."""
-        raise subprocess.TimeoutExpired(command, 10)
-
-    monkeypatch.setattr(package, "pgexec", impatient)
     with embedded_postgres(tmp_path) as dsn:
         psycopg.connect(dsn).close()
     assert not runs(tmp_path)
@@ -178,7 +178,7 @@ def test_a_recovery_that_takes_longer_than_the_package_waits_is_waited_for(
 def test_a_server_that_is_not_ready_is_waited_for(
     tmp_path: Path, first: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_is_postgres", lambda pid: pid == 17)
+    monkeypatch.setattr(postgres_server, "is_postgres", lambda pid: pid == 17)
     lines = ["17", "data", "0", "5432", "socket", "", "shared memory"]
     pid_file = tmp_path / "postmaster.pid"
     pid_file.write_text("\n".join(lines + first))
@@ -194,7 +194,7 @@ def test_a_server_that_is_not_ready_is_waited_for(
 
 
 def test_a_server_that_is_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_is_postgres", lambda _: False)
+    monkeypatch.setattr(postgres_server, "is_postgres", lambda _: False)
     embedded._await_ready(tmp_path, pytest.fail)
     (tmp_path / "postmaster.pid").write_text("17\ndata\n0\n5432\nsocket\n\nshared memory\nstarting\n")
     embedded._await_ready(tmp_path, pytest.fail)
@@ -210,14 +210,37 @@ def test_a_server_that_does_not_start_is_explained(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("name", ["John Smith", "50%", "a&b", "a,b"])
+@pytest.mark.parametrize("name", ["a\nb", "a\x1fb"])
 def test_a_path_that_the_server_does_not_take_is_refused(tmp_path: Path, name: str) -> None:
     with (
-        pytest.raises(EnvironmentProblem, match=f"cannot keep its data in .*/{name}: the path has characters"),
+        pytest.raises(EnvironmentProblem, match="the path has characters that it does not take"),
         embedded_postgres(tmp_path / name),
     ):
         pass
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["John Smith", "50%", "a&b", "a,b", "it's", 'a"b', "$(id)", "Zürich", "x" * 90, f"{'x' * 90}/{'y' * 90}"]
+)
+def test_any_other_path_will_do_whatever_its_length(tmp_path: Path, cluster: Path, name: str) -> None:
+    shutil.copytree(cluster, tmp_path / name / "data")
+    with embedded_postgres(tmp_path / name) as dsn:
+        socket = Path(conninfo_to_dict(dsn)["host"])
+        assert stat.S_IMODE(socket.stat().st_mode) == 0o700
+        with psycopg.connect(dsn) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert socket == tmp_path / name / "socket" or not socket.exists()
+
+
+@pytest.mark.parametrize("variable", ["PGPORT", "PGUSER", "PGDATA", "PGOPTIONS"])
+def test_what_the_environment_says_of_another_postgres_is_nothing_to_it(
+    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    shutil.copytree(cluster, tmp_path / "data")
+    monkeypatch.setenv(variable, {"PGPORT": "7777", "PGOPTIONS": "-c work_mem=1MB"}.get(variable, "elsewhere"))
+    with embedded_postgres(tmp_path) as dsn, psycopg.connect(dsn) as connection:
+        assert connection.info.user == "postgres"
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +270,6 @@ def test_a_new_server_has_a_cache_by_the_memory_there_is_and_keeps_what_its_user
 
 
 @pytest.mark.parametrize(("memory", "cache"), [(2, 128), (3, 192), (64, 1024)])
-def test_the_cache_is_a_sixteenth_within_bounds(tmp_path: Path, monkeypatch, memory: int, cache: int) -> None:
+def test_the_cache_is_a_sixteenth_within_bounds(monkeypatch: pytest.MonkeyPatch, memory: int, cache: int) -> None:
     monkeypatch.setattr(embedded, "_memory", lambda: memory << 30)
-    embedded._configure(tmp_path)
-    assert f"shared_buffers = {cache}MB\n" in (tmp_path / "postgresql.conf").read_text()
+    assert f"shared_buffers={cache}MB" in embedded._settings()

