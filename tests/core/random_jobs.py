@@ -141,7 +141,8 @@ def wheres(draw: Any, left: Sequence[str], right: str, *, versions: bool) -> tup
             texts.append(f"({text})")
             sides[2 if versions and side == 1 else side].append(check)
     of_left, of_right, rest = map(all_of, sides)
-    return " AND ".join(texts) or None, Predicates(of_left, of_right, rest)
+    reads = frozenset(name for name in left if texts and f"{name}." in texts[0]) if of_left else frozenset()
+    return " AND ".join(texts) or None, Predicates(of_left, of_right, rest, reads)
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------

@@ -399,6 +399,7 @@ RULED = [
     changed(lambda spec: spec.update(sql="SELECT 1")),
     changed(lambda spec: spec.update(sql="SELECT 1", select=[{"column": "orders.ts"}])),
     changed(lambda spec: spec["inputs"].pop()),
+    changed(lambda spec: spec["inputs"][1].update(where="ts > 1", table={"key": ["order_id"]})),
     changed(lambda spec: spec["joins"][0].pop("interval")),
     changed(lambda spec: spec["joins"][0].update(window={"tumbling": "0s"})),
     changed(lambda spec: spec.update(stateStore={"postgres": {"dsn": "x"}, "checkpointInterval": "0s"})),

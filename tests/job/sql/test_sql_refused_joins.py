@@ -13,6 +13,8 @@ CHAIN = (
 SHIPPED = "SELECT o.order_id FROM orders o JOIN shipments s ON o.order_id = s.order_id"
 DAY = "s.event_time = o.event_time"
 LEFT, RIGHT, FULL = (f"{SHIPPED.replace('JOIN', f'{kind} JOIN')} AND {DAY}" for kind in ("LEFT", "RIGHT", "FULL"))
+IN_SESSIONS = "SELECT o.order_id FROM orders o {} JOIN shipments s ON o.order_id = s.order_id"
+SESSION = "WINDOW SESSION(INTERVAL '1' HOUR)"
 RATED = "SELECT o.id FROM orders o JOIN rates FOR SYSTEM_TIME AS OF o.ts AS r ON o.currency = r.currency"
 ORDERS_AS_OF = "orders FOR SYSTEM_TIME AS OF r.ts AS o"
 HISTORY = "WITH ('join.history_retention' = '1h')"
@@ -25,9 +27,10 @@ AT = [
     (SEED_001, f"{LEFT} WHERE s.carrier IS NULL", "s.carrier", "filled up with NULL, and the LEFT JOIN", "into ON"),
     (SEED_001, f"{RIGHT} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the RIGHT JOIN", "into ON"),
     (SEED_001, f"{FULL} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the FULL JOIN", "into ON"),
-    (SEED_001, f"{LEFT} WHERE o.amount > 5", "o.amount", "the LEFT JOIN puts out every row of orders", "into ON"),
+    (SEED_001, f"{IN_SESSIONS.format('LEFT')} WHERE o.amount > 5 {SESSION}",
+     "o.amount", "the LEFT JOIN puts out every row of orders", "into ON"),
     (SEED_001, f"{LEFT} WHERE 1 = 2", "1 = 2", "the LEFT JOIN puts out every row of one side", "into ON"),
-    (SEED_001, f"{RIGHT} WHERE s.carrier = 'x'",
+    (SEED_001, f"{IN_SESSIONS.format('RIGHT')} WHERE s.carrier = 'x' {SESSION}",
      "s.carrier", "the RIGHT JOIN puts out every row of shipments", "inner"),
     (SEED_001, f"{SHIPPED.replace('JOIN', 'LEFT JOIN')} WHERE {DAY}", DAY, "WHERE counts after", "write it into ON"),
     (SEED_001, SHIPPED.replace("JOIN", "LEFT JOIN"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from joinery_devkit.oracle.rows import Joined, Values, is_nan
@@ -55,11 +55,12 @@ Rule = IntervalRule | WindowRule | SessionRule | AsOfRule
 @dataclass(frozen=True, slots=True)
 class Predicates:
     """A step's `where`, split into what the left side, the right side and only both together decide. Each takes columns
-    by input (NULLs for a padded one), and holds only if it is True."""
+    by input (NULLs for a padded one), and holds only if it is True. `left_reads` are the inputs that `left` reads."""
 
     left: Check | None = None
     right: Check | None = None
     both: Check | None = None
+    left_reads: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,40 @@ def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], A
 
 
 def steps_of(job: StreamJoin, predicates: Mapping[int, Predicates]) -> tuple[Step, ...]:
-    """The job's steps; `predicates` are by the step's number, from 0."""
-    return tuple(_step(step, predicates.get(number, Predicates())) for number, step in enumerate(job.joins))
+    """The job's steps; `predicates` are by the step's number, from 0. What the left side of a later step decides, and
+    an earlier step can check, counts there too (J4)."""
+    checked = {number: predicates.get(number, Predicates()) for number in range(len(job.joins))}
+    for number, step in enumerate(job.joins):
+        of = predicates.get(number, Predicates())
+        if of.left is not None and of.left_reads and step.type in {"inner", "right"}:
+            earliest = _earliest(job, number, of.left_reads)
+            if earliest is not None:
+                checked[earliest] = _with_check(checked[earliest], of, job.joins[earliest].right)
+    return tuple(_step(step, checked[number]) for number, step in enumerate(job.joins))
+
+
+def _earliest(job: StreamJoin, number: int, reads: frozenset[str]) -> int | None:
+    found = None
+    for earlier in range(number - 1, -1, -1):
+        step = job.joins[earlier]
+        if step.type == "inner":
+            found = earlier
+        if step.right in reads or step.type not in {"inner", "left"}:
+            return found
+    return found
+
+
+def _with_check(there: Predicates, more: Predicates, right: str) -> Predicates:
+    if right not in more.left_reads:
+        return replace(there, left=_both(there.left, more.left))
+    if more.left_reads == {right}:
+        return replace(there, right=_both(there.right, more.left))
+    return replace(there, both=_both(there.both, more.left))
+
+
+def _both(one: Check | None, other: Check | None) -> Check:
+    checks = [check for check in (one, other) if check is not None]
+    return lambda columns: all(check(columns) is True for check in checks)
 
 
 def _step(step: JoinStep, predicates: Predicates) -> Step:

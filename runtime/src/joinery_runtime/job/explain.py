@@ -103,7 +103,7 @@ def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Expl
     steps = _steps(job, stored)
     return Explanation(
         job=job.name,
-        inputs=tuple(_input_plan(side) for side in job.inputs),
+        inputs=tuple(_input_plan(side, job.input_filters.get(side.name)) for side in job.inputs),
         steps=steps,
         output=_output(job),
         dead_letters=_dead_letters(job),
@@ -122,7 +122,7 @@ def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPl
             raise TypeError(f"no explanation of {job.kind}")
 
 
-def _input_plan(side: Input) -> InputPlan:
+def _input_plan(side: Input, where: str | None) -> InputPlan:
     source = _kafka(side.kafka) if side.kafka else _files(side.file) if side.file else ""
     if side.history is not None:
         history, end = side.history, format_time(side.history.until)
@@ -135,6 +135,8 @@ def _input_plan(side: Input) -> InputPlan:
             decoding += f"; {side.table.deleted_by.path}: {side.table.deleted_by.value} deletes it"
     elif side.change_events:
         decoding += f"; each event of op {' or '.join((side.debezium or Debezium()).ops)} is a row, the row after"
+    if where is not None:
+        decoding += f"; only rows with {where}"
     return InputPlan(side.name, source, decoding, _watermark(side))
 
 

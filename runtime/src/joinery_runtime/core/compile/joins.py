@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -99,7 +99,9 @@ class _JoinCompiler:
         self._job = job
         self._schemas = {side.name: arrow_schema(side.columns) for side in job.inputs}
         self._output = self._outputs()
-        self._steps = [self._split(number, step) for number, step in enumerate(job.joins)]
+        written = [self._conditions(number, step) for number, step in enumerate(job.joins)]
+        conditions = [[*own, *moved] for own, moved in zip(written, _moved(job.joins, written), strict=True)]
+        self._steps = [self._split(number, step, conditions[number]) for number, step in enumerate(job.joins)]
 
     def pipeline(self) -> Pipeline:
         steps = tuple(self._compile(step) for step in self._steps)
@@ -110,12 +112,14 @@ class _JoinCompiler:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _split(self, number: int, step: JoinStep) -> _SplitStep:
+    def _conditions(self, number: int, step: JoinStep) -> list[Expression]:
+        return conjuncts(self._predicate(number, step.where)) if step.where else []
+
+    def _split(self, number: int, step: JoinStep, parts: list[Expression]) -> _SplitStep:
         left = tuple(self._job.left_inputs(number))
         keys = tuple((_ref(pair.left), _ref(pair.right)) for pair in self._job.keys_of(step))
         written = next(kind for kind in join_kinds() if isinstance(step.matching, kind.written_as))
         kind = written.of(step, len(self._job.joins) == 1)
-        parts = conjuncts(self._predicate(number, step.where)) if step.where else []
         of_side: tuple[list[Expression], list[Expression]] = ([], [])
         rest: list[Expression] = []
         for part in parts:
@@ -179,7 +183,23 @@ class _JoinCompiler:
             checked=() if chained or table else self._checked(time),
             compared=() if chained or table else self._compared(of.number, time),
             partitioner=of.step.partitioner if of.step.co_partitioned else None,
+            filter=None if chained else self._filter(time),
         )
+
+    def _filter(self, name: str) -> Expression | None:
+        """The condition of the input itself."""
+        text = self._job.input_filters.get(name)
+        if text is None:
+            return None
+        try:
+            expression = parse_expression(text, name)
+            check_predicate(expression, {name: self._schemas[name]})
+        except ExpressionError as error:
+            number = next(number for number, side in enumerate(self._job.inputs) if side.name == name)
+            if self._job.inputs[number].where is None:
+                raise self._error(SQL_PATH, error) from error
+            raise JobError(self._job.name, [Problem(f"spec.inputs[{number}].where", str(error))]) from error
+        return expression
 
     def _checked(self, name: str) -> tuple[Expression, ...]:
         """The parts of output expressions that read only this input."""
@@ -281,6 +301,37 @@ def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep, kind: J
     if inputs and inputs <= set(left):
         return LEFT
     return RIGHT if inputs == {step.right} and not kind.right_is_table else None
+
+
+def _moved(steps: Sequence[JoinStep], written: Sequence[Sequence[Expression]]) -> list[list[Expression]]:
+    """Return, by step, the conditions of later steps that it can check already: rows that fail them go out nowhere, so
+    they are dropped and counted where they are read, and need no state. The later step keeps the condition, because
+    the state may hold rows from before it was checked earlier. A condition that may fail moves only if no other one
+    shields it."""
+    moved: list[list[Expression]] = [[] for _ in steps]
+    for number, step in enumerate(steps):
+        shielded = False
+        for condition in written[number]:
+            inputs = {ref.input for ref in condition.columns}
+            earliest = None
+            if inputs and step.right not in inputs and step.type in {"inner", "right"}:
+                earliest = _earliest(inputs, steps[:number])
+            if earliest is None or (shielded and condition.may_fail):
+                shielded = True
+            else:
+                moved[earliest].append(condition)
+    return moved
+
+
+def _earliest(inputs: Set[str], steps: Sequence[JoinStep]) -> int | None:
+    """Find the earliest step at which a condition on matches drops the rows that a filter behind the steps would
+    drop."""
+    found = None
+    for number, step in reversed(list(enumerate(steps))):
+        found = number if step.type == "inner" else found
+        if step.right in inputs or step.type not in {"inner", "left"}:
+            break
+    return found
 
 
 def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:

@@ -78,7 +78,8 @@ class _SessionCompiler:
             event_time=self._input.event_time,
             keys=keys,
             stored=tuple(name for name in self._schema.names if name in read),
-            predicate=self._predicate(),
+            predicate=self._predicate("spec.where", self._sessions.where),
+            filter=self._predicate("spec.input.where", self._input.where),
             computed=tuple((c.name, c.expression) for c in self._computed),
             grouped=True,
         )
@@ -92,14 +93,14 @@ class _SessionCompiler:
 
     # --- expressions --------------------------------------------------------------------------------------------------
 
-    def _predicate(self) -> Expression | None:
-        if self._sessions.where is None:
+    def _predicate(self, path: str, text: str | None) -> Expression | None:
+        if text is None:
             return None
         try:
-            expression = parse_expression(self._sessions.where, self._input.name)
+            expression = parse_expression(text, self._input.name)
             check_predicate(expression, {self._input.name: self._declared})
         except ExpressionError as error:
-            raise self._error("spec.where", str(error)) from error
+            raise self._error(path, str(error)) from error
         return expression
 
     def _compute(self, number: int, name: str, text: str) -> _ComputedColumn:
@@ -111,4 +112,5 @@ class _SessionCompiler:
         return _ComputedColumn(name, expression, kind)
 
     def _error(self, path: str, message: str) -> JobError:
-        return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else "spec.sql", message)])
+        of_sql = self._job.spec.sql is not None and path != "spec.input.where"
+        return JobError(self._job.name, [Problem("spec.sql" if of_sql else path, message)])

@@ -192,12 +192,17 @@ def _prepared(
     """Adds to `bad` the rows that are late, fail an expression or are outside their key's partition. `bad` None: the
     rows come from a step and belong to no single record."""
     late, co_partitions = checks.late, checks.co_partitions if intake.partitioner else 0
+    filtered = 0
+    if bad is not None and intake.filter is not None:
+        rows, filtered = _filtered(intake.filter, rows, bad)
     rows, passes = _passing(intake, rows, bad)
     joinable, counted = _joinable(intake, rows, passes)
     if bad is not None and co_partitions:
         in_place = _in_place(intake, rows, joinable, co_partitions, bad)
         rows, joinable = rows.where(in_place), joinable[in_place]
     dropped = {} if intake.preserved else counted
+    if filtered:
+        dropped = {**dropped, "filtered": dropped.get("filtered", 0) + filtered}
     if not intake.preserved:
         rows = rows.where(joinable)
         joinable = joinable[joinable]
@@ -255,6 +260,15 @@ def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, 
     for row in np.flatnonzero(times < late.accept_from):
         bad[int(rows.positions[row])] = late.reason(intake.event_time, int(times[row]))
     return np.asarray(times >= late.accept_from)
+
+
+def _filtered(condition: Expression, rows: _DecodedRows, bad: dict[int, str]) -> tuple[_DecodedRows, int]:
+    """Return the rows for which the input's own condition is true, and how many are left out because it is not. Adds
+    the rows on which it fails to `bad`."""
+    found = condition.mask(lambda ref: rows.user.column(ref.column), rows.user.num_rows)
+    fine = _note(rows, [found], bad)
+    passes = found.values.to_numpy(zero_copy_only=False)
+    return rows.where(fine & passes), int((fine & ~passes).sum())
 
 
 def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> tuple[_DecodedRows, np.ndarray]:

@@ -53,6 +53,7 @@ class Intake:
     - `checked`: the parts of output expressions that read only this input. `compared`: the same of match conditions.
       A record for which one of them fails is reported here, where it is still a single record.
     - `grouped`: keys are groups, in which NULL and NaN are ordinary values.
+    - `filter`: the input's own condition; rows for which it is not true are dropped, whatever the side preserves.
     - `partitioner`: the partitioner by which both this input and the other side's are partitioned by their only key.
     """
 
@@ -70,6 +71,7 @@ class Intake:
     compared: tuple[Expression, ...] = ()
     grouped: bool = False
     partitioner: str | None = None
+    filter: Expression | None = None
 
     def name_of(self, ref: ColumnRef) -> str:
         """The name of an input's column in batches of this side."""

@@ -127,6 +127,12 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".history",
         ),
         Rule(
+            "!has(self.where) || !has(self.table)",
+            "a table's version that is left out would leave an older one valid (rule A1); write the condition into the "
+            "step's `where`",
+            ".where",
+        ),
+        Rule(
             "self.format != 'parquet' || !has(self.kafka)",
             "parquet is a format of files; name file: {path: ...} instead of kafka",
             ".format",

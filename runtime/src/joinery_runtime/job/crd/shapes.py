@@ -86,6 +86,7 @@ FIELDS: Mapping[Place, Schema] = {
     (Input, "name"): {"maxLength": 253},
     (Input, "schema"): {**list_map("name"), "maxItems": 1024},
     (Input, "eventTime"): {"maxLength": 1024},
+    (Input, "where"): {"maxLength": _LONG_TEXT},
     (KafkaInput, "bootstrapServers"): {"maxLength": MAX_TEXT},
     (Column, "name"): {"maxLength": 1024},
     (Column, "type"): {"pattern": f"^({'|'.join(SIMPLE_TYPES)}|{_DECIMAL})$", "maxLength": 64},

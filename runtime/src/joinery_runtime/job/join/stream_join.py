@@ -115,7 +115,17 @@ class StreamJoin(Job):
 
     @property
     def without_sql(self) -> dict[str, Any]:
-        return {"joins": self.joins, "select": self.select}
+        filters = self.input_filters
+        inputs = tuple(side.model_copy(update={"where": filters.get(side.name)}) for side in self.inputs)
+        return {"joins": self.joins, "select": self.select, "inputs": inputs}
+
+    @property
+    def input_filters(self) -> Mapping[str, str]:
+        sql = self._from_sql
+        filters = dict(super().input_filters)
+        for name, text in sql.filters.items() if sql is not None else ():
+            filters[name] = f"({filters[name]}) AND ({text})" if name in filters else text
+        return filters
 
     @property
     def _from_sql(self) -> Translation | None:
@@ -138,7 +148,12 @@ class StreamJoin(Job):
 
     @property
     def unread_expressions(self) -> tuple[PlacedExpression, ...]:
-        return tuple(
+        filters = tuple(
+            PlacedExpression(f"spec.inputs[{number}].where", side.where, (side.name,), side.name)
+            for number, side in enumerate(self.inputs)
+            if side.where is not None
+        )
+        return filters + tuple(
             PlacedExpression(f"spec.joins[{number}].where", step.where, (*self.left_inputs(number), step.right))
             for number, step in enumerate(self.joins)
             if step.where is not None
@@ -146,7 +161,8 @@ class StreamJoin(Job):
 
     @property
     def has_expressions(self) -> bool:
-        return any(step.where for step in self.joins) or any(item.expression for item in self.select or ())
+        conditions = bool(self.input_filters) or any(step.where for step in self.joins)
+        return conditions or any(item.expression for item in self.select or ())
 
     @property
     def upsert_key(self) -> tuple[str, ...]:

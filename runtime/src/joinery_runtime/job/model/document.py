@@ -47,7 +47,7 @@ def read_documents(text: str, source: str, environment: Mapping[str, str] | None
     except MarkedYAMLError as error:
         raise JobError(source, [_broken(error, text)]) from error
     except RecursionError as error:
-        problem = Problem("(file)", "lists and mappings are nested too deep to be read; no resource needs that")
+        problem = Problem("(file)", "this is not readable YAML: it is nested too deep, or an alias refers to itself")
         raise JobError(source, [problem]) from error
     except (YAMLError, ValueError) as error:
         problem = Problem("(file)", f"this is not readable YAML: {' '.join(str(error).split())}")

@@ -187,6 +187,13 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, "format"), "the pattern has no offset (%z); write zone: UTC, or the zone of the times"
 
 
+def _where(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        if source.data.get("where") is not None and source.data.get("table") is not None:
+            facts = "a table's version that is left out would leave an older one valid"
+            yield (*source.at, "where"), f"{facts} (rule A1); write the condition into the step's `where`"
+
+
 def _one_source(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         yield from exactly_one(source.data, source.at, ("kafka", "file"))
@@ -286,4 +293,5 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _text_key,
     _deleted_by,
     _change_events,
+    _where,
 )

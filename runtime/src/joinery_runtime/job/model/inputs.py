@@ -349,6 +349,9 @@ class Input(Model):
     """The column with the event time: a timestamp, or an int64 of milliseconds since 1970."""
     watermark: Watermark = Watermark()
     """How the input's watermark advances."""
+    where: Text | None = Field(default=None, examples=["amount > 0"])
+    """An SQL condition over the input's columns. Rows for which it is not true are dropped when they are read, and
+    counted as `filtered`, also where a join puts out every row of the input."""
     debezium: Debezium | None = None
     """Which change events count, for `format: debezium-json` and `debezium-avro`."""
     table: Table | None = None

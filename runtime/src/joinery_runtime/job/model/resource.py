@@ -156,6 +156,11 @@ class Job(Model):
         """In the job's order."""
 
     @property
+    def input_filters(self) -> Mapping[str, str]:
+        """By input, the SQL condition without which no row of it counts."""
+        return {side.name: side.where for side in self.inputs if side.where is not None}
+
+    @property
     @abstractmethod
     def without_sql(self) -> dict[str, Any]:
         """The fields in whose place `sql` may stand, as they or the SQL say them."""

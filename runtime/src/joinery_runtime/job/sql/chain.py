@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sqlglot import exp
+
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.conditions import ClauseConditions, Predicate
 from joinery_runtime.job.sql.names import Named, Names
@@ -53,8 +55,16 @@ def chain_of(joined: Sequence[JoinClause], names: Names, first: str, report: Rep
 
 
 def place_conditions(
-    links: Sequence[Link], on: Sequence[ClauseConditions], where: ClauseConditions, report: Report
-) -> None:
+    links: Sequence[Link],
+    on: Sequence[ClauseConditions],
+    where: ClauseConditions,
+    report: Report,
+    *,
+    filters_inputs: bool,
+) -> dict[str, list[exp.Expr]]:
+    """Place the conditions at joins, and return those that filter an input before all joins. `filters_inputs` is false
+    where a row that is left out would change how others match, as in sessions."""
+    filters: dict[str, list[exp.Expr]] = {}
     for i, predicates in enumerate(on):
         links[i].broken = predicates.broken or where.broken or links[i].joined.broken
         for predicate in predicates.good:
@@ -69,10 +79,27 @@ def place_conditions(
         place = _filter_place(predicate, links)
         if place is not None:
             place.predicates.append(predicate)
+        elif filters_inputs and (name := _filtered_input(predicate, links)) is not None:
+            filters.setdefault(name, []).append(predicate.node)
         else:
             _refuse_filter(predicate, links, report)
             for link in links:
                 link.broken = link.broken or link.needs(predicate)
+    return filters
+
+
+def _filtered_input(predicate: Predicate, links: Sequence[Link]) -> str | None:
+    """Return the input whose rows may be dropped before all joins instead: each row that goes out has one, and no other
+    row goes out in its place without a match."""
+    if len(predicate.inputs) != 1:
+        return None
+    (name,) = predicate.inputs
+    for link in links:
+        if link.needs(predicate) and link.type not in {"inner", "right"}:
+            return None
+        if any(named.table.name == name for named in link.earlier) and link.type not in {"inner", "left"}:
+            return None
+    return name
 
 
 def _match_condition(predicate: Predicate, i: int, links: Sequence[Link]) -> Link:

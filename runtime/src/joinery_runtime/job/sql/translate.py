@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+
+from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP
 from joinery_runtime.job.model.references import output_prefixes
@@ -23,12 +25,13 @@ from joinery_runtime.job.sql.steps import steps_of
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, both as in YAML. With
-    `problems` they must not be used."""
+    """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, both as in YAML; `filters` are
+    `where` of inputs, by name. With `problems` they must not be used."""
 
     steps: tuple[dict[str, Any], ...]
     select: list[dict[str, str]]
     problems: tuple[str, ...] = ()
+    filters: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_shape(sql: str) -> tuple[str, ...]:
@@ -55,9 +58,9 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     inputs = [table.name for table in tables]
     prefixes = dict(zip(inputs, output_prefixes(inputs), strict=True))
     select = selection(shape.items, names, prefixes, report, windowed=shape.window is not None)
-    links = _links(shape, names, tables, report)
+    links, filters = _links(shape, names, tables, report)
     steps = steps_of(links, shape, options, names, report)
-    return Translation(steps, select, report.problems)
+    return Translation(steps, select, report.problems, filters)
 
 
 def _read(sql: str, report: Report) -> tuple[Shape, Options] | None:
@@ -68,16 +71,19 @@ def _read(sql: str, report: Report) -> tuple[Shape, Options] | None:
     return shape, read_options(parsed.options, shape.kind, report)
 
 
-def _links(shape: Shape, names: Names, tables: Sequence[SqlInput], report: Report) -> list[Link]:
-    """The links with their conditions; none if an input is unknown, and then only names are checked."""
+def _links(
+    shape: Shape, names: Names, tables: Sequence[SqlInput], report: Report
+) -> tuple[list[Link], Mapping[str, str]]:
+    """The links with their conditions, and the conditions of inputs; none if an input is unknown, and then only names
+    are checked."""
     on, where = [read_predicates(joined.on, names) for joined in shape.joined], read_predicates(shape.where, names)
     if shape.first is None or not names.complete:
-        return []
+        return [], {}
     used = {named.table.name for named in names.named.values()}
     unused = [table.name for table in tables if table.name not in used]
     if unused:
         facts = f"of the job's inputs, {listed(unused)} are not joined"
         report.add(shape.sources[0].at, f"{facts}; JOIN them, or take them out of spec.inputs")
     links = chain_of(shape.joined, names, tables[0].name, report)
-    place_conditions(links, on, where, report)
-    return links
+    filters = place_conditions(links, on, where, report, filters_inputs=shape.kind != "session")
+    return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items()}

@@ -121,14 +121,14 @@ class SessionWindow(Job):
     @property
     def unread_expressions(self) -> tuple[PlacedExpression, ...]:
         name, of = self.spec.input.name, self.sessions
-        texts = [] if of.where is None else [("spec.where", of.where)]
+        texts = [("spec.input.where", self.spec.input.where), ("spec.where", of.where)]
         texts += [(f"spec.compute[{number}].expression", made.expression) for number, made in enumerate(of.compute)]
-        return tuple(PlacedExpression(path, text, (name,), name) for path, text in texts)
+        return tuple(PlacedExpression(path, text, (name,), name) for path, text in texts if text is not None)
 
     @property
     def has_expressions(self) -> bool:
         of = self.sessions
-        return of.where is not None or bool(of.compute)
+        return of.where is not None or bool(of.compute or self.input_filters)
 
     @property
     def upsert_key(self) -> tuple[str, ...]:
