@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
+import uuid
 from collections.abc import Sequence
 from datetime import date
 from typing import Any
@@ -14,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from job.chains import document, load, said_of
+from joinery_runtime.errors import RecordError
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
@@ -569,3 +573,114 @@ def test_decimals_of_avro_by_their_connect_names() -> None:
     decoded = of_values(side, pa.array([out.getvalue()], pa.binary()))
     assert decoded.bad == []
     assert [str(decoded.rows[name][0].as_py()) for name in ("amount", "rate", "second")] == ["7.90", "1.234", "0.02"]
+
+
+# --- values that an event does not have -------------------------------------------------------------------------------
+
+NOT_THERE = "__debezium_unavailable_value"
+IN_BASE64 = base64.b64encode(NOT_THERE.encode()).decode()
+PIC = {"name": "pic", "type": "binary"}
+
+
+def lacking(decoded: Decoded) -> list[list[str]]:
+    """By row the columns whose values are to be those of an earlier version."""
+    assert decoded.unavailable is not None
+    return [(names or "").splitlines() for names in decoded.unavailable.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [NOT_THERE, IN_BASE64, [NOT_THERE], [IN_BASE64], list(NOT_THERE.encode()), {NOT_THERE: NOT_THERE},
+     [str(uuid.UUID(bytes=hashlib.md5(NOT_THERE.encode()).digest(), version=3))]],
+    ids=["text", "bytes", "texts", "arrays of bytes", "numbers", "hstore", "uuids"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["string", "json"])
+def test_a_value_that_an_event_lacks_is_no_data(value: Any, kind: str) -> None:
+    side = model([ID, {"name": "bio", "type": kind}, TS], **TABLE)
+    decoded = decode(side, [event("u", {"id": 1, "bio": value}), event("u", {"id": 1, "bio": "[1]"})])
+    assert decoded.bad == []
+    assert decoded.rows["bio"].to_pylist() == [None, "[1]"]
+    assert lacking(decoded) == [["bio"], []]
+
+
+def test_bytes_and_items_of_arrays_are_known_to_be_lacking() -> None:
+    columns = [ID, PIC, {"name": "first", "type": "string", "path": "tags[0]"},
+               {"name": "second", "type": "string", "path": "tags[1]"}, TS]  # fmt: skip
+    events = [
+        event("u", {"id": 1, "pic": IN_BASE64, "tags": [NOT_THERE]}),
+        event("u", {"id": 1, "pic": "AAEC", "tags": ["a", "b"]}),
+        event("u", {"id": 1, "pic": "AAEC", "tags": ["a"]}),
+    ]
+    decoded = decode(model(columns, **TABLE), events)
+    assert lacking(decoded) == [["pic", "first", "second"], [], []]
+    assert decoded.rows["second"].to_pylist() == [None, "b", None]
+
+
+@pytest.mark.parametrize("wrap", [lambda change: change, with_schema], ids=["plain", "with schemas"])
+@pytest.mark.parametrize("table", [{}, TABLE], ids=["stream", "table"])
+def test_the_row_before_may_have_the_value(wrap: Any, table: dict[str, Any]) -> None:
+    side = model([ID, NAME, PIC, TS], **table)
+    row = {"id": 1, "name": NOT_THERE, "pic": IN_BASE64}
+    decoded = decode(side, [wrap(event("u", row, {"id": 1, "name": "long", "pic": "AAEC"}))])
+    assert decoded.bad == []
+    assert (decoded.rows["name"].to_pylist(), decoded.rows["pic"].to_pylist()) == (["long"], [b"\0\1\2"])
+    assert not table or lacking(decoded) == [[]]
+
+
+def test_in_a_stream_the_event_is_a_dead_letter_unless_it_is_left_out() -> None:
+    events = [
+        event("c", {"id": 1, "name": "a"}),
+        event("u", {"id": 1, "name": NOT_THERE}, {"id": 1, "name": NOT_THERE}),
+    ]
+    decoded = decode(model(), events)
+    assert decoded.rows["name"].to_pylist() == ["a"]
+    assert [(bad.index, bad.reason.partition(",")[0]) for bad in decoded.bad] == [
+        (1, f"column name: the event does not have the value ({NOT_THERE})")
+    ]
+    creations = decode(model(debezium={"ops": ["c", "r"]}), events)
+    assert (creations.bad, creations.dropped) == ([], {"update": 1})
+
+
+def test_a_key_or_a_part_of_the_row_before_cannot_come_from_an_earlier_version() -> None:
+    key = [NAME, TS]
+    decoded = decode(model(key, table={"key": ["name"]}), [event("u", {"name": NOT_THERE})])
+    assert [bad.reason.partition(":")[0] for bad in decoded.bad] == ["column name"]
+    old = {"name": "old", "type": "string", "from": "envelope", "path": "before.name"}
+    decoded = decode(model([ID, old, TS], **TABLE), [event("u", {"id": 1}, {"name": NOT_THERE})])
+    assert [bad.reason.partition(":")[0] for bad in decoded.bad] == ["column old"]
+
+
+def test_avro_lacks_values_too() -> None:
+    written = envelope({"name": "pic", "type": ["null", "bytes"]},
+                       {"name": "tags", "type": {"type": "array", "items": "string"}})  # fmt: skip
+    columns = [ID, NAME, PIC, {"name": "tags", "type": "json"}, TS]
+    side = model(columns, format="debezium-avro", avroSchema=json.dumps(written), **TABLE)
+    before = {"id": 1, "name": "a", "pic": None, "tags": []}
+    rows = [
+        event("u", {"id": 1, "name": NOT_THERE, "pic": NOT_THERE.encode(), "tags": [NOT_THERE]}, before),
+        event("u", {"id": 1, "name": "b", "pic": b"\1", "tags": ["x"]}, before),
+    ]
+    parsed = fastavro.parse_schema(written)
+    records = []
+    for row in rows:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, parsed, row)
+        records.append(out.getvalue())
+    decoded = of_values(side, pa.array(records, pa.binary()))
+    assert decoded.bad == []
+    assert decoded.rows["name"].to_pylist() == ["a", "b"], "from the row before"
+    assert decoded.rows["tags"].to_pylist() == ["[]", '["x"]']
+    assert lacking(decoded) == [["pic"], []]
+
+
+def test_a_job_without_dead_letters_names_the_event_whose_value_is_nowhere() -> None:
+    inputs = [
+        {"name": "orders", "file": {"path": "o"}, "format": "json", "schema": [ID, {**TS, "from": None, "path": None}],
+         "eventTime": "ts"},
+        {"name": "users", "file": {"path": "u"}, "format": "debezium-json", "schema": [ID, NAME, TS], "eventTime": "ts",
+         "table": {"key": ["id"]}},
+    ]  # fmt: skip
+    job = load({"right": "users", "keys": {"orders.id": "users.id"}, "asOf": {"historyRetention": "1h"}}, inputs=inputs)
+    steps = [json.dumps({"input": "users", "rows": [event("u", {"id": 1, "name": NOT_THERE})]})]
+    with pytest.raises(RecordError, match=r"column name: the event does not have the value"):
+        list(run_trace(job, map(json.loads, steps), MemoryStore()))

@@ -20,7 +20,7 @@ from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
-from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS, UNAVAILABLE
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.plan import EpochPlan, input_states
@@ -220,7 +220,11 @@ class KeptBefore:
                 rows = still_there(step, spec.side, rows, floor)
                 schema = side.intake.prepared_schema()
                 columns = [
-                    pa.repeat(pa.scalar(True), len(rows)) if each.name == JOINABLE else rows.column(each.name)
+                    pa.repeat(pa.scalar(True), len(rows))
+                    if each.name == JOINABLE
+                    else pa.nulls(len(rows), each.type)
+                    if each.name == UNAVAILABLE
+                    else rows.column(each.name)
                     for each in schema
                 ]
                 places = zip(rows.column(PARTITION).to_pylist(), rows.column(OFFSET).to_pylist(), strict=True)

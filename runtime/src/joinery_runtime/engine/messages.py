@@ -122,7 +122,8 @@ class ShardSummary:
     that are no longer part of the state although the segment stays (sessions that went out or were replaced).
     `after_eviction` counts, per input, rows that were accepted when some of their partners may already have been gone.
     `behind` says, per input with late rows, how far the latest of them was behind its watermark (ms). `dead` counts,
-    per input, late records that the step has found for the dead letters.
+    per input, records that the step has found for the dead letters: late ones, or such that lack a value. `first_dead`
+    is the first of them in words.
     """
 
     step: int
@@ -143,6 +144,7 @@ class ShardSummary:
     after_eviction: Mapping[str, int] = field(default_factory=dict)
     behind: Mapping[str, int] = field(default_factory=dict)
     dead: Mapping[str, int] = field(default_factory=dict)
+    first_dead: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,9 +103,16 @@ def refuse_dead(outcome: EpochOutcome) -> None:
                 if read.dropped.get("future")
                 else ""
             )
-            raise RecordError(
-                f"input {read.partition.input} has records that cannot be used",
-                facts=f"the first is {read.first_dead} ({read.dead} in this epoch); nothing of the epoch was committed",
-                todo=f"{advice}If the records are as they should be, correct the input's format or schema; else name "
-                "an output for them under spec.deadLetter. Then start the job again",
-            )
+            raise _unusable(read.partition.input, read.first_dead, read.dead, advice)
+    for summary in outcome.shards.values():
+        for name, count in summary.dead.items():
+            raise _unusable(name, summary.first_dead, count)
+
+
+def _unusable(name: str, first: str, count: int, advice: str = "") -> RecordError:
+    return RecordError(
+        f"input {name} has records that cannot be used",
+        facts=f"the first is {first} ({count} in this epoch); nothing of the epoch was committed",
+        todo=f"{advice}If the records are as they should be, correct the input's format or schema; else name an output "
+        "for them under spec.deadLetter. Then start the job again",
+    )

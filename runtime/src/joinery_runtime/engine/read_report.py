@@ -14,7 +14,7 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.prepare import Prepared
 from joinery_runtime.core.pipeline.spec import InputSpec
-from joinery_runtime.core.table.columns import OFFSET, TS
+from joinery_runtime.core.table.columns import OFFSET, TS, UNAVAILABLE
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.sinks import dead_letter_rows
@@ -69,7 +69,8 @@ class ReadReport:
 
 @dataclass(frozen=True, slots=True)
 class PossiblyLate:
-    """Records of a side of a step that may be late, as rows of the dead-letter output; their shard decides."""
+    """Records of a side of a step that may be late, or may lack a value, as rows of the dead-letter output; their shard
+    decides."""
 
     step: int
     side: int
@@ -83,13 +84,27 @@ class PossiblyLate:
         letters = DeadLetters.of(raw, list(map(BadRecord, found, reasons)))
         return cls(place.step, place.side, letters.rows)
 
+    @classmethod
+    def lacking_values(cls, place: InputSpec, raw: RawBatch, rows: pa.RecordBatch) -> PossiblyLate:
+        """`rows` are prepared rows of the batch's records, each of which has UNAVAILABLE."""
+        found = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
+        reasons = [
+            f"column {', '.join(names.splitlines())}: the event does not have the value, because the database did not "
+            "log it, and no earlier version of the key is there to take it from; read the table from a snapshot, or "
+            "have the database log whole rows (Postgres: REPLICA IDENTITY FULL)"
+            for names in rows.column(UNAVAILABLE).to_pylist()
+        ]
+        return cls(place.step, place.side, DeadLetters.of(raw, list(map(BadRecord, found, reasons))).rows)
+
 
 @dataclass(frozen=True, slots=True)
 class LateRecords:
-    """Dead letters of records that a step has found to be late, as an Arrow IPC file, with their counts by input."""
+    """Dead letters of records that a step has found to be late, or to lack a value, as an Arrow IPC file, with their
+    counts by input. `first` names the first record and its fault."""
 
     dead: bytes
     counts: Mapping[str, int]
+    first: str = ""
 
     @classmethod
     def among(cls, candidates: Sequence[PossiblyLate], late: Sequence[np.ndarray]) -> LateRecords | None:
@@ -100,7 +115,11 @@ class LateRecords:
             where = zip(each.rows.column("partition").to_pylist(), each.rows.column("offset").to_pylist(), strict=True)
             found.append(each.rows.filter(pa.array([place in places[each.side] for place in where], pa.bool_())))
         counts = Counter(name for rows in found for name in rows.column("input").to_pylist())
-        return cls(encode(concat(found)), counts) if counts else None
+        if not counts:
+            return None
+        rows = concat(found)
+        topic, partition, offset, reason = (rows.column(name)[0] for name in ("topic", "partition", "offset", "reason"))
+        return cls(encode(rows), counts, f"{topic}/{partition} offset {offset}: {reason}")
 
 
 class ReadCounter:

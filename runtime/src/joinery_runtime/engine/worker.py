@@ -23,7 +23,7 @@ from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import StepResult
 from joinery_runtime.core.table.blob import to_blob
-from joinery_runtime.core.table.columns import TS
+from joinery_runtime.core.table.columns import TS, UNAVAILABLE
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
@@ -140,6 +140,7 @@ class Worker:
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
                     may_be_late.extend(self._may_be_late(name, raw, rows, late, plan.shards))
+                may_be_late.extend(self._may_lack_values(name, raw, rows, plan.shards))
                 if rows.num_rows:
                     yield rows
 
@@ -161,7 +162,9 @@ class Worker:
         rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=decoded.rows.schema)
         of_all = raw.timestamps
         timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
-        records = DecodedRecords(rows, raw.partition.partition, offsets, decoded.deleted, timestamps)
+        records = DecodedRecords(
+            rows, raw.partition.partition, offsets, decoded.deleted, timestamps, decoded.unavailable
+        )
         prepared = prepare(self._pipeline.intake(name), records, checks, self._parts.hasher)
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         bad = [*decoded.bad, *unusable]
@@ -175,6 +178,14 @@ class Worker:
         below = rows.filter(pa.array(rows.column(TS).to_numpy() < late.accept_from))
         for shard, cut in cut_by_shard(below, shards):
             yield shard, PossiblyLate.of(place, event_time, raw, cut, late)
+
+    def _may_lack_values(self, name: str, raw: RawBatch, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
+        """The records of a table that lack values, which an earlier version of their key may have."""
+        if UNAVAILABLE not in rows.schema.names or rows.column(UNAVAILABLE).null_count == rows.num_rows:
+            return
+        place = self._pipeline.input(name)
+        for shard, cut in cut_by_shard(rows.filter(rows.column(UNAVAILABLE).is_valid()), shards):
+            yield shard, PossiblyLate.lacking_values(place, raw, cut)
 
     def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         place = self._pipeline.input(name)
@@ -235,7 +246,7 @@ class Worker:
         late = LateRecords.among(may_be_late, ended.done.result.late)
         if late is not None:
             yield work.plan.shards, late
-            summary = replace(summary, dead=late.counts)
+            summary = replace(summary, dead=late.counts, first_dead=late.first)
         if last:
             work.reach("output-written")
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)

@@ -26,14 +26,22 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.table.columns import UNAVAILABLE
 from joinery_runtime.job.model.inputs import Debezium, Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.connect_types import TIMES, name_in_json, scale_in_json
 from joinery_runtime.sources.convert import convert
+from joinery_runtime.sources.debezium_unavailable import (
+    NOT_THERE,
+    UnavailableValues,
+    names_of,
+    placeholders,
+)
 from joinery_runtime.sources.debezium_values import counted_times, days, with_digits
 from joinery_runtime.sources.json_texts import is_number_in_json
 from joinery_runtime.sources.records import (
     BadRecord,
+    BoolArray,
     ByValue,
     Decoded,
     Fault,
@@ -46,6 +54,7 @@ from joinery_runtime.sources.records import (
 DELETE = "$delete"
 _OP = "$op"
 _BEFORE = "before."
+_FIRST = "first."
 _ROWS = pa.array(["c", "r", "u"])
 _SCHEMA = "$schema"
 _NO_CHANGE = "not a change of a row by Debezium"
@@ -80,14 +89,23 @@ class ChangeEvents(ByValue):
         self, schema: pa.Schema, model: Input, make: Make, make_json: Make, around: Sequence[Path] = ((),)
     ) -> None:
         self._schema, self._deletes = schema, DELETE in schema.names
-        self._rows = pa.schema([field for field in schema if field.name != DELETE])
+        self._rows = pa.schema([field for field in schema if field.name not in (DELETE, UNAVAILABLE)])
         of_envelope = {column.name: column.steps for column in model.columns if column.origin == "envelope"}
         of_row = {column.name: column.steps for column in model.columns if column.origin is None}
         key = model.table.key if model.table is not None else ()
         self._wanted = pa.array((model.debezium or Debezium()).ops)
         # A deletion has its key, and perhaps its event time, in the row before.
         self._before = [name for name in self._rows.names if name in {*key, model.event_time} and name in of_row]
+        # Of an array without its values only the first item says so.
+        self._firsts = {
+            name: _FIRST + name for name, path in of_row.items() if isinstance(path[-1], int) and path[-1] > 0
+        }
         self._decoders = [_Envelope(*self._wire(of_envelope, of_row), place, make) for place in around]
+        large = [name for name in of_row if _may_be_large(self._rows.field(name).type)]
+        self._large = pa.schema([self._rows.field(name) for name in large])
+        self._beside = [name for name in of_envelope if _may_be_large(self._rows.field(name).type)]
+        self._fixed = {*key, model.event_time}
+        self._unavailable = UnavailableValues(self._large, of_row, make, around)
         texts = {
             f"{side}{number}": (*place, side) for number, place in enumerate(around) for side in ("after", "before")
         }
@@ -101,14 +119,15 @@ class ChangeEvents(ByValue):
             paths[name] = of_envelope[name] if name in of_envelope else ("after", *of_row[name])
         before = self._before if self._deletes else []
         paths |= {_BEFORE + name: ("before", *of_row[name]) for name in before}
-        fields = [pa.field(_OP, pa.string()), *self._rows]
+        paths |= {first: ("after", *of_row[name][:-1], 0) for name, first in self._firsts.items()}
+        fields = [pa.field(_OP, pa.string()), *self._rows, *(pa.field(of, pa.string()) for of in self._firsts.values())]
         return pa.schema([*fields, *(self._rows.field(name).with_name(_BEFORE + name) for name in before)]), paths
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         given = values if len(present) == len(values) else values.take(pa.array(present))
         events = self._events(given)
-        decoded = self._changes(self._with_documents(given, events)).at(present)
+        decoded = self._changes(given, self._with_documents(given, events)).at(present)
         without_value = len(values) - len(present)
         dropped = {**decoded.dropped, **({"tombstone": without_value} if without_value else {})}
         return Decoded(decoded.rows, decoded.index, decoded.bad, dropped=dropped)
@@ -162,7 +181,7 @@ class ChangeEvents(ByValue):
         others = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
         return with_bad(_together(others, Decoded(table, found.index, found.bad).at(events.index[places])), unread)
 
-    def _changes(self, events: Decoded) -> Decoded:
+    def _changes(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
         op = events.rows[_OP]
         row = pc.fill_null(pc.is_in(op, _ROWS), False).to_numpy()
         deletion = pc.fill_null(pc.equal(op, "d"), False).to_numpy()
@@ -175,16 +194,35 @@ class ChangeEvents(ByValue):
         found = events.rows.filter(pa.array(changes))
         deleted = pa.array(deletion[changes])
         columns = {name: self._column(found, name, deleted) for name in self._rows.names}
+        columns |= {first: found[first] for first in self._firsts.values()}
+        whole, lacking = self._unavailable.without(pa.table(columns), events.index[changes], values, self._firsts)
+        columns = {name: whole[name] for name in self._rows.names}
+        lacking |= {name: lacks for name in self._beside if (lacks := placeholders(whole[name])).any()}
         if self._deletes:
             columns[DELETE] = deleted
-        rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
         dropped = {} if self._deletes or not deletion.any() else {"deletion": int(deletion.sum())}
-        return with_bad(Decoded(rows, events.index[changes], events.bad, dropped=dropped), bad)
+        if UNAVAILABLE in self._schema.names:
+            columns[UNAVAILABLE] = names_of(lacking, len(deleted))
+        rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
+        usable = drop_rows(rows, events.index[changes], self._lost(lacking, found[_OP]))
+        return with_bad(with_bad(replace(usable, dropped=dropped), events.bad), bad)
+
+    def _lost(self, lacking: Mapping[str, BoolArray], ops: pa.ChunkedArray) -> list[Fault]:
+        """The rows whose values are nowhere: of a stream, of a key or of what is beside the row. Events that are left
+        out need none."""
+        wanted = pc.is_in(ops, self._wanted).to_numpy() if lacking else np.empty(0, np.bool_)
+        nowhere = {*lacking} if UNAVAILABLE not in self._schema.names else {*lacking} & {*self._fixed, *self._beside}
+        masks = {name: lacking[name] & wanted for name in lacking if name in nowhere}
+        return [(mask, [f"column {name}: {NOT_THERE}"] * int(mask.sum())) for name, mask in masks.items()]
 
     def _column(self, found: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
         if not self._deletes or name not in self._before:
             return found[name]
         return pc.if_else(deleted, found[_BEFORE + name], found[name])
+
+
+def _may_be_large(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 class _Envelope(ByValue):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from joinery_runtime.core.table.columns import arrow_schema
+from joinery_runtime.core.table.columns import UNAVAILABLE_FIELD, arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Column, FileInput, History, Input, KafkaInput
 from joinery_runtime.job.model.paths import Path
@@ -160,6 +160,8 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     if mark is not None and mark.name not in schema.names:
         model = model.model_copy(update={"columns": (*model.columns, mark)})
     versions = arrow_schema(model.columns)
+    if issubclass(decoder, DebeziumJsonDecoder):
+        versions = versions.append(UNAVAILABLE_FIELD)
     values = _with_formats(model, decoder, versions.append(DELETE_FIELD) if decoder.tells_deletions else versions)
     named = None if mark is None or by is None else (mark.name, by.value)
     repeat = decoder.tombstones_repeat

@@ -53,4 +53,14 @@ def _joined(first: Decoded, second: Decoded) -> Decoded:
         deleted,
         Counter(first.dropped) + Counter(second.dropped),
         (min(passed), max(passed)) if passed else None,
+        _unavailable(first, second),
+    )
+
+
+def _unavailable(first: Decoded, second: Decoded) -> pa.Array | None:
+    if first.unavailable is None and second.unavailable is None:
+        return None
+    parts = (first, second)
+    return pa.concat_arrays(
+        [pa.nulls(len(part.index), pa.string()) if part.unavailable is None else part.unavailable for part in parts]
     )

@@ -181,6 +181,7 @@ class HistoryDecoder:
             rows=decoded.rows.filter(pa.array(~skipped)),
             index=decoded.index[~skipped],
             deleted=None if decoded.deleted is None else decoded.deleted[~skipped],
+            unavailable=None if decoded.unavailable is None else decoded.unavailable.filter(pa.array(~skipped)),
             dropped={**decoded.dropped, SKIPPED: count},
             passed=(min(passed), max(passed)),
         )

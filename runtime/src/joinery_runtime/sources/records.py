@@ -45,7 +45,9 @@ class Decoded:
     `index` and `bad` both ascend. Together they name every record of the batch exactly once, except records that stand
     for no row. `dropped` counts these by reason (T10), and `passed` is the lowest and the highest event time (ms) that
     the input has reached with them (None: they have none). `deleted` (None: the input is not a table) tells deletions:
-    only their key and event time count, and their other columns are null.
+    only their key and event time count, and their other columns are null. `unavailable` (None: it has nothing to tell)
+    names for each row the columns, one a line, whose values its record does not have, though the row has them: the
+    value of the key's earlier version counts.
     """
 
     rows: pa.Table
@@ -54,6 +56,7 @@ class Decoded:
     deleted: BoolArray | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
     passed: tuple[int, int] | None = None
+    unavailable: pa.Array | None = None
 
     def at(self, places: IntArray) -> Decoded:
         """The same result for a larger batch, in which the records are at these places (ascending)."""

@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.table.columns import UNAVAILABLE
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.convert import convert, shown
 from joinery_runtime.sources.formats.json import JsonDecoder
@@ -94,12 +95,18 @@ class TableDecoder:
     def _versions(self, raw: RawBatch) -> Decoded:
         decoded = self._values.decode_batch(raw)
         rows = decoded.rows
+        if UNAVAILABLE in rows.column_names:
+            decoded = replace(decoded, unavailable=rows[UNAVAILABLE].combine_chunks())
         marks = [rows[DELETE]] if DELETE in rows.column_names else []
         if self._deleted_by is not None:
             column, value = self._deleted_by
             marks.append(pc.equal(rows[column], value))
         if not marks:
-            return replace(decoded, deleted=np.zeros(len(decoded.index), dtype=np.bool_))
+            return replace(
+                decoded,
+                rows=rows.select(self._changelog.schema.names),
+                deleted=np.zeros(len(decoded.index), dtype=np.bool_),
+            )
         deleted = reduce(pc.or_, [pc.fill_null(mark, False) for mark in marks])
         rows = rows.select(self._changelog.schema.names)
         return replace(decoded, rows=self._bare(rows, deleted), deleted=deleted.to_numpy())

@@ -35,7 +35,8 @@ from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, Watermark, earlier
-from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS, UNAVAILABLE
+from joinery_runtime.core.table.forward_fill import sources_of
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
 from joinery_runtime.core.table.sort import find_ranges, sort_order
 from joinery_runtime.job import AsOf, JoinStep
@@ -66,6 +67,7 @@ class AsOfJoin(Join):
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         """Looks up every stream row that goes out in this epoch. No stream row is dropped as late (A3)."""
+        work, without = _with_known_values(step, work)
         taken, expired = _take_in(step, work)
         runs = [*(kept.run for kept in work.kept[RIGHT]), *([taken] if taken is not None else [])]
         at_once, held = self._arriving(step, work)
@@ -82,6 +84,7 @@ class AsOfJoin(Join):
             lookups=(lookups, 0),
             matches=matches,
             failed=failures.count,
+            late=(np.empty((0, 2), np.int64), without),
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -217,6 +220,36 @@ def _take_in(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
         return _stored(step, RIGHT, arrivals), 0
     gone = superseded_on_arrival(step, arrivals, [kept.run for kept in work.kept[RIGHT]], horizon)
     return _stored(step, RIGHT, arrivals.filter(pa.array(~gone))), int(gone.sum())
+
+
+def _with_known_values(step: StepSpec, work: StepWork) -> tuple[StepWork, np.ndarray]:
+    """Gives the table's arrivals the values that their records lack, from the version before them (A1). Returns also
+    the places (int64[k, 2]: partition and offset) of those that are left out, because there is none."""
+    rows, nobody = work.arrivals[RIGHT], np.empty((0, 2), np.int64)
+    if rows is None or UNAVAILABLE not in rows.schema.names or rows.column(UNAVAILABLE).null_count == rows.num_rows:
+        return work, nobody
+    table = step.sides[RIGHT]
+    lacks = [{*(names or "").splitlines()} & {*table.intake.stored} for names in rows.column(UNAVAILABLE).to_pylist()]
+    hashes = np.unique(rows.column(HASH).to_numpy()[[bool(names) for names in lacks]])
+    known = concat([*(_of_hashes(of.run, hashes) for of in work.kept[RIGHT]), as_segment(table, rows)])
+    every, first = Selection(known, np.arange(known.num_rows)), known.num_rows - rows.num_rows
+    names = sorted(set[str]().union(*lacks))
+    lacking = {name: np.array([*[False] * first, *(name in each for each in lacks)]) for name in names}
+    deleted = known.column(DELETED).to_numpy(zero_copy_only=False)
+    sources = sources_of(_key_numbers(table, every), _ranks(every, PLACE), deleted, lacking)
+    missing = np.zeros(rows.num_rows, dtype=bool)
+    for name, source in sources.items():
+        missing |= source[first:] < 0
+        values = known.column(name).take(pa.array(np.maximum(source[first:], 0)))
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), values)
+    places = np.stack([rows.column(name).to_numpy().astype(np.int64) for name in (PARTITION, OFFSET)], axis=1)
+    return replace(work, arrivals=(work.arrivals[LEFT], rows.filter(pa.array(~missing)))), places[missing]
+
+
+def _of_hashes(run: Run, hashes: np.ndarray) -> pa.RecordBatch:
+    """The rows of a run that have one of these hashes."""
+    spans = zip(*(np.searchsorted(run.hash, hashes, side=side).tolist() for side in ("left", "right")), strict=True)
+    return run.batch.take(pa.array([row for span in spans for row in range(*span)], pa.int64()))
 
 
 def _due(work: StepWork) -> pa.RecordBatch | None:

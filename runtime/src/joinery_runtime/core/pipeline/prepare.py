@@ -33,13 +33,15 @@ _SHOWN = 60  # characters of a key in a message
 @dataclass(frozen=True, slots=True)
 class DecodedRecords:
     """n decoded rows of an input's schema, from one partition, with their records' `offsets` (int64[n]). `deleted` is
-    bool[n] for a table (None: no row deletes). `timestamps` are Kafka's, if the records have any."""
+    bool[n] for a table (None: no row deletes). `timestamps` are Kafka's, if the records have any. `unavailable` is that
+    of `Decoded`."""
 
     rows: pa.RecordBatch
     partition: int
     offsets: np.ndarray
     deleted: np.ndarray | None = None
     timestamps: Timestamps | None = None
+    unavailable: pa.Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class _DecodedRows:
     """n decoded rows of an input or of the previous step, with event times and places. `positions` are those in the
-    incoming batch. `deleted` is bool[n], for a table."""
+    incoming batch. `deleted` is bool[n], for a table, and `unavailable` is its UNAVAILABLE."""
 
     user: pa.RecordBatch
     times: pa.Array  # int64
@@ -82,6 +84,7 @@ class _DecodedRows:
     offsets: np.ndarray
     positions: np.ndarray
     deleted: np.ndarray | None = None
+    unavailable: pa.Array | None = None
 
     def where(self, chosen: np.ndarray) -> _DecodedRows:
         if chosen.all():
@@ -94,6 +97,7 @@ class _DecodedRows:
             self.offsets[chosen],
             self.positions[chosen],
             self.deleted[chosen] if self.deleted is not None else None,
+            self.unavailable.filter(keep) if self.unavailable is not None else None,
         )
 
 
@@ -114,7 +118,7 @@ def prepare(
     known = usable.copy()
     known[list(ahead)] = False
     places = np.full(len(offsets), records.partition, dtype=np.int32)
-    every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), records.deleted)
+    every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), records.deleted, records.unavailable)
     read = every.where(known)
     span = pc.min_max(read.times).as_py()
     said = f"event time {intake.event_time!r} is"
@@ -217,13 +221,14 @@ def _prepared(
     if co_partitions:
         addresses = partition_addresses(rows.partitions, addresses, co_partitions)
     deleted = np.zeros(len(rows.offsets), dtype=bool) if rows.deleted is None else rows.deleted
+    unavailable = pa.nulls(len(rows.offsets), pa.string()) if rows.unavailable is None else rows.unavailable
     columns = [
         pa.array(addresses),
         pc.fill_null(rows.times, 0),
         pa.array(rows.partitions),
         pa.array(rows.offsets),
         *([pa.array(joinable)] if intake.preserved else []),
-        *([pa.array(deleted)] if intake.table else []),
+        *([pa.array(deleted), unavailable] if intake.table else []),
         *(rows.user.column(name) for name in intake.stored),
     ]
     return pa.record_batch(columns, schema=intake.prepared_schema()), dropped

@@ -19,6 +19,7 @@ from joinery_runtime.core.table.columns import (
     JOINABLE_FIELD,
     SESSION_FIELDS,
     TS,
+    UNAVAILABLE_FIELD,
 )
 
 LEFT: Final = 0
@@ -78,7 +79,7 @@ class Intake:
         return str(ref) if self.chained else ref.column
 
     def prepared_schema(self) -> pa.Schema:
-        added = [JOINABLE_FIELD] * self.preserved + [DELETED_FIELD] * self.table
+        added = [JOINABLE_FIELD] * self.preserved + [DELETED_FIELD, UNAVAILABLE_FIELD] * self.table
         return pa.schema([*ENGINE_FIELDS, *added, *(self.schema.field(name) for name in self.stored)])
 
 
@@ -133,7 +134,7 @@ class SideSpec:
         if self.state is not None:
             return self.state
         prepared = self.intake.prepared_schema()
-        stored = [prepared.field(i) for i in range(len(prepared)) if prepared.field(i) != JOINABLE_FIELD]
+        stored = [field for field in prepared if field not in (JOINABLE_FIELD, UNAVAILABLE_FIELD)]
         engine = len(ENGINE_FIELDS)
         return pa.schema([*stored[:engine], *([FLAG_FIELD] if self.flags else []), *stored[engine:]])
 

@@ -31,10 +31,14 @@ JOINABLE = "$joinable"
 FLAG = "$mark"
 # In batches and segments of an as-of step's table: whether this version is a deletion.
 DELETED = "$deleted"
+# Only in prepared batches of such a table: the columns, one a line, whose values the record does not have although the
+# row does (null: none).
+UNAVAILABLE = "$unavailable"
 
 JOINABLE_FIELD = pa.field(JOINABLE, pa.bool_(), nullable=False)
 FLAG_FIELD = pa.field(FLAG, pa.bool_(), nullable=False)
 DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
+UNAVAILABLE_FIELD = pa.field(UNAVAILABLE, pa.string())
 
 # Only in segments of sessions (see `core.kinds.session.change`).
 START, EMITTED, FORCED = "$start", "$emitted", "$forced"
