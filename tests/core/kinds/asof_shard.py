@@ -121,7 +121,8 @@ class Shard:
 
     def _rates(self, rates: Sequence[Rate]) -> pa.RecordBatch | None:
         deleted = [rate.rate is None for rate in rates]
-        return self._batch(RIGHT, rates, [deleted, [r.currency for r in rates], [r.rate for r in rates]])
+        known = [None] * len(rates)
+        return self._batch(RIGHT, rates, [deleted, known, [r.currency for r in rates], [r.rate for r in rates]])
 
     def _batch(self, side: int, rows: Sequence[Any], columns: Sequence[Sequence[Any]]) -> pa.RecordBatch | None:
         if not rows:
