@@ -45,7 +45,7 @@ lines = st.lists(st.sampled_from([b"", b"x", b"yy" * 40, b'{"a": 1}', b"\xff"]),
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(lines, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.integers(1, 6))
+@given(lines, st.sampled_from([b"\n", b"\r\n", b"\r"]), st.booleans(), st.integers(1, 6))
 def test_json_lines(tmp_path_factory, texts: list[bytes], end: bytes, ended: bool, per_range: int) -> None:
     path = tmp_path_factory.mktemp("files") / "in.jsonl"
     data = end.join(texts) + (end if ended else b"")

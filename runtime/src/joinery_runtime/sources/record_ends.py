@@ -69,18 +69,25 @@ def _openings(chunk: Bytes, quotes: Positions, cut: Cut) -> Flags:
     """Which quotes stand where a field begins."""
     before = quotes - 1
     if cut.blanks_after_separator:
-        text = np.flatnonzero(~np.isin(chunk, _BLANKS))
+        text = np.flatnonzero((chunk != _BLANKS[0]) & (chunk != _BLANKS[1]))
         at = np.searchsorted(text, quotes) - 1
         before = np.where(at < 0, -1, text[np.maximum(at, 0)])
-    first = before < 0
-    return np.asarray(first | np.isin(chunk[np.maximum(before, 0)], (ord(cut.separator), LF, CR)))
+    opens = _between_fields(chunk.take(before, mode="wrap"), cut)
+    if before[0] < 0:
+        opens[before < 0] = True
+    return opens
 
 
 def _closings(chunk: Bytes, quotes: Positions, cut: Cut, *, whole: bool) -> Flags:
     """Which quotes stand where a field may end. At the end of a chunk that is not whole, none does."""
-    after = np.minimum(quotes + 1, len(chunk) - 1)
-    last = quotes == len(chunk) - 1
-    return np.asarray(np.where(last, whole, np.isin(chunk[after], (ord(cut.separator), LF, CR))))
+    closes = _between_fields(chunk.take(quotes + 1, mode="wrap"), cut)
+    if quotes[-1] == len(chunk) - 1:
+        closes[-1] = whole
+    return closes
+
+
+def _between_fields(signs: Bytes, cut: Cut) -> Flags:
+    return np.asarray((signs == ord(cut.separator)) | (signs == LF) | (signs == CR))
 
 
 def _by_turns(quotes: Positions, opens: Flags, closes: Flags, *, whole: bool) -> bool:
