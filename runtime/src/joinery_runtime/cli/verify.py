@@ -33,7 +33,7 @@ from joinery_runtime.hosts.replay import (
     replayable,
     wrong_counts,
 )
-from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.job import Job, StreamJoin, definition, is_same_definition
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks import StoreDatabase, dead_letter_content, output_content
 from joinery_runtime.sinks.base import Receipt, life_of
@@ -127,20 +127,25 @@ def verify(
         # Read after the outputs, so that every row in them belongs to an epoch of the log or to the pending plan.
         record = store.record(job.name)
         assert record is not None, "it was there before"
-        course = replayable(job, store, *((None, None) if wholes else (first, last)))
+        course = replayable(job, store, *((None, None) if wholes else (first, last)), edits=True)
         entries, verdict = course.entries, _asked(job, course, first, last, wholes)
         replay = Replay(job, inputs, folder / "cache", course.stored(store))
-        late = LateRows.of(job)
+        late, since, name = LateRows.of(job), _since(job, course), ""
         for entry in entries:
-            replayed = replay.run(EpochPlan.from_json(entry.plan))
+            plan = EpochPlan.from_json(entry.plan)
+            if course.jobs[plan.definition] != course.jobs[name]:
+                replay.under(course.jobs[plan.definition])
+            name = plan.definition
+            replayed = replay.run(plan)
             check_records(entry, replayed.result["rows_in"])
-            _expect(wholes, replayed)
+            if entry.epoch >= since:
+                _expect(wholes, replayed)
             late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
                 verdict.learn_late(entry.epoch, late.standing.values())
                 _judge(job, entry, receipts, replayed, verdict, life_of(record.lineage))
-        if any(not whole.content.exact for whole in wholes) and (plan := _pending(job, record, entries)) is not None:
-            _expect(wholes, replay.run(plan))
+        if any(not whole.content.exact for whole in wholes) and (pending := _pending(job, record, entries)) is not None:
+            _expect(wholes, replay.run(pending))
         _compare(job, wholes, verdict, course)
     return verdict
 
@@ -172,9 +177,15 @@ def _whole(job: Job, name: str, content: Content, folder: Path) -> WholeOutput:
 
 def _asked(job: Job, course: Replayable, first: int | None, last: int | None, wholes: Sequence[WholeOutput]) -> Verdict:
     """Decides which epochs are judged, as an empty verdict."""
-    entries = course.entries
+    entries, begin = course.entries, _since(job, course)
     newest = min([entries[-1].epoch, *(whole.content.complete_to for whole in wholes)])
-    since, until = entries[0].epoch if first is None else first, newest if last is None else min(last, newest)
+    since, until = begin if first is None else first, newest if last is None else min(last, newest)
+    if entries[0].epoch <= since < begin:
+        raise JoineryError(
+            f"Epochs before {begin} of job {job.name} cannot be verified",
+            facts="the job was edited since, and the output is compared with what the job makes as it is now",
+            todo=f"Ask for --epochs {begin}..",
+        )
     if since < entries[0].epoch:
         raise JoineryError(
             f"Epochs before {entries[0].epoch} of job {job.name} cannot be verified",
@@ -187,7 +198,21 @@ def _asked(job: Job, course: Replayable, first: int | None, last: int | None, wh
         )
     by_key = any(whole.content.upsert_key for whole in wholes)
     notes = [f"computed from {_beginning(course)}"] if course.savepoint else []
+    if begin > entries[0].epoch:
+        notes.append(f"epochs before {begin} were made by the job before an edit, and are not judged")
     return Verdict(job.name, since, until, by_key=by_key, notes=notes)
+
+
+def _since(job: Job, course: Replayable) -> int:
+    """The first epoch after the last edit. Raises JoineryError if none was made under the job as it is."""
+    edited = [entry.epoch for entry in course.entries if course.jobs[EpochPlan.from_json(entry.plan).definition] != job]
+    if edited and edited[-1] == course.entries[-1].epoch:
+        raise JoineryError(
+            f"The output of job {job.name} has no epoch of the job as it is now",
+            facts=f"the job was edited after epoch {edited[-1]}",
+            todo="Run it, or verify with the file as it was before the edit",
+        )
+    return edited[-1] + 1 if edited else course.entries[0].epoch
 
 
 def _beginning(course: Replayable) -> str:
@@ -202,7 +227,8 @@ def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> Epo
     if record.plan is None:
         return None
     plan, today = EpochPlan.from_json(record.plan), fingerprint_of(job, compile_job(job))
-    return plan if plan.epoch > entries[-1].epoch and plan.fingerprint in ("", today) else None
+    same = plan.fingerprint in ("", today) and is_same_definition(plan.definition, definition(job))
+    return plan if plan.epoch > entries[-1].epoch and same else None
 
 
 def _expect(wholes: Sequence[WholeOutput], replayed: ReplayedEpoch) -> None:
@@ -231,7 +257,8 @@ def _judge(
 
 
 def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, course: Replayable) -> None:
-    alone = course.record is None and course.entries[0].epoch == 1
+    since = _since(job, course)
+    alone = course.record is None and since == 1
     topics = _topics(job)
     for whole in wholes:
         before = _not_ours(verdict.compared)
@@ -242,7 +269,7 @@ def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, course: 
             verdict.last,
             alone=alone,
             may_repeat=may_repeat,
-            since=None if course.record is None else course.entries[0].epoch,
+            since=None if course.record is None and since == course.entries[0].epoch else since,
         )
         if whole.name == "output":
             verdict.compared.rows += rows

@@ -15,7 +15,7 @@ from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import Cap, StateLimits
 from joinery_runtime.engine.planner import PlanSettings
-from joinery_runtime.job import Job, definition, signature
+from joinery_runtime.job import Job, definition, definition_hash, signature
 
 
 def identity(job: Job, pipeline: Pipeline, warn: Callable[[str], None]) -> JobIdentity:
@@ -29,6 +29,7 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
         checkpoint_interval_ms=job.spec.state_store.checkpoint_interval,
         interval_ms=job.spec.trigger.interval,
         fingerprint=fingerprint(identity.signature),
+        definition=definition_hash(identity.definition),
         tables=frozenset(side.name for side in job.inputs if side.table is not None),
         limits=state_limits(job),
         late_warnings={side.name: side.watermark.late_share for side in job.inputs},

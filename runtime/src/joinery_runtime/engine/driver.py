@@ -45,7 +45,7 @@ from joinery_runtime.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from joinery_runtime.job import PeriodicSavepoints
+from joinery_runtime.job import PeriodicSavepoints, definition_hash
 from joinery_runtime.sinks.base import Receipt, Sink, Takeover
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
@@ -378,6 +378,9 @@ class Driver:
         if not last:
             after = after.planned(self._next_plan(after))
         result = result_json(plan, outcome, after.totals)
+        # Once for each change: `joinery verify` runs earlier epochs again under the definition that made them.
+        if plan.definition != before.definition and plan.definition == definition_hash(self._identity.definition):
+            result["definition"] = dict(self._identity.definition)
         self._seal(plan.epoch, result, last=last)
         work = self._work(plan)
         work.reach("before-commit")

@@ -69,7 +69,7 @@ class JobState:
     committed epochs have closed each part of the state. `removed` counts, by `first_key`, rows of live segments that
     are no longer part of the state. `co_partitions` is how many partitions co-partitioned inputs have in common, once
     something was read (else 0). `committed_at_ms` is when the epoch was committed, by the store's clock; only a
-    recovery sets it.
+    recovery sets it. `definition` names the definition under which the epoch was planned.
     """
 
     pipeline: Pipeline
@@ -83,6 +83,7 @@ class JobState:
     totals: Totals = field(default_factory=Totals)
     pending: EpochPlan | None = None
     committed_at_ms: int | None = None
+    definition: str = ""
 
     @classmethod
     def of(cls, pipeline: Pipeline, record: JobRecord, newest: EpochRecord | None) -> JobState:
@@ -100,6 +101,7 @@ class JobState:
             totals=Totals() if newest is None else Totals.of(newest.result),
             pending=_pending(pipeline, record, floors),
             committed_at_ms=None if newest is None else newest.committed_at,
+            definition="" if newest is None else newest.plan.get("definition", ""),
         )
 
     # --- what it holds ------------------------------------------------------------------------------------------------
@@ -162,6 +164,7 @@ class JobState:
             co_partitions=plan.co_partitions,
             pending=None,
             committed_at_ms=None,
+            definition=plan.definition,
         )
         before, sizes = self.part_sizes, after.part_sizes
         rows = {part: (before[part].rows, size.rows) for part, size in sizes.items() if part in before}

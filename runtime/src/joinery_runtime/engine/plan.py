@@ -42,6 +42,7 @@ class EpochPlan:
     `co_partitions` is how many partitions co-partitioned inputs have in common (else 0). `starts` are the offsets from
     which to read partitions that the consumer group has not assigned to this job yet, where no earlier plan says so.
     `unplanned` names the inputs with a partition that neither an earlier plan nor a range of this one has.
+    `definition` names the definition of the job that made the plan (`definition_hash`; "": an earlier release made it).
     `format` is that of the release that made the plan."""
 
     epoch: int
@@ -64,6 +65,7 @@ class EpochPlan:
     co_partitions: int = 0
     starts: Mapping[PartitionRef, int] = field(default_factory=dict)
     unplanned: tuple[str, ...] = ()
+    definition: str = ""
     format: int = PLAN_FORMAT
 
     @property
@@ -109,6 +111,7 @@ class EpochPlan:
             **({"co_partitions": self.co_partitions} if self.co_partitions else {}),
             **({"starts": _offsets_to_json(self.starts)} if self.starts else {}),
             **({"unplanned": list(self.unplanned)} if self.unplanned else {}),
+            **({"definition": self.definition} if self.definition else {}),
         }
 
     @classmethod
@@ -136,6 +139,7 @@ class EpochPlan:
             co_partitions=doc.get("co_partitions", 0),
             starts=_offsets_from_json(doc.get("starts", [])),
             unplanned=tuple(doc.get("unplanned", [])),
+            definition=doc.get("definition", ""),
         )
 
 

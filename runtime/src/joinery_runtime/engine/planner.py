@@ -37,6 +37,7 @@ class PlanSettings:
     budget: Budget
     checkpoint_interval_ms: int
     fingerprint: str
+    definition: str = ""  # its name, see `definition_hash`
     tables: frozenset[str] = frozenset()  # inputs that are changelogs
     max_future: Mapping[str, int] = field(default_factory=dict)  # by input, ms (T11)
     limits: StateLimits = field(default_factory=StateLimits)
@@ -485,6 +486,7 @@ def next_plan(
         ended=snapshot.ended,
         checkpoint=checkpoint,
         fingerprint=settings.fingerprint,
+        definition=settings.definition,
         lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
         stops=_new_stops(known, inputs),
         topic_ids=_new_topic_ids([*known, *snapshot.deleted], inputs),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
 from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, definition, definition_hash, reads_alike, under_definition
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state import migrations
@@ -105,10 +105,8 @@ class Replay:
         self._pipeline, self._clocks = pipeline or compile_job(job), input_clocks(job)
         self._output, self._dead = LocalCapture(), LocalCapture()
         self._segments = _Segments({} if stored is None else stored.blobs)
-        parts = WorkerParts(
-            job.name, self._pipeline, inputs, self._segments, self._output, self._dead, cache, ordered=True
-        )
-        self._host = LocalHost(Worker(parts))
+        self._inputs, self._cache = inputs, cache
+        self._host = self._host_of(job)
         if stored is None:
             self._state = JobState(self._pipeline, input_states((side.name for side in job.inputs), None))
         else:
@@ -138,6 +136,25 @@ class Replay:
         """The live segments that are `wanted`, with their rows."""
         there = self._state.segments.items()
         return [(meta, decoded(meta, self._segments.blob(key))) for key, meta in there if wanted(meta)]
+
+    def under(self, job: Job) -> None:
+        """Go on with an edit of the job, whose signature and inputs are those of the job before."""
+        self._pipeline, self._clocks = compile_job(job), input_clocks(job)
+        self._state = replace(self._state, pipeline=self._pipeline)
+        self._host = self._host_of(job)
+
+    def _host_of(self, job: Job) -> LocalHost:
+        parts = WorkerParts(
+            job.name,
+            self._pipeline,
+            self._inputs,
+            self._segments,
+            self._output,
+            self._dead,
+            self._cache,
+            ordered=True,
+        )
+        return LocalHost(Worker(parts))
 
     @property
     def floors(self) -> Floors:
@@ -190,6 +207,8 @@ class Replayable:
     entries: Sequence[EpochRecord]
     savepoint: str = ""
     record: JobRecord | None = None
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    """The job as it was before edits, by the name of its definition in plans."""
 
     def stored(
         self, store: SegmentReader, wanted: Callable[[SegmentMeta], bool] = lambda _: True
@@ -218,11 +237,15 @@ def replayable(
     first: int | None = None,
     last: int | None = None,
     pipeline: Pipeline | None = None,
+    *,
+    edits: bool = False,
 ) -> Replayable:
     """Finds the log's entries up to epoch `last` (None: the newest one) that can be computed again. They begin where
     the state was empty or, if the log does not go back that far, at a savepoint: the oldest one that fits, or the
     newest one before epoch `first`, which has to be among the entries. `pipeline` is the compiled job, if the caller
-    has it. Raises JoineryError, which says why an epoch cannot be computed again, and what would help."""
+    has it. With `edits`, the entries begin after an edit that the log does not have; without, an edit that leaves the
+    signature as it is counts as if it had always been there. Raises JoineryError, which says why an epoch cannot be
+    computed again, and what would help."""
     log = list(_log(job.name, store))
     own = _own(log)
     entries = [entry for entry in own if last is None or entry.epoch <= last]
@@ -231,10 +254,11 @@ def replayable(
         raise JoineryError(f"The epoch log of job {job.name} has no such epoch", facts=newest)
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
     pipeline = pipeline or compile_job(job)
-    course = _last_course(fingerprint_of(job, pipeline), plans)
+    jobs = _jobs(job, log) if edits else {}
+    course = _last_course(fingerprint_of(job, pipeline), plans, jobs if edits else None)
     asked = [at for at, entry in enumerate(entries) if at >= course.begin and (first is None or entry.epoch <= first)]
     if course.empty and asked:
-        return Replayable(entries[course.begin :])
+        return Replayable(entries[course.begin :], jobs=jobs)
     found = _starts(job, store, plans, course, begun=len(own) < len(log))
     starts = sorted((start for start in found if start.at >= course.begin), key=lambda start: start.at)
     early = [start for start in starts if start.at in asked]
@@ -244,7 +268,7 @@ def replayable(
         if _fits(job, pipeline, record, plans[start.at :]):
             if start in late:
                 raise _only_later(job, course, plans[start.at].epoch, start.savepoint)
-            return Replayable(entries[start.at :], start.savepoint, record)
+            return Replayable(entries[start.at :], start.savepoint, record, jobs)
     raise _not_again(job, plans, course)
 
 
@@ -271,7 +295,20 @@ class _Course:
     why: str
 
 
-def _last_course(today: str, plans: Sequence[EpochPlan]) -> _Course:
+def _jobs(job: Job, log: Sequence[EpochRecord]) -> dict[str, Job]:
+    """The job under each definition that the log has, by its name, if records are read as they are now; the log has a
+    definition with the first epoch that was made under it."""
+    today = definition(job)
+    jobs = {"": job, definition_hash(today): job}
+    for entry in log:
+        stored, name = entry.result.get("definition"), entry.plan.get("definition", "")
+        if stored is not None and name not in jobs and reads_alike(stored, today):
+            jobs[name] = under_definition(job, stored)
+    return jobs
+
+
+def _last_course(today: str, plans: Sequence[EpochPlan], jobs: Mapping[str, Job] | None) -> _Course:
+    """`jobs` has the job under the definitions that are known; None: an edit counts as if it had always been there."""
     why = f"the log begins with epoch {plans[0].epoch}, when the job already kept rows of earlier ones"
     course = _Course(0, False, why)
     ends: dict[PartitionRef, int] = {}
@@ -279,6 +316,9 @@ def _last_course(today: str, plans: Sequence[EpochPlan]) -> _Course:
     for at, plan in enumerate(plans):
         if plan.fingerprint and plan.fingerprint != today:
             why = f"epoch {plan.epoch} was made by the job before an edit, which the log does not keep"
+            course = _Course(at + 1, False, why)
+        elif jobs is not None and plan.definition not in jobs:
+            why = f"epoch {plan.epoch} was made by the job before an edit that the log does not keep"
             course = _Course(at + 1, False, why)
         elif _state_is_empty(plan):
             course = _Course(at, True, "")

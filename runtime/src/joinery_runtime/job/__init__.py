@@ -5,7 +5,14 @@ plan. `signature` and `compare` say whether stored state fits a changed job (rul
 Spark.
 """
 
-from joinery_runtime.job.definition import definition, same_rows, under_definition
+from joinery_runtime.job.definition import (
+    definition,
+    definition_hash,
+    is_same_definition,
+    reads_alike,
+    same_rows,
+    under_definition,
+)
 from joinery_runtime.job.explain import Explanation, explain
 from joinery_runtime.job.expressions import expression_problems
 from joinery_runtime.job.join.steps import JoinStep, SelectItem
@@ -106,10 +113,12 @@ __all__ = [
     "Window",
     "compare",
     "definition",
+    "definition_hash",
     "explain",
     "expression_problems",
     "format_duration",
     "format_time",
+    "is_same_definition",
     "job_from",
     "lines_of",
     "load_job",
@@ -118,6 +127,7 @@ __all__ = [
     "parse_duration",
     "parse_job",
     "parse_type",
+    "reads_alike",
     "same_rows",
     "signature",
     "time_value",

@@ -6,6 +6,7 @@ visible. Settings that only say how (secrets, shards of later plans, Spark) are 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Set
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
 # Fields that say how a place is reached, not which place, or what to do when it fails or grows too large. As long as
 # the job still has the place, the present values apply.
 _HOW = {*_SECRET, "bootstrapServers", "onDataLoss", "limits", "limit", "lateWarning"}
+_HASH_VERSION = "1"
 _ANY_JOB = TypeVar("_ANY_JOB", bound=Job)
 
 
@@ -45,6 +47,30 @@ def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     dead-letter output, nothing can have gone to one, so one may be added for a plan that bad records keep from
     ending."""
     return bool(_without(_HOW, {**_dead_letter(now), **stored}) == _without(_HOW, now))
+
+
+def definition_hash(of: Mapping[str, Any]) -> str:
+    """A short name for a definition, stored in plans; before the colon its version. Equal names: epochs give the same
+    rows in the same places from the same plan and records. Where records come from and how event time moves is in the
+    plan itself. A name of another version says nothing."""
+    rows = _without(_HOW, {**of, **_as_read(of)})
+    return f"{_HASH_VERSION}:{hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]}"
+
+
+def is_same_definition(name: str, now: Mapping[str, Any]) -> bool:
+    """Whether a plan with this name (see `definition_hash`) was made under the definition, as far as it can be told:
+    earlier releases gave plans no name."""
+    return name.partition(":")[0] != _HASH_VERSION or name == definition_hash(now)
+
+
+def reads_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether records are read in the same way under both definitions."""
+    return bool(_without(_HOW, _as_read(stored)) == _without(_HOW, _as_read(now)))
+
+
+def _as_read(of: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a definition without what a plan fixes."""
+    return {key: _without({"watermark", "kafka", "file"}, of[key]) for key in ("inputs", "input") if key in of}
 
 
 def _dead_letter(of: Mapping[str, Any]) -> dict[str, Any]:
