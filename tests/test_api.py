@@ -178,6 +178,36 @@ def test_ids_of_sessions_are_read_back_whole(tmp_path: Path, monkeypatch: pytest
     assert max(ids) >= 2**63, "as every other one is"
 
 
+def types_of(table: Any) -> dict[str, Any]:
+    return dict(table.to_polars().schema)
+
+
+@pytest.mark.parametrize("kind", ["StreamJoin", "SessionWindow"])
+@pytest.mark.parametrize("output_format", ["json", "parquet"])
+@pytest.mark.filterwarnings("ignore:stateStore is memory")
+def test_the_output_of_a_job_without_a_row_has_its_columns_and_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_format: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = {"file": {"path": "out"}, "format": output_format}
+    document = job(output=output)
+    if kind == "SessionWindow":
+        spec = {"input": document["spec"]["inputs"][0], "groupBy": ["k"], "gap": "30s", "maxDuration": "2h"}
+        spec |= {"output": output}
+        spec["aggregates"] = [{"function": "count", "as": "n"}, {"function": "max", "column": "ts", "as": "newest"}]
+        document |= {"kind": kind, "spec": spec | {"stateStore": {"memory": {}}}}
+    for name in ("l", "r"):
+        (tmp_path / f"{name}.jsonl").touch()
+    empty = run(document, local=True)
+    assert empty.rows_out == 0
+    assert len(empty.output()) == 0
+    columns = types_of(empty.output())
+    write_inputs(tmp_path)
+    full = run(document, local=True).output()
+    assert len(full) > 0
+    assert types_of(full) == columns
+
+
 def with_output(output_format: str) -> RunResult:
     edited = job(output={"file": {"path": "out"}, "format": output_format})
     return RunResult(job_from(edited), "inputs", 1, {}, 0, {}, {})

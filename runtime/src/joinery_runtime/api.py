@@ -121,7 +121,8 @@ class RunResult:
 
     def output(self) -> Rows:
         """Reads all rows of the output into memory, including those of earlier runs: from files, topics, or tables of
-        Postgres, Iceberg and Delta. Raises JoineryError if the output cannot be read, as with the console."""
+        Postgres, Iceberg and Delta. Without a row, it is an empty table with the job's columns and types. Raises
+        JoineryError if the output cannot be read, as with the console."""
         from joinery_runtime.cli.sql import read_output  # noqa: PLC0415
 
         return Rows(read_output(self.job).to_arrow())

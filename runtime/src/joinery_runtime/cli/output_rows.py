@@ -39,11 +39,19 @@ Types = Mapping[str, pl.DataType]
 
 
 def output_rows(
-    job: Job, dsn: str, stack: ExitStack, notes: list[str], held: str | None = None, *, typed: bool = True
+    job: Job,
+    dsn: str,
+    stack: ExitStack,
+    notes: list[str],
+    held: str | None = None,
+    *,
+    typed: bool = True,
+    may_be_empty: bool = False,
 ) -> pl.LazyFrame:
     """The output's rows, to be collected before `stack` ends. Collecting reads them, and adds to `notes` what could not
     be read. `dsn` is the state's database. Columns of JSON files have the types that the job gives them or, with
-    `typed` False, those found in the files. Raises JoineryError."""
+    `typed` False, those found in the files. Raises JoineryError, also if no file has been written, unless the output
+    `may_be_empty`."""
     output = job.spec.output
     if output.postgres is not None:
         return _whole_table(TargetTable(output.postgres.table), output.postgres.dsn or dsn).lazy()
@@ -57,7 +65,7 @@ def output_rows(
             facts="it goes to the console, which keeps no rows",
             todo="Ask for another table",
         )
-    return _files(job, output.file, held, typed=typed)
+    return _files(job, output.file, held, typed=typed, may_be_empty=may_be_empty)
 
 
 def ask_postgres(query: exp.Query, table: TargetTable, dsn: str) -> pl.DataFrame:
@@ -229,11 +237,11 @@ def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types,
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _files(job: Job, output: FileOutput, held: str | None, *, typed: bool) -> pl.LazyFrame:
+def _files(job: Job, output: FileOutput, held: str | None, *, typed: bool, may_be_empty: bool) -> pl.LazyFrame:
     folder = Path(output.path)
     # Files in the other format are from before an edit of the job.
     lines, columns = sorted(folder.glob("*.jsonl")), sorted(folder.glob("*.parquet"))
-    if not lines and not columns:
+    if not lines and not columns and not may_be_empty:
         facts = f"no file is in {folder}"
         raise JoineryError(f"There is no output of job {job.name} yet", facts=f"{facts}; {held}" if held else facts)
     types = _json_types(job)
@@ -242,7 +250,7 @@ def _files(job: Job, output: FileOutput, held: str | None, *, typed: bool) -> pl
         *(pl.scan_parquet(paths) for paths in _alike(columns, _parquet_types).values()),
     ]
     try:
-        found = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=types)
+        found = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_types(job))
         found.collect_schema()
     except pl.exceptions.PolarsError as error:
         raise JoineryError(
@@ -251,6 +259,13 @@ def _files(job: Job, output: FileOutput, held: str | None, *, typed: bool) -> pl
             todo="Move the files of one definition of the job to a folder of their own and read each folder",
         ) from error
     return found
+
+
+def _types(job: Job) -> Types:
+    """The types that rows in files of the job's format are read with."""
+    if job.spec.output.format == "parquet":
+        return dict(pl.DataFrame(compile_job(job).output_schema().empty_table()).schema)
+    return _json_types(job)
 
 
 def _alike(paths: Sequence[Path], what: Callable[[Path], Any]) -> dict[Any, list[Path]]:

@@ -75,7 +75,8 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
 
 
 def read_output(job: Job) -> pl.DataFrame:
-    """All rows of the job's output, including earlier runs. Raises JoineryError if they cannot be read back."""
+    """All rows of the job's output, including earlier runs; none, with the job's columns, if the job has put out none.
+    Raises JoineryError if they cannot be read back."""
     output = job.spec.output
     with ExitStack() as stack:
         if output.postgres is None or output.postgres.apart:
@@ -83,7 +84,11 @@ def read_output(job: Job) -> pl.DataFrame:
         else:
             job = durable(job)
             dsn = stack.enter_context(open_also_moved(job)).dsn
-        return _by_types(job, lambda typed: output_rows(job, dsn, stack, [], typed=typed).collect(engine="streaming"))
+
+        def rows(*, typed: bool) -> pl.DataFrame:
+            return output_rows(job, dsn, stack, [], typed=typed, may_be_empty=True).collect(engine="streaming")
+
+        return _by_types(job, rows)
 
 
 def _by_types(job: Job, read: Callable[..., pl.DataFrame]) -> pl.DataFrame:
