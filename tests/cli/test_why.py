@@ -13,6 +13,7 @@ import pytest
 from cli.commands import Joinery
 from cli.verified import inputs_of
 from joinery_runtime.cli.replay_commands import why_command
+from joinery_runtime.cli.state_show import show
 from joinery_runtime.cli.why import Answer, Explained, whole_topic, why
 from joinery_runtime.cli.why_records import FoundRecord, Place
 from joinery_runtime.core.compile import compile_job
@@ -578,3 +579,39 @@ def test_a_record_names_its_group_by_what_the_job_computes(tmp_path: Path) -> No
     assert [row[0] for row in made] == ["ann"]
     assert made[0][-2:] == (16, 5)
     assert prevented[0][-2:] == (4, 5)  # the session would have begun later, without 3 * 4
+
+
+@pytest.mark.parametrize("kind", ["interval", "window", "asOf"])
+def test_what_has_left_is_not_kept_even_while_its_segment_is_stored(tmp_path: Path, kind: str) -> None:
+    """A row far ahead, of the same epoch, keeps the segment."""
+    text = JOB
+    if kind != "interval":
+        matching = "window: {tumbling: 10ms}" if kind == "window" else "asOf: {historyRetention: 10ms}"
+        text = text.replace("interval: {of: l, lower: -10ms, upper: 10ms}", matching)
+    if kind == "asOf":
+        text = text.replace("{path: r.jsonl}", "{path: r.jsonl}, table: {key: [k]}")
+    job = parse_job(text, "job.yaml")
+    early, late = {"k": "a", "v": "x", "ts": 100}, {"k": "a", "v": "y", "ts": 100_000}
+    superseding = [{"k": "a", "v": "z", "ts": 101}] if kind == "asOf" else []
+    steps = [
+        {"rows": {"l": [{"k": "b", "v": "l", "ts": 50}], "r": [early, *superseding, late]}},
+        {"rows": {"l": [{"k": "b", "v": "l", "ts": 5_000}]}},
+        {"rows": {"l": [{"k": "b", "v": "l", "ts": 5_001}]}},
+    ]
+    store = MemoryStore()
+    for _ in run_trace(job, steps, store):
+        """The answer is asked for below."""
+    answer = why(job, store, inputs_of(job, steps), ["k=a"], None)
+    left = {each.record.ts: each.outcome.retention.evicted_in for each in answer.records if each.outcome is not None}
+    assert left[100] is not None
+    assert left[100_000] is None
+    assert answer.kept is not None
+    (kept,) = answer.kept.document()["steps"]
+    stayed = {each.record.ts for each in answer.records if left[each.record.ts or 0] is None}
+    assert {row["ts"] for row in kept["rows"]} == stayed
+    # `joinery state show` lists what is stored as well, and says which of it has left.
+    (stored,) = show(job, store, ["k=a"]).document()["steps"]
+    assert {row["ts"]: row.get("left", False) for row in stored["rows"]} == {
+        ts: at is not None for ts, at in left.items()
+    }
+    assert f"{len(stayed)} row" in next(iter(answer.kept.lines()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,12 @@ class ShownStep:
     hash: int
     segments_read: int
     counted: str
+    """How much of the `rows` is kept; the others have left."""
     rows: Sequence[Shown]
+
+    @property
+    def left(self) -> int:
+        return sum(row.left for row in self.rows)
 
     def document(self) -> dict[str, Any]:
         return {
@@ -58,6 +63,11 @@ class ShownKey:
     watermarks: Mapping[str, Watermark]
     steps: Sequence[ShownStep]
 
+    def of_kept(self) -> ShownKey:
+        """Leave out what has left the state and is only stored."""
+        steps = [replace(step, rows=[row for row in step.rows if not row.left]) for step in self.steps]
+        return replace(self, steps=steps)
+
     def document(self) -> dict[str, Any]:
         return {
             "job": self.job,
@@ -70,7 +80,9 @@ class ShownKey:
         for step in self.steps:
             key = ", ".join(f"{name} {json.dumps(value)}" for name, value in step.key.items())
             what = f"job {self.job}, step {step.step}, key {key}"
-            yield f"{what}: {step.counted} {agreeing(len(step.rows), 'are')} kept after epoch {self.epoch}"
+            others = f"; {step.left:,} that left the state {agreeing(step.left, 'are')} still stored"
+            kept = f"{step.counted} {agreeing(len(step.rows) - step.left, 'are')} kept after epoch {self.epoch}"
+            yield f"{what}: {kept}{others if step.left else ''}"
             for row in step.rows:
                 yield row.line()
 
@@ -101,7 +113,8 @@ def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
 def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> ShownStep:
     segments = [(meta, runs[meta.key]) for meta in record.segments if may_have(step, key, meta)]
     rows = kept_of(step, key, segments, after.outlook)
-    return ShownStep(step.number + 1, key.shown, key.hash, len(segments), step.kind.count_text(rows), rows)
+    counted = step.kind.count_text([row for row in rows if not row.left])
+    return ShownStep(step.number + 1, key.shown, key.hash, len(segments), counted, rows)
 
 
 def kept_of(

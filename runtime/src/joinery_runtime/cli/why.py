@@ -226,7 +226,7 @@ def why(
         )
         for each in explained
     ]
-    kept = show(job, store, texts, pipeline=pipeline) if steps and last is None else None
+    kept = show(job, store, texts, pipeline=pipeline).of_kept() if steps and last is None else None
     epochs = (plans[0].epoch, plans[-1].epoch)
     omitted = len(wanted) - len(records)
     return Answer(job.name, epochs, explained, kept, omitted, course.savepoint, comparison.unjudged)

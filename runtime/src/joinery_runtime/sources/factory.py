@@ -107,7 +107,10 @@ def decoder_for(model: Input) -> Decoder:
 
 def guarded(model: Input, decoder: Decoder) -> Decoder:
     """The decoder of an input within the boundary that makes whatever a record does to it a bad record."""
-    return Guarded(decoder, arrow_schema(model.columns), deletes=model.table is not None)
+    schema, deletes = arrow_schema(model.columns), model.table is not None
+    if isinstance(decoder, HistoryDecoder):
+        return decoder.within(lambda part: Guarded(part, schema, deletes=deletes))
+    return Guarded(decoder, schema, deletes=deletes)
 
 
 def json_decoder_for(model: Input) -> Decoder:

@@ -158,6 +158,11 @@ class HistoryDecoder:
     def decode_batch(self, raw: RawBatch) -> Decoded:
         return self.without_skipped(raw, self.with_skipped(raw))
 
+    def within(self, boundary: Callable[[Decoder], Decoder]) -> HistoryDecoder:
+        """The same with a boundary around the decoder of each part."""
+        files, topics = self._makers[True], self._makers[False]
+        return HistoryDecoder(self._event_time, self._until, lambda: boundary(files()), lambda: boundary(topics()))
+
     def with_skipped(self, raw: RawBatch) -> Decoded:
         """Also the rows that the other part has."""
         part = of_files(raw.partition)

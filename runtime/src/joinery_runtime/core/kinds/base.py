@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, ShownRow, StoredRow, StoredRows, ToJson
+from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, ShownRow, StoredRow, StoredRows, TakenRow, ToJson
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
 from joinery_runtime.core.pipeline.watermark import Lows
 from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS
@@ -63,9 +64,23 @@ class Join(Kind):
             (row for some in stored for row in _rows(step, some, to_json)),
             key=lambda row: (row.side, row.ts, row.partition, row.offset),
         )
+        times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
+        newer = [
+            after.ts if after is not None and after.side == row.side else None
+            for row, after in zip_longest(rows, rows[1:])
+        ]
         return [
-            ShownRow(" + ".join(step.sides[row.side].inputs), row, status)
-            for row, status in zip(rows, self.statuses(step, rows, outlook), strict=True)
+            ShownRow(
+                " + ".join(step.sides[row.side].inputs),
+                row,
+                status,
+                self.is_evicted(
+                    step,
+                    TakenRow(row.side, row.ts, times, next_ts),
+                    outlook.horizons[step.sides[row.side].part].previous,
+                ),
+            )
+            for row, next_ts, status in zip(rows, newer, self.statuses(step, rows, outlook), strict=True)
         ]
 
 

@@ -40,7 +40,11 @@ class StoredRows:
 
 
 class Shown(Protocol):
-    """An entry in the list of what is stored of a key."""
+    """An entry in the list of what is stored of a key. `left`: it is out of the state, and stored only until its
+    segment goes."""
+
+    @property
+    def left(self) -> bool: ...
 
     def document(self) -> dict[str, Any]: ...
 
@@ -106,11 +110,12 @@ class ShownRow:
     input: str
     row: StoredRow
     status: RowStatus
+    left: bool = False
 
     def document(self) -> dict[str, Any]:
-        row = self.row
+        row, left = self.row, {"left": True} if self.left else {}
         place = {"ts": row.ts, "partition": row.partition, "offset": row.offset}
-        return {"input": self.input, **place, "columns": dict(row.columns), **self.status.fields}
+        return {"input": self.input, **place, "columns": dict(row.columns), **self.status.fields, **left}
 
     def line(self) -> str:
         columns = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.row.columns.items())

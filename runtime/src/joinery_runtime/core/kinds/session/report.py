@@ -85,6 +85,10 @@ class ShownSession:
         return {**fields, "goes_out": out, "aggregates": dict(self.aggregates)}
 
     @property
+    def left(self) -> bool:
+        return False  # a session that has left is not listed
+
+    @property
     def span(self) -> Span:
         """The session as a span. The span of a capped one has ended (S2)."""
         times = f"{format_time(self.start)} to {format_time(self.last)}"
