@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,22 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.errors import SourceUnavailable
+from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for, guarded
+from joinery_runtime.sources import (
+    Decoded,
+    PartitionRef,
+    Range,
+    RawBatch,
+    StoredOffsets,
+    decoder_for,
+    guarded,
+    planner_for,
+    reader_for,
+)
 from joinery_runtime.sources.avro_bounds import DEEPEST
+from joinery_runtime.sources.record_ends import LONGEST_RECORD
+from stores import STORE
 
 ID, TS = {"name": "id", "type": "int64"}, {"name": "ts", "type": "int64"}
 DEEP = 200_000
@@ -157,6 +171,44 @@ def test_protobuf_that_is_too_deep_is_a_bad_record() -> None:
     decoded = decode(side, b"\x08\1\x10\1" + wrapped(3, node), b"\x08\2\x10\1", b"\x08\3\x10\1" + wrapped(4, boxed))
     assert decoded.rows["id"].to_pylist() == [2]
     assert [bad.index for bad in decoded.bad] == [0, 2]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_a_line_that_is_too_long_is_a_bad_record_of_which_the_beginning_is_read(kind: str, tmp_path: Path) -> None:
+    """From 20 KB of gzip. The last line is too long too, and has no line break."""
+
+    def line(number: int, text: str) -> str:
+        row = {"id": number, "ts": number, "s": text}
+        return json.dumps(row) if kind == "json" else f"{number},{number},{text}"
+
+    lines = [line(1, "a"), line(2, "x" * LONGEST_RECORD), line(3, "b"), line(4, "y" * LONGEST_RECORD)]
+    file = tmp_path / "f.gz"
+    with gzip.open(file, "wt") as out:
+        out.write("\n".join([*(["id,ts,s"] if kind == "csv" else []), *lines]))
+    side = model(kind, {"name": "s", "type": "string"}, kafka=None, file={"path": str(file)})
+    planner, reader, decoder = planner_for(side, "j", STORE), reader_for(side), guarded(side, decoder_for(side))
+    (bounds,) = planner.bounds(StoredOffsets())
+    batches = list(reader.read(Range(bounds.partition, bounds.start, bounds.end_exclusive)))
+    decoded = [decoder.decode_batch(raw) for raw in batches]
+    assert [number for part in decoded for number in part.rows["id"].to_pylist()] == [1, 3]
+    bad = [(raw, bad) for raw, part in zip(batches, decoded, strict=True) for bad in part.bad]
+    assert [raw.values[bad.index].as_py() for raw, bad in bad] == [
+        text.encode()[:65_536] for text in (lines[1], lines[3])
+    ]
+    assert bad[0][1].reason.startswith(
+        f"it has {len(lines[1]) + 1:,} bytes, and a record has {LONGEST_RECORD:,} at most"
+    )
+
+
+def test_a_file_that_is_one_long_line_is_no_csv_with_a_header(tmp_path: Path) -> None:
+    file = tmp_path / "f.csv"
+    file.write_bytes(b"x" * (LONGEST_RECORD + 1))
+    side = model("csv", kafka=None, file={"path": str(file)})
+    with pytest.raises(SourceError, match="is no header"):
+        planner_for(side, "j", STORE).bounds(StoredOffsets())
 
 
 # --- the boundary -----------------------------------------------------------------------------------------------------

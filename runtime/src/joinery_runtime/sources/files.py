@@ -27,9 +27,19 @@ from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import Bounds, Cut, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.opened_files import Bytes, files_of, means, of_input, opened, require_planned, stamp_of
-from joinery_runtime.sources.record_ends import SAMPLE, Positions, line_end_of, record_ends, without_bom
+from joinery_runtime.sources.record_ends import (
+    LONGEST_RECORD,
+    SAMPLE,
+    Positions,
+    has_quotes,
+    line_end_of,
+    next_line_end,
+    record_ends,
+    without_bom,
+)
 
 _CHUNK = 4 * 2**20  # bytes that a reader scans at a time
+_BEGINNING = 64 * 2**10  # bytes that a dead letter has of a record that is too long
 _BLANKS = tuple(b" \t\r\n")
 _MOST_COUNTED = 1_000  # files whose lines were counted
 _lines_before: dict[tuple[str, int, int], tuple[int, int]] = {}  # by file: a byte, and the lines that end before it
@@ -178,10 +188,8 @@ class FileReader:
             position, line_end = planned.start, line_end_of(data, self._cut)
             while position < planned.end_exclusive:
                 chunk, ends = self._chunk(data, position, planned.end_exclusive, line_end)
-                batch = _batch(planned.partition, position, chunk, ends, self._cut)
+                yield from _batches(planned.partition, position, chunk, ends, self._cut)
                 position += len(chunk)
-                if len(batch.offsets):
-                    yield batch
 
     def _chunk(self, data: Bytes, start: int, end: int, line_end: int) -> tuple[Bytes, Positions]:
         """Returns the bytes of whole records from `start`, and where each ends. The last may lack its line break."""
@@ -194,6 +202,9 @@ class FileReader:
                 return chunk, ends if len(ends) and ends[-1] == len(chunk) else np.append(ends, len(chunk))
             if len(ends):
                 return chunk[: ends[-1]], ends
+            line = next_line_end(data, start + len(chunk), end, line_end) - start
+            if line > LONGEST_RECORD and not has_quotes(data, start, start + line, self._cut):
+                return data[start : start + line], np.array([line])
             size *= 2
 
     def close(self) -> None:
@@ -203,7 +214,15 @@ class FileReader:
 def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
     """The names in a CSV file's header, in order. Raises SourceError if one of `columns` is missing."""
     with opened(path) as data:
-        line = data[: _header_end(data, cut, line_end_of(data, cut))].tobytes()
+        end = _header_end(data, cut, line_end_of(data, cut))
+        if end > LONGEST_RECORD:
+            raise SourceError(
+                f"The first line of {path} is no header",
+                facts=f"it has {end:,} bytes, and a record has {LONGEST_RECORD:,} at most",
+                todo="The first line of a CSV file must name its columns; without such a line, write "
+                "csv: {header: false}",
+            )
+        line = data[:end].tobytes()
     text = io.StringIO(line.decode("utf-8-sig", errors="replace"), newline="")
     dialect: dict[str, Any] = {"delimiter": cut.separator, "skipinitialspace": cut.blanks_after_separator}
     dialect |= {"quoting": csv.QUOTE_NONE} if cut.quote is None else {"quotechar": chr(cut.quote)}
@@ -272,6 +291,8 @@ def _header_end(data: Bytes, cut: Cut, line_end: int) -> int:
             return len(data) - len(text) + int(ends[0])
         if whole:
             return len(data)
+        if size > LONGEST_RECORD:
+            return next_line_end(data, size, len(data), line_end)
         size *= 2
 
 
@@ -280,7 +301,7 @@ def _boundary(data: Bytes, start: int, wanted: int, cut: Cut, file: _File) -> in
     if wanted >= file.size:
         return file.size
     if cut.quote is None:
-        start = wanted - 1
+        return next_line_end(data, wanted - 1, file.size, file.line_end)
     stop = min(wanted + SAMPLE, file.size)
     while True:
         ends = record_ends(data[start:stop], cut, file.line_end, whole=stop == file.size) + start
@@ -290,6 +311,29 @@ def _boundary(data: Bytes, start: int, wanted: int, cut: Cut, file: _File) -> in
         if stop == file.size:
             return stop
         stop = min(2 * stop - start, file.size)
+
+
+def _batches(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions, cut: Cut) -> Iterator[RawBatch]:
+    """The records of a chunk, in batches. One that is too long is a batch of its own, with its beginning."""
+    long = np.flatnonzero(np.diff(ends, prepend=0) > LONGEST_RECORD)
+    first = 0
+    for record in [*long.tolist(), len(ends)]:
+        begin = int(ends[first - 1]) if first else 0
+        if record > first:
+            part = chunk[begin : ends[record - 1]]
+            batch = _batch(partition, position + begin, part, ends[first:record] - begin, cut)
+            if len(batch.offsets):
+                yield batch
+        if record < len(ends):
+            begin = int(ends[record - 1]) if record else 0
+            yield RawBatch(
+                partition,
+                np.array([position + begin]),
+                pa.array([chunk[begin : begin + _BEGINNING].tobytes()], pa.binary()),
+                refusal=f"it has {int(ends[record]) - begin:,} bytes, and a record has {LONGEST_RECORD:,} at most; "
+                f"this is its beginning of {_BEGINNING:,} bytes",
+            )
+        first = record + 1
 
 
 def _batch(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions, cut: Cut) -> RawBatch:

@@ -20,6 +20,9 @@ BOM = b"\xef\xbb\xbf"
 SAMPLE = 64 * 2**10  # bytes that are looked at first
 _BLANKS = (0x20, 0x09)
 _LONGEST_FIELD = 16 * 2**20  # bytes between quotes
+LONGEST_RECORD = 16 * 2**20
+"""Bytes of a record. A longer one is a dead letter, of which no more than the beginning is taken into memory."""
+_SCAN = 4 * 2**20  # bytes that are searched at a time
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -36,9 +39,24 @@ def line_end_of(data: Bytes, cut: Cut) -> int:
         # The sample may end between a CR and its LF.
         if len(record_ends(sample if whole else sample[:-1], cut, CR, whole=whole)):
             return CR
-        if whole:
+        if whole or size > LONGEST_RECORD:
             return LF
         size *= 2
+
+
+def next_line_end(data: Bytes, start: int, stop: int, line_end: int) -> int:
+    """The end of the line that contains byte `start`: after its line end, or `stop`."""
+    for at in range(start, stop, _SCAN):
+        breaks = np.flatnonzero(data[at : min(at + _SCAN, stop)] == line_end)
+        if len(breaks):
+            return at + int(breaks[0]) + 1
+    return stop
+
+
+def has_quotes(data: Bytes, start: int, stop: int, cut: Cut) -> bool:
+    if cut.quote is None:
+        return False
+    return any(bool((data[at : min(at + _SCAN, stop)] == cut.quote).any()) for at in range(start, stop, _SCAN))
 
 
 def record_ends(chunk: Bytes, cut: Cut, line_end: int, *, whole: bool) -> Positions:
