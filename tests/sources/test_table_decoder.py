@@ -122,7 +122,7 @@ def test_a_string_key_is_one_column_as_text(kind: str, key: bytes, value: object
         ("json", "string", b"", "by record key '': empty record (keyFormat json)"),
         ("json", "string", b'{"Currency": "EUR"}', "column currency is missing or null (keyFormat json)"),
         ("json", "string", b'{"currency": null}', "column currency is missing or null (keyFormat json)"),
-        ("json", "int64", b'{"currency": "5"}', "column currency: '5' is not a valid int64 (keyFormat json)"),
+        ("json", "int64", b'{"currency": "5"}', "column currency: '5' is not a valid int64; it is text"),
         ("json", "string", b"\xff", "by record key '�': not UTF-8"),
         ("string", "string", None, "deletion (null value) without a record key"),
         ("string", "string", b"\xff", "by record key '�': not UTF-8 (keyFormat string)"),

@@ -12,7 +12,7 @@ import pytest
 
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, decoder_for
-from joinery_runtime.sources.convert import convert
+from joinery_runtime.sources.convert import convert, fault
 
 pytestmark = pytest.mark.usefixtures("json_way")
 
@@ -155,3 +155,23 @@ def test_a_time_that_only_a_format_reads_is_refused_with_that_formats_name(value
     _, faults = convert("ts", pl.Series([value]), pa.timestamp("ms", tz="UTC"))
     ((_, (reason,)),) = faults
     assert reason.endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "hinted"),
+    [
+        ("3", pa.int64(), True),
+        ("-3", pa.int32(), True),
+        ("3000000000", pa.int32(), False),
+        ("3.5", pa.int64(), False),
+        ("3.5e2", pa.float64(), True),
+        ("3,5", pa.float64(), False),
+        ("true", pa.bool_(), True),
+        ("yes", pa.bool_(), False),
+        (" 3", pa.int64(), False),
+        (3.5, pa.int64(), False),
+        ("3", pa.string(), False),
+    ],
+)
+def test_a_value_that_format_text_would_read_says_so(value: object, kind: pa.DataType, *, hinted: bool) -> None:
+    assert fault("n", value, kind).endswith("write the column's format: text") == hinted

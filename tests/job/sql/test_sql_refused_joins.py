@@ -21,6 +21,20 @@ HISTORY = "WITH ('join.history_retention' = '1h')"
 
 # Inputs, SQL, what stands at the place that is named (for the last time in the SQL), the reason, what to do.
 AT = [
+    # clauses of other systems
+    (SEED_001, "SELECT o.order_id FROM orders o JOIN shipments s WITHIN 2 HOURS ON o.order_id = s.order_id",
+     "WITHIN", "a bound is a condition on both event times", "- INTERVAL '2' HOUR AND"),
+    (SEED_001, "SELECT o.order_id FROM orders o JOIN shipments s WITHIN (0 SECONDS, 1 DAY) GRACE PERIOD 1 HOUR "
+     "ON o.order_id = s.order_id EMIT CHANGES",
+     "WITHIN", "a bound is a condition", "- INTERVAL '0' SECOND AND <left>.<event time> + INTERVAL '1' DAY"),
+    (SEED_001, "SELECT o.order_id FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(event_time), INTERVAL '1' HOUR)) o "
+     "JOIN shipments s ON o.order_id = s.order_id",
+     "TUMBLE", "FROM and JOIN name inputs", "write WINDOW TUMBLING(INTERVAL '1' HOUR)"),
+    (SEED_001, "SELECT o.order_id FROM orders o "
+     "JOIN HOP(orders, event_time, INTERVAL '1' HOUR, INTERVAL '2' HOUR) s ON o.order_id = s.order_id",
+     "HOP", "FROM and JOIN name inputs", "write WINDOW HOPPING("),
+    (SEED_001, f"SELECT o.order_id FROM orders o JOIN shipments s ON UPPER(o.order_id) = UPPER(s.order_id) AND {DAY}",
+     "shipments", "compares expressions, and a key is a column of each input", "write the value into a column"),
     # outer joins
     (SEED_001, f"{LEFT} WHERE s.carrier = 'x'",
      "s.carrier", "WHERE counts after rows without a match", "write it into ON"),

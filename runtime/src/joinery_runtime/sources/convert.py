@@ -24,6 +24,7 @@ import pyarrow as pa
 from joinery_runtime.sources.connect_types import decimal_hint
 from joinery_runtime.sources.records import Fault
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _INTEGER = re.compile(r"[+-]?\d{1,19}\Z")
 _RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})$"
 _LONGEST_OF_POLARS = len("2026-01-15T10:00:00.123456789+01:00")  # it reads nine digits of a fraction
@@ -89,7 +90,19 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
         hint = "; write the column's format: iso" + ("" if written.group(4) else " and its zone")
     if pa.types.is_decimal(target):
         hint = decimal_hint(value)
+    if not hint and isinstance(value, str) and _as_text(value, target):
+        hint = "; it is text in the record: write the column's format: text"
     return f"column {column}: {shown(value)} is not a valid {_described(target)}{hint}"
+
+
+def _as_text(text: str, target: pa.DataType) -> bool:
+    """Say whether `format: text` reads the text as a value of this type."""
+    if pa.types.is_boolean(target):
+        return text in {"true", "false"}
+    if pa.types.is_integer(target):
+        most = 2 ** (target.bit_width - 1)
+        return _INTEGER.match(text) is not None and -most <= int(text) < most
+    return pa.types.is_floating(target) and _NUMBER.fullmatch(text) is not None
 
 
 def shown(value: object) -> str:

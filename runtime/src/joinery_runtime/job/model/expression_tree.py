@@ -43,7 +43,15 @@ def parse_tree(text: str) -> exp.Expr:
         raise TooDeepError(TOO_DEEP) from None
     if depth(tree) > MAX_DEPTH:
         raise TooDeepError(TOO_DEEP)
-    return tree
+    return tree.transform(_without_if, copy=False) if tree.find(exp.If) is not None else tree
+
+
+def _without_if(node: exp.Expr) -> exp.Expr:
+    """Write IF(condition, a, b) as a CASE, as sqlglot does in the text of SQL."""
+    if not isinstance(node, exp.If) or isinstance(node.parent, exp.Case):
+        return node
+    branch = exp.If(this=node.this, true=node.args["true"])
+    return exp.Case(ifs=[branch], default=node.args.get("false"))
 
 
 def too_deep(tokens: Sequence[Token]) -> Token | None:

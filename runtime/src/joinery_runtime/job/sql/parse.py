@@ -41,6 +41,17 @@ SESSIONS = Form(
 )
 
 
+_AT_THE_END = "a window of a join is a clause at the end: write WINDOW"
+_HOPPING = f"{_AT_THE_END} HOPPING(SIZE INTERVAL '1' HOUR, SLIDE INTERVAL '10' MINUTE)"
+_WINDOW_FUNCTIONS = {
+    "TUMBLE": f"{_AT_THE_END} TUMBLING(INTERVAL '1' HOUR)",
+    "HOP": _HOPPING,
+    "CUMULATE": f"there are no cumulating windows; {_HOPPING}",
+    "SESSION": f"{_AT_THE_END} SESSION(INTERVAL '30' SECOND)",
+}
+_SESSION_HERE = "sessions are made by GROUP BY <columns>, SESSION(<event time>, INTERVAL '30' SECOND)"
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """The parsed text. `tokens` are those of the SELECT itself, `options` those inside WITH ( ... )."""
@@ -67,6 +78,9 @@ def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
         at = token_place(tokens[0]) if tokens else TextPosition(0, sql.strip())
         report.add(at, f"the SQL of a job is one SELECT; {form.example}")
         return None
+    if (foreign := _foreign_clause(tokens, form)) is not None:
+        report.add(*foreign)
+        return None
     body, clauses = _without_clauses(_window_last(tokens) if form.window_inside else tokens, report, form)
     tree = _tree(body, sql, report)
     if tree is not None and not isinstance(tree, exp.Select):
@@ -74,6 +88,35 @@ def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
             token_place(tokens[0]), f"the SQL of a job is one SELECT, this is {tree.key.upper()}; {form.example}"
         )
     return Parsed(tree, body, clauses.options, clauses.window) if isinstance(tree, exp.Select) else None
+
+
+def _foreign_clause(tokens: list[Token], form: Form) -> tuple[TextPosition, str] | None:
+    """Find a clause of ksqlDB's or Flink's that is written in another way here, and say how."""
+    for i, token in enumerate(tokens):
+        word, following = _word(tokens, i), _word(tokens, i + 1)
+        before = _word(tokens, i - 1) if i else ""
+        bound = following in {"(", "INTERVAL"} or following[:1].isdigit()
+        if word == "WITHIN" and bound and before != "." and not form.window_inside:
+            return token_place(token), _bound_in_on(tokens[i + 1 :])
+        in_from = before in {"FROM", "JOIN"} or _word(tokens, i + 2) == "TABLE"
+        if word in _WINDOW_FUNCTIONS and following == "(" and in_from:
+            todo = _SESSION_HERE if form.window_inside else _WINDOW_FUNCTIONS[word]
+            return token_place(token), f"{word}(...) of a table is not understood: FROM and JOIN name inputs; {todo}"
+    return None
+
+
+def _bound_in_on(tokens: list[Token]) -> str:
+    """Say how the bound behind WITHIN is written: `1 HOUR`, or `(1 HOUR, 2 HOURS)` before and after."""
+    words = [token.text for token in tokens[:6] if token.text not in {"(", ")", ","}]
+    lengths = [
+        f"INTERVAL '{count}' {unit.upper().rstrip('S')}"
+        for count, unit in zip(words[::2], words[1::2], strict=False)
+        if count.isdigit() and unit.upper().rstrip("S") in {"MILLISECOND", "SECOND", "MINUTE", "HOUR", "DAY"}
+    ]
+    ends = (lengths[:2] if tokens and tokens[0].text == "(" else lengths[:1]) or ["INTERVAL '1' HOUR"]
+    time = "<left>.<event time>"
+    bound = f"<right>.<event time> BETWEEN {time} - {ends[0]} AND {time} + {ends[-1]}"
+    return f"WITHIN is not understood: a bound is a condition on both event times; write ON ... AND {bound}"
 
 
 def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:

@@ -78,6 +78,15 @@ def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -
 def _check_keys(link: Link, matching: Matching, more: str, context: _Context) -> None:
     if matching.keys or matching.broken:
         return
+    for part in matching.others:
+        if isinstance(part, exp.EQ) and len({column.table for column in part.find_all(exp.Column)}) > 1:
+            facts = f"{part.sql(comments=False)} compares expressions, and a key is a column of each input (rule J9)"
+            todo = (
+                "have the producers write the value into a column, or compare columns that are equal in any case and "
+                "leave this as a further condition"
+            )
+            context.report.add(link.joined.source.at, f"{facts}; {todo}{more}")
+            return
     first, second = link.earlier[-1].source.alias, link.right.source.alias
     todo = f"write ON {first}.<column> = {second}.<column>{more}"
     facts = "there is no equality of columns, so every row would meet every row (rule J9)"
