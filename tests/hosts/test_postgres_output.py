@@ -4,6 +4,7 @@ somebody drops it. What a sink does at each step: tests/sinks."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
@@ -71,13 +72,13 @@ class Scene:
             text = json.dumps({**row, "ts": minute * MINUTE + 1}) + "\n"
             (self._folder / name / f"{number}.jsonl").write_text(text)
 
-    def run(self, more: str = "", bounds: str = INTERVAL) -> list[str]:
+    def run(self, more: str = "", bounds: str = INTERVAL, end: str = "") -> list[str]:
         """Reads what is there, with what the job selects `more`. Returns the warnings."""
         said: list[str] = []
         dsn = "" if self.table_at == self._store else f', dsn: "{self.table_at}"'
         store = f'{{postgres: {{dsn: "{self._store}", schema: "{self.schema}"}}}}' if self._store else "{}"
         path = self._folder / "job.yaml"
-        path.write_text(JOB.format(more=more, bounds=bounds, schema=self.schema, dsn=dsn, store=store))
+        path.write_text(JOB.format(more=more, bounds=bounds, schema=self.schema, dsn=dsn, store=store) + end)
         hears = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)))
         run_job(load_job(path), hears, Event(), master="local[2,4]", warn=said.append, once=True)
         return said
@@ -158,6 +159,44 @@ def test_a_table_that_was_dropped_is_said_at_the_start(scene: Scene) -> None:
         "again. To write all rows again, stop the job and start it with new state: joinery state delete JOB.yaml --yes"
     )
     assert scene.rows("id") == [("o2",)]
+
+
+DEAD = "  deadLetter: {{file: {{path: {0}}}}}\n"
+
+
+@pytest.mark.parametrize("scene", [False], ids=["beside"], indirect=True)
+def test_a_dead_letter_output_that_is_added_was_never_gone(scene: Scene, tmp_path: Path) -> None:
+    """Neither with rows to read nor without, nor while what was planned before is finished; and if it is dropped later,
+    that is said, also when another part of the job was edited together with it."""
+    scene.arrive("o1", 5)
+    assert scene.run() == []
+    dead = tmp_path / "dead"
+    assert scene.run(end=DEAD.format(dead)) == []
+    assert dead.is_dir()
+    scene.arrive("o2", 6)
+    assert scene.run(end=DEAD.format(dead)) == []
+    shutil.rmtree(dead)
+    (said,) = scene.run(end=DEAD.format(dead))
+    assert said.startswith(f"An output was gone and is made anew: the folder {dead}. Rows of epochs up to 2")
+    assert scene.run(end=DEAD.format(tmp_path / "elsewhere")) == []
+    scene.drop()
+    (said,) = scene.run(end=DEAD.format(tmp_path / "a third"))
+    assert "made anew: the table" in said
+
+
+@pytest.mark.parametrize("scene", [False], ids=["beside"], indirect=True)
+def test_a_dead_letter_output_that_is_added_to_a_planned_epoch_was_never_gone(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.arrive("o1", 5)
+    scene.run()
+    scene.arrive("o2", 6)
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresSink, "in_transaction", dying_in_epoch_2(PostgresSink.in_transaction))
+        with pytest.raises(Crash):
+            scene.run()
+    assert scene.run(end=DEAD.format(tmp_path / "dead")) == []
+    assert scene.rows("id") == [("o1",), ("o2",)]
 
 
 def test_a_table_in_the_embedded_postgres_is_asked_with_sql_after_the_run(

@@ -91,3 +91,14 @@ def test_what_is_no_dsn_is_not_quoted(dsn_text: str) -> None:
     with pytest.raises(psycopg.ProgrammingError) as refusal:
         connect(dsn_text)
     assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("setting", ["user", "dbname"])
+def test_a_name_that_postgres_would_cut_is_refused(dsn: str, setting: str) -> None:
+    with pytest.raises(StateError, match=f"{setting} of the DSN has 64 bytes, and Postgres cuts names after 63"):
+        PostgresStore(make_conninfo(dsn, **{setting: "n" * 64})).record("job")
+
+
+def test_a_schema_that_postgres_would_cut_is_refused(dsn: str) -> None:
+    with pytest.raises(StateError, match="the schema's name has 64 bytes"):
+        MovableStore(dsn, "ü" * 32)

@@ -27,6 +27,7 @@ CONNECTION_DEFAULTS: dict[str, Any] = {
 }
 """Defaults for settings that the DSN does not mention."""
 
+NAME_BYTES = 63
 _ENCODING = "UTF8"
 
 _UNREACHABLE = "Check that Postgres runs and can be reached from here"
@@ -96,6 +97,8 @@ def connect(
     """Open a connection on which text is UTF-8, whatever the DSN and the environment (PGCLIENTENCODING) say, because
     rows travel as UTF-8 bytes. Raises psycopg.Error; UnsuitableEncoding if the database cannot store all of Unicode."""
     parameters = parsed(dsn) if isinstance(dsn, str) else dsn
+    for setting in ("user", "dbname"):
+        check_name(f"{setting} of the DSN", str(parameters.get(setting) or ""))
     defaults = CONNECTION_DEFAULTS | {"application_name": application_name}
     address = make_conninfo(**(defaults | dict(parameters) | {"client_encoding": _ENCODING}))
     # A prepared statement would outlive its transaction, and a pooler hands the server to other clients after that.
@@ -108,6 +111,12 @@ def connect(
         connection.close()
         raise UnsuitableEncoding(f"the database {database} has the encoding {encoding}; Joinery needs {_ENCODING}")
     return connection
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise psycopg.ProgrammingError if a name is so long that Postgres would cut it, and take another one's place."""
+    if (size := len(name.encode())) > NAME_BYTES:
+        raise psycopg.ProgrammingError(f"{what} has {size} bytes, and Postgres cuts names after {NAME_BYTES}: {name!r}")
 
 
 def parsed(dsn: str) -> dict[str, Any]:

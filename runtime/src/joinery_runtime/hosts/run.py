@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -201,9 +201,13 @@ class _JobRun:
             idle = idle_clock(job)
             planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle, once=once)
             planner.check_sources(input_states(sources, self.store.record(job.name)))
-            output = self._prepared(stack, referring, sink_for(job, self._address), pipeline.output_schema())
+            output = self._prepared(stack, referring, "output", sink_for(job, self._address), pipeline.output_schema())
             dead_sink = dead_letter_sink(job)
-            dead = None if dead_sink is None else self._prepared(stack, referring, dead_sink, DEAD_LETTER_SCHEMA)
+            dead = (
+                None
+                if dead_sink is None
+                else self._prepared(stack, referring, "deadLetter", dead_sink, DEAD_LETTER_SCHEMA)
+            )
             host = self._host(referring, job, pipeline, stack, settle=settle)
             parts = DriverParts(self.store, planner, host, output, dead, job.spec.state_store.savepoints)
             if stop.is_set():
@@ -228,12 +232,16 @@ class _JobRun:
                     settle=settle,
                 )
 
-    def _prepared(self, stack: ExitStack, job: Job, sink: Sink, schema: pa.Schema) -> Sink:
+    def _prepared(
+        self, stack: ExitStack, job: Job, part: Literal["output", "deadLetter"], sink: Sink, schema: pa.Schema
+    ) -> Sink:
         stack.callback(sink.close)
         made, known = sink.prepare(schema), self.store.record(job.name)
-        if made is not None and known is not None and known.committed and known.definition is not None:
+        if made is not None and known is not None and known.committed and part in (known.definition or {}):
+            assert known.definition is not None, "it has the part"
             before = under_definition(job, known.definition).spec
-            if (before.output, before.dead_letter) == (job.spec.output, job.spec.dead_letter):
+            earlier, now = (spec.output if part == "output" else spec.dead_letter for spec in (before, job.spec))
+            if earlier == now:  # otherwise the edit names another place, where nothing has been yet
                 self._caller.warn(
                     f"An output was gone and is made anew: {made}. Rows of epochs up to {known.committed} are not "
                     "written again. To write all rows again, stop the job and start it with new state: "

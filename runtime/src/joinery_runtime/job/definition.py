@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.model.base import PLAIN_NUMBERS
+from joinery_runtime.job.model.base import AS_STORED
 from joinery_runtime.job.model.resource import Job
 
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
@@ -97,7 +97,7 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
             raise TypeError(f"no definition of {job.kind}")
     document["spec"] = {**others, **_dead_letter(spec), **stored, **targets, **with_settings}
     try:
-        return type(job).model_validate(document, context=PLAIN_NUMBERS)
+        return type(job).model_validate(document, context=AS_STORED)
     except ValidationError as error:
         raise IncompatibleState(
             f"a plan of job {job.name} was made by a job that this release does not take",

@@ -15,6 +15,8 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg.types.json import Jsonb
 
+from joinery_runtime.errors import StateError
+from joinery_runtime.postgres_client import check_name
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnections
 from joinery_runtime.state.ddl import ensure_schema, installed_version
@@ -58,8 +60,13 @@ class PostgresStore:
     """
 
     def __init__(self, dsn: str, schema: str = "joinery", *, log_retention_ms: int | None = None) -> None:
-        """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be parsed.
+        """`dsn` is a libpq connection string or postgresql:// address; raises StateError if it cannot be parsed, or if
+        Postgres would cut the schema's name.
         `sweep` trims epochs committed longer than `log_retention_ms` ago (None: only count and bytes bound the log)."""
+        try:
+            check_name("the schema's name", schema)
+        except psycopg.ProgrammingError as error:
+            raise StateError("The state store cannot be opened", facts=str(error), todo="Name another schema") from None
         self.dsn, self.schema, self._log_retention_ms = dsn, schema, log_retention_ms
         self._connection = GuardedConnections(dsn, self._prepare)
         self._sql = Statements(schema)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -21,6 +21,7 @@ from joinery_runtime.job.model.types import ColumnType
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
 MOST_SHARDS = 4096
+POSTGRES_NAME_BYTES = 63
 RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all cross-field findings
 
 Name = Annotated[
@@ -224,9 +225,10 @@ class Job(Model):
         """The fields of `spec` with these inputs in the place of its own."""
 
     @model_validator(mode="after")
-    def _rules(self) -> Self:
+    def _rules(self, info: ValidationInfo) -> Self:
         found = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
         found = found or list(self._json_keys())
+        found = found or ([] if (info.context or {}).get("as_stored") else list(self._names_that_postgres_cuts()))
         if found:
             text = "\n".join(f"{path_text(at)}: {message}" for at, message in found)
             raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "found": found})
@@ -246,6 +248,25 @@ class Job(Model):
                 for i, name in enumerate(key):
                     if text := no_key(name, types):
                         yield ("spec", "output", target, at, i), text
+
+    def _names_that_postgres_cuts(self) -> Iterator[Finding]:
+        output, store = self.spec.output.postgres, self.spec.state_store.postgres
+        names: list[tuple[Loc, str]] = []
+        if output is not None:
+            columns, written = self.output_columns, self.without_sql.get("select") or ()
+            in_select = len(written) == len(columns) and "select" in self.spec.model_fields_set
+            names += [(("spec", "output", "postgres", "table"), part) for part in output.table.split(".", 1)]
+            names += [
+                (("spec", "select", i) if in_select else ("spec", "output", "postgres"), column.name)
+                for i, column in enumerate(columns)
+            ]
+        if store is not None:
+            names.append((("spec", "stateStore", "postgres", "schema"), store.schema_name))
+        for at, name in names:
+            if (size := len(name.encode())) > POSTGRES_NAME_BYTES:
+                facts = f"the name {name!r} has {size} bytes, and Postgres cuts names after {POSTGRES_NAME_BYTES}"
+                rename = ", with `as` in select or AS in sql" if at[-1] not in ("schema", "table") else ""
+                yield at, f"{facts}; write a shorter one{rename}"
 
     @property
     def name(self) -> str:
