@@ -146,6 +146,25 @@ def test_recovery_replays_the_pending_plan_as_it_stands(world: World) -> None:
     assert (following.epoch, following.shards) == (3, 3)
 
 
+def test_a_plan_of_which_two_drivers_have_died_is_read_with_care(world: World) -> None:
+    """The records that ended their processes are looked for (T8). The plan after it is read as any."""
+    fill(world, 2)
+    driver, careful = started(world), []
+    plan = driver.plan()
+    assert plan is not None
+    for _ in range(3):
+        careful.append(driver._work(plan).careful)
+        driver = started(world)
+        plan = driver.plan()
+        assert plan is not None
+    assert careful == [False, False, True]
+    driver.commit(plan, driver.run(plan))
+    fill(world, 2, first=2)
+    after = driver.plan()
+    assert after is not None
+    assert not driver._work(after).careful
+
+
 def test_recovery_goes_on_where_the_newest_epoch_ended(world: World) -> None:
     fill(world, 4)
     epoch(started(world))

@@ -54,6 +54,7 @@ from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, J
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 from joinery_runtime.store_identity import StoreIdentity
 
+DEATHS = 2  # of a plan's drivers, after which its records are decoded in another process first
 REJOINS_OF_A_DUPLICATE = 5
 
 
@@ -271,9 +272,10 @@ class Driver:
 
     def _new_plan(self, state: JobState, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
         cores = self._parts.host.cores
-        return self._parts.planner.plan(
+        plan = self._parts.planner.plan(
             state, self._now_ms(), clock_ms=self._wall_ms(), cores=cores, always=always, reads=reads
         )
+        return None if plan is None else replace(plan, generation=self.generation)
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:
@@ -356,6 +358,7 @@ class Driver:
             gone=self._gone,
             allowed=allowed,
             merge_all=self._parts.planner.limits.capped,
+            careful=self._may_shrink and bool(plan.generation) and self.generation - plan.generation >= DEATHS,
             milliseconds={
                 name: column
                 for name, column in self._milliseconds.items()

@@ -55,7 +55,8 @@ class EpochWork:
     `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to go on.
     `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave. `milliseconds`
     are inputs of which no event time is known yet, with the int64 column that is taken for milliseconds without a word
-    of the user: times that most likely count seconds are refused there."""
+    of the user: times that most likely count seconds are refused there. `careful`: processes have died of this plan, so
+    each batch is decoded in another process first."""
 
     generation: int
     plan: EpochPlan
@@ -66,6 +67,7 @@ class EpochWork:
     allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
     merge_all: bool = False
     milliseconds: Mapping[str, str] = field(default_factory=dict)
+    careful: bool = False
 
     def reach(self, point: str) -> None:
         fault = self.fault

@@ -43,7 +43,7 @@ class EpochPlan:
     which to read partitions that the consumer group has not assigned to this job yet, where no earlier plan says so.
     `unplanned` names the inputs with a partition that neither an earlier plan nor a range of this one has.
     `definition` names the definition of the job that made the plan (`definition_hash`; "": an earlier release made it).
-    `format` is that of the release that made the plan."""
+    `format` is that of the release that made the plan, `generation` that of the driver (0: unknown)."""
 
     epoch: int
     shards: int
@@ -67,6 +67,7 @@ class EpochPlan:
     unplanned: tuple[str, ...] = ()
     definition: str = ""
     format: int = PLAN_FORMAT
+    generation: int = 0
 
     @property
     def times(self) -> dict[str, InputTime]:
@@ -111,6 +112,7 @@ class EpochPlan:
             **({"co_partitions": self.co_partitions} if self.co_partitions else {}),
             **({"starts": _offsets_to_json(self.starts)} if self.starts else {}),
             **({"unplanned": list(self.unplanned)} if self.unplanned else {}),
+            **({"generation": self.generation} if self.generation else {}),
             **({"definition": self.definition} if self.definition else {}),
         }
 
@@ -139,6 +141,7 @@ class EpochPlan:
             co_partitions=doc.get("co_partitions", 0),
             starts=_offsets_from_json(doc.get("starts", [])),
             unplanned=tuple(doc.get("unplanned", [])),
+            generation=doc.get("generation", 0),
             definition=doc.get("definition", ""),
         )
 

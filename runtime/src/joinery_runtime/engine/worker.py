@@ -39,6 +39,7 @@ from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.sinks.base import Attempt, AttemptId, SinkWriter
 from joinery_runtime.sources import BadRecord, Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
+from joinery_runtime.sources.trial import carefully
 from joinery_runtime.state.store import Standing, TaskStore
 
 STAGED_BYTES = 16 << 20
@@ -127,6 +128,8 @@ class Worker:
         one."""
         plan = work.plan
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
+        if work.careful:
+            decoder = carefully(decoder)
         counters = {planned.partition: ReadCounter(planned) for planned in ranges}
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         checks = {ref: RecordChecks(plan.future_check(name), late, plan.co_partitions) for ref in counters}

@@ -107,10 +107,9 @@ def decoder_for(model: Input) -> Decoder:
 
 def guarded(model: Input, decoder: Decoder) -> Decoder:
     """The decoder of an input within the boundary that makes whatever a record does to it a bad record."""
-    schema, deletes = arrow_schema(model.columns), model.table is not None
     if isinstance(decoder, HistoryDecoder):
-        return decoder.within(lambda part: Guarded(part, schema, deletes=deletes))
-    return Guarded(decoder, schema, deletes=deletes)
+        return decoder.within(lambda part: Guarded(model, part))
+    return Guarded(model, decoder)
 
 
 def json_decoder_for(model: Input) -> Decoder:

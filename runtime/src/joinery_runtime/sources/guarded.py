@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.base import RawBatch
 from joinery_runtime.sources.records import BadRecord, Decoded, Decoder, all_bad, unreadable
 
 
 class Guarded:
-    """Decodes as `decoder` does, into rows of `schema`. Where that fails with an error that is not of the job or its
-    environment, halves the batch until the record that makes it fail is alone, and makes it a bad record. `deletes`:
-    rows of the input may be deletions."""
+    """Decodes as `decoder` does what `model` reads. Where that fails with an error that is not of the job or its
+    environment, halves the batch until the record that makes it fail is alone, and makes it a bad record."""
 
-    def __init__(self, decoder: Decoder, schema: pa.Schema, *, deletes: bool) -> None:
-        self._decoder, self._schema, self._deletes = decoder, schema, deletes
+    def __init__(self, model: Input, decoder: Decoder) -> None:
+        self.model, self._decoder = model, decoder
+        self._schema, self._deletes = arrow_schema(model.columns), model.table is not None
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         count = len(raw.offsets)
@@ -32,13 +35,18 @@ class Guarded:
         except (Exception, pl.exceptions.PanicException) as error:
             if count <= 1:
                 return self._none(all_bad(np.arange(count, dtype=np.int64), unreadable(error)))
-        places = np.arange(count, dtype=np.int64)
-        first, second = places[: count // 2], places[count // 2 :]
-        return _joined(self.decode_batch(raw.take(first)).at(first), self.decode_batch(raw.take(second)).at(second))
+        return halves(self.decode_batch, raw)
 
     def _none(self, bad: list[BadRecord]) -> Decoded:
         nothing = np.empty(0, np.int64)
         return Decoded(self._schema.empty_table(), nothing, bad, np.empty(0, np.bool_) if self._deletes else None)
+
+
+def halves(decode: Callable[[RawBatch], Decoded], raw: RawBatch) -> Decoded:
+    """Decodes the halves of a batch of several records one after the other."""
+    places = np.arange(len(raw.offsets), dtype=np.int64)
+    first, second = np.split(places, [len(places) // 2])
+    return _joined(decode(raw.take(first)).at(first), decode(raw.take(second)).at(second))
 
 
 def _joined(first: Decoded, second: Decoded) -> Decoded:
