@@ -100,6 +100,16 @@ def test_small_rows_for_a_topic_with_a_small_limit(kafka_broker, writer: Writer)
     assert len(read_topic(kafka_broker.bootstrap, topic)) == 5_000
 
 
+@both
+def test_a_row_that_does_not_fit_is_shown(kafka_broker, writer: Writer) -> None:
+    topic = next(_names)
+    kafka_broker.create_topic(topic)
+    rows = pa.table({"id": ["a", "b", "c"], "text": ["x", "y" * 2_000_000, "z"]})
+    shown = r'the largest row has 2,000,020 bytes and begins {"id":"b","text":"yyy'
+    with pytest.raises(SinkError, match=rf"^Output topic {topic}: .*{shown}"):
+        writer(KafkaTarget(topic, kafka_broker.bootstrap)).write(attempt(), rows)
+
+
 def test_an_error_names_its_topic(kafka_broker) -> None:
     """Both topics share producers if the job's settings do."""
     topics = [next(_names), next(_names)]

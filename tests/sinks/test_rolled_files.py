@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ class Store:
     file_format: str
     size: int = 1 << 20
     interval: int = HOUR_MS
-    now: float = 0.0
+    now: float = field(default_factory=time.time)
     generation: int = 0
     committed: list[list[Receipt]] = field(default_factory=list)
 
@@ -142,6 +143,15 @@ def test_an_old_one_does_not_wait_for_more(store: Store) -> None:
     store.epoch(sink, store.generation, 2, range(0))
     assert names(store.folder) == [f"epoch-000000000002-since-000000000001{SUFFIX[store.file_format]}"]
     assert not sink.due(last=True)
+
+
+def test_a_clock_that_was_set_back_holds_no_file_for_longer(store: Store) -> None:
+    store.interval = 60_000
+    sink = store.sink()
+    store.drive(sink, until=1)
+    assert not sink.due(last=False)
+    store.now -= 3_600
+    assert sink.due(last=False)
 
 
 def test_a_large_file_is_not_held(store: Store) -> None:

@@ -141,7 +141,8 @@ class FileSink(NamesNoStore):
         listed = list(parts)
         if not listed or last or self._rolling is None:
             return bool(listed)
-        waits_ms = 1000 * (self._wall() - min(part.since for part in listed))
+        # A clock that was set back must not hold rows for the time by which it was: they are then due.
+        waits_ms = abs(1000 * (self._wall() - min(part.since for part in listed)))
         return sum(part.size for part in listed) >= self._rolling.size or waits_ms >= self._rolling.wait_ms
 
     def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> list[Receipt]:

@@ -57,7 +57,7 @@ class KafkaWriter:
     target: KafkaTarget
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
-        count = write_in_fitting_batches(self.target, lambda target: KafkaWriter(target).write_once(rows))
+        count = write_in_fitting_batches(self.target, rows, lambda target: KafkaWriter(target).write_once(rows))
         return {"attempt": str(attempt.id), "rows": count}
 
     def write_once(self, rows: AttemptRows) -> int:

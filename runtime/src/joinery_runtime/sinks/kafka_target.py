@@ -24,6 +24,7 @@ from joinery_runtime.kafka_errors import (
     soon_back,
     tls_port,
 )
+from joinery_runtime.sinks.base import AttemptRows
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle
 from joinery_runtime.sinks.kafka_records import Records
 from joinery_runtime.sinks.schema_output import SchemaOutput
@@ -42,6 +43,7 @@ _RAISE_LIMITS = (
     "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again"
 )
 _CLIENT_LIMIT = 1_000_000  # librdkafka's message.max.bytes
+_SHOWN_BYTES = 200
 RECORD_OVERHEAD = 128  # more than the bytes that a record takes besides its key, value and headers, alone in its batch
 
 # By default, stamina reports every retry on standard output, where `joinery run` prints JSON lines.
@@ -282,16 +284,29 @@ class BrokerCheck:
         return None if why is None else self._target.silent(f"{why}; {patience}")
 
 
-def write_in_fitting_batches(target: Target, write: Callable[[Target], T]) -> T:
-    """Writes to the target, and again as `for_smaller_records` says while the brokers refuse records as too large."""
+def write_in_fitting_batches(target: Target, rows: AttemptRows, write: Callable[[Target], T]) -> T:
+    """Writes the rows to the target, and again as `for_smaller_records` says while the brokers refuse records as too
+    large. Raises RecordTooLarge that shows the row if there is no other way."""
     while True:
         try:
             return write(target)
-        except RecordTooLarge:
+        except RecordTooLarge as error:
             smaller = target.for_smaller_records()
             if smaller is None:
-                raise
+                shown = _largest(target, rows)
+                raise RecordTooLarge(error.what, facts=f"{error.facts}{shown}", todo=error.todo) from error
             target = smaller
+
+
+def _largest(target: KafkaTarget, rows: AttemptRows) -> str:
+    """The largest of the rows in words, with its beginning, for a person who looks for where it comes from."""
+    largest, beginning = 0, b""
+    for batch in rows.to_batches():
+        values = target.records(batch).values
+        row = int(values.sizes.argmax())
+        if values.sizes[row] > largest:
+            largest, beginning = int(values.sizes[row]), (values.to_pylist(row, row + 1)[0] or b"")[:_SHOWN_BYTES]
+    return f"; the largest row has {largest:,} bytes and begins {beginning.decode(errors='replace')}" if largest else ""
 
 
 def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:

@@ -82,7 +82,7 @@ class KafkaTransactionsWriter:
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         return write_in_fitting_batches(
-            self.target, lambda target: PartWrite(target, self.names, attempt, rows, PRODUCERS).run()
+            self.target, rows, lambda target: PartWrite(target, self.names, attempt, rows, PRODUCERS).run()
         )
 
 
