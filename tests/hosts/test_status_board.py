@@ -559,6 +559,12 @@ def test_a_name_that_somebody_else_can_own_gets_nothing(site: Site, name: str, p
     assert ("JOINERY_STATUS_NAMES" in body) is (name in OTHER_NAMES)
 
 
+def test_the_name_of_status_host_is_answered(scene: Scene) -> None:
+    name = socket.getfqdn("127.0.0.1")
+    with serve_status(scene.board, 0, name) as port:
+        assert Site(port).get("/healthz", name=f"{name.upper()}:{port}")[0] == 200
+
+
 def test_a_name_in_the_environment_is_answered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOINERY_STATUS_NAMES", "jobs.example.org, Pages.example.org")
     for name in ("jobs.example.org", "pages.example.org:8443", "JOBS.example.org."):

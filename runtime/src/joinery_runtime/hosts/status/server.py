@@ -166,8 +166,8 @@ def _text(code: int, text: str) -> Answer:
     return code, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
-def _is_known(host: str) -> bool:
-    """Whether a request with this Host header may be for this server."""
+def _is_known(host: str, own: str) -> bool:
+    """Whether a request with this Host header may be for this server, which has the name or address `own`."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
@@ -176,7 +176,7 @@ def _is_known(host: str) -> bool:
         ip_address(name)
         return True
     named = {each.strip().lower() for each in os.environ.get(NAMES, "").split(",")}
-    return bool(_OWN_NAMES.fullmatch(name)) or name in named | {socket.gethostname().lower()}
+    return bool(_OWN_NAMES.fullmatch(name)) or name in named | {own.lower(), socket.gethostname().lower()}
 
 
 def _unknown(host: str) -> Answer:
@@ -192,7 +192,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # the library's five are fewer than the connections of one browser
 
     def __init__(self, host: str, port: int, answer: Callable[[str], Answer]) -> None:
-        self.answer = answer
+        self.answer, self.host = answer, host
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host = self.headers.get("Host")  # older protocols have none, and browsers do not speak them
-        known = host is None or _is_known(host)
+        known = host is None or _is_known(host, self.server.host)
         code, content_type, body = self.server.answer(self.path) if known else _unknown(host or "")
         with suppress(ConnectionError):  # the client has gone
             self.send_response(code)
