@@ -326,3 +326,17 @@ def test_what_is_no_share(text):
     (problem,) = problems(edited(("delay: 10s", f"delay: 10s, lateWarning: {text}")))
     assert problem.path == "spec.inputs[0].watermark.lateWarning"
     assert "must be a share in percent, for example 1% or 0.5%, or off" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("edits", "says"),
+    [
+        ((), "(named by prefixes: always, with left_ and right_; with a third input"),
+        ((OUTPUT, OUTPUT + "\n  prefixes: whenNeeded"), "(named by prefixes: whenNeeded, with left_ and right_; with"),
+        ((OUTPUT, OUTPUT + "\n  select: [{column: orders.ts}]"), None),
+    ],
+)
+def test_it_names_how_columns_get_their_names(edits: tuple[str, str] | tuple[()], says: str | None) -> None:
+    output = explain(job(edits) if edits else job()).output
+    assert ("named by" in output) == (says is not None)
+    assert says is None or says in output

@@ -184,7 +184,8 @@ def _output(job: Job) -> str:
         how += _held(output.file)
     elif output.console:
         how = f"{output.console.rows} rows of each epoch"
-    return f"{output_place(output)}, {how}; columns {columns}"
+    naming = f" (named by {job.column_naming})" if job.column_naming is not None else ""
+    return f"{output_place(output)}, {how}; columns {columns}{naming}"
 
 
 def output_place(output: Output) -> str:

@@ -19,10 +19,12 @@ from joinery_runtime.job.model.references import (
     Prefixes,
     Reference,
     default_names,
+    output_prefixes,
     parse_reference,
 )
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql import SqlInput, Translation, check_shape, translate
 from joinery_runtime.job.sql.names import table_of
 
@@ -197,6 +199,15 @@ class StreamJoin(Job):
             return tuple(self._selected(item) for item in chosen)
         times = [self._window_column(name, name) for name in WINDOW_COLUMNS if self.windowed]
         return (*self._every_column(), *times)
+
+    @property
+    def column_naming(self) -> str | None:
+        if self.select:
+            return None
+        prefixes = output_prefixes([side.name for side in self.inputs])
+        named = f"prefixes: {self.spec.prefixes}, with {listed(f'{prefix}_' for prefix in prefixes)}"
+        more = "; with a third input left_ and right_ become the inputs' names, unless `select` names the columns"
+        return named + (more if len(prefixes) == 2 else "")
 
     def _selected(self, item: SelectItem) -> OutputField:
         if item.column in WINDOW_COLUMNS:

@@ -172,6 +172,11 @@ class Job(Model):
         """What goes out, in order."""
 
     @property
+    def column_naming(self) -> str | None:
+        """How the output columns get their names, where the job does not name them."""
+        return None
+
+    @property
     def nested_columns(self) -> frozenset[str]:
         """Output columns that are JSON inside of JSON, and jsonb in Postgres."""
         if self.spec.output.format != "json":
