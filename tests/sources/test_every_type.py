@@ -1,6 +1,6 @@
-"""Every type in every format, at the ends of its range, against files that other libraries wrote: Python's json and
-csv, DuckDB for Parquet. What a column can hold is exact; what it cannot is a bad record of its own; a field that no
-column names may hold anything."""
+"""Every type in every format, at the ends of its range, against what other libraries wrote: Python's json and csv,
+DuckDB for Parquet, Google's for Protobuf, and for Avro the numbers themselves. What a column can hold is exact; what it
+cannot is a bad record of its own; a field that no column names may hold anything."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from google.protobuf import message_factory
 
 from joinery_runtime.job import Input
+from joinery_runtime.protobuf_schemas import compiled
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, StoredOffsets, decoder_for, planner_for, reader_for
 from joinery_runtime.sources.records import records_of
 from stores import STORE
@@ -273,6 +275,54 @@ def test_avro_times_of_day_beyond_a_day_are_in_nobodys_way(logical: str) -> None
         == []
     )
     assert column(decode(model("string", format="avro", avroSchema=json.dumps(schema)), *records))[0] == "00:00:00"
+
+
+PROTOBUF = {
+    "boolean": ["bool"],
+    "int32": ["int32", "sint64", "sfixed32"],
+    "int64": ["int64", "sint64", "sfixed64"],
+    "float": ["float"],
+    "double": ["double"],
+    "decimal(38,10)": ["string"],
+    "decimal(5,2)": ["string"],
+    "string": ["string"],
+    "binary": ["bytes"],
+    "date": ["string"],
+    "timestamp": ["google.protobuf.Timestamp", "string", "int64"],
+}
+
+
+@pytest.mark.usefixtures("json_way")
+@pytest.mark.parametrize(("kind", "written"), [(kind, one) for kind, all_of in PROTOBUF.items() for one in all_of])
+def test_protobuf(kind: str, written: str) -> None:
+    text = f"""syntax = "proto3"; import "google/protobuf/timestamp.proto";
+        message M {{ {written} c = 1; int64 ts = 2; google.protobuf.Timestamp other = 3; }}"""
+    made = message_factory.GetMessageClass(compiled(text, {}).named(None))
+
+    def record(value: Any) -> bytes:
+        message = made(ts=1)
+        message.other.seconds = 2**62
+        if written.endswith("Timestamp"):
+            message.c.FromDatetime(value)
+        elif isinstance(value, datetime) and written == "int64":
+            message.c = (value - EPOCH) // timedelta(milliseconds=1)
+        else:
+            message.c = value if isinstance(value, bytes) else plain(value)
+        serialized: bytes = message.SerializeToString()
+        return serialized
+
+    decoded = decode(model(kind, format="protobuf", protobufSchema=text), *map(record, VALUES[kind]))
+    assert column(decoded) == VALUES[kind]
+
+
+@pytest.mark.parametrize("seconds", [253_402_300_800, -62_135_596_801, 2**63 - 1, -(2**63)])
+def test_protobuf_times_of_years_that_no_column_has(seconds: int) -> None:
+    text = """syntax = "proto3"; import "google/protobuf/timestamp.proto";
+        message M { google.protobuf.Timestamp c = 1; int64 ts = 2; }"""
+    message = message_factory.GetMessageClass(compiled(text, {}).named(None))(ts=1)
+    message.c.seconds = seconds
+    side = model("timestamp", format="protobuf", protobufSchema=text)
+    assert len(decode(side, message.SerializeToString()).bad) == 1
 
 
 LOCAL = datetime(2024, 7, 1, 12, 0)
