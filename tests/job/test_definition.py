@@ -189,3 +189,11 @@ def test_a_definition_that_this_release_does_not_take_is_refused() -> None:
     stored = definition(job()) | {"joins": [{"right": "payments", "keys": {}, "interval": {}}]}
     with pytest.raises(IncompatibleState, match="made by a job that this release does not take"):
         under_definition(job(), stored)
+
+
+def test_a_plan_by_a_pattern_that_is_rejected_now_can_end() -> None:
+    """A release before patterns were tried took times without a day, and read them as of the first day of year 1."""
+    stored = definition(job())
+    stored["inputs"][0]["schema"][2] |= {"format": "%H:%M:%S", "zone": "UTC"}
+    replayed = under_definition(job(), stored)
+    assert replayed.input("orders").columns[2].format == "%H:%M:%S"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from budget import examples
@@ -100,6 +100,29 @@ def _written(field: str) -> str:
     if field.startswith('"') or any(sign in field for sign in ",\n\r"):
         return '"' + field.replace('"', '""') + '"'
     return field
+
+
+@settings(max_examples=examples(300), deadline=None)
+@example(b'\r"\ra""",', 1, 3, 5, False)
+@given(
+    st.text('a",\n\r ', max_size=60).map(str.encode),
+    st.integers(1, 5),
+    st.integers(1, 30),
+    st.sampled_from([5, 20, 16 * 2**20]),
+    st.booleans(),
+)
+def test_records_are_the_same_however_a_file_is_cut(
+    tmp_path_factory, data: bytes, per_range: int, size: int, longest: int, blanks: bool
+) -> None:
+    path = tmp_path_factory.mktemp("files") / "in.csv"
+    path.write_bytes(data)
+    model = file_input(path, "csv", csv={"header": False, "skipInitialSpace": blanks})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("joinery_runtime.sources.record_ends._LONGEST_FIELD", longest)
+        whole = read_in_ranges(model, 1_000_000)
+        patch.setattr("joinery_runtime.sources.files._CHUNK", size)
+        patch.setattr("joinery_runtime.sources.files.SAMPLE", size)
+        assert read_in_ranges(model, per_range) == whole
 
 
 def test_a_quote_that_is_out_of_place_spoils_its_own_line_only(tmp_path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
+from joinery_runtime.job.model.base import AS_STORED
 from joinery_runtime.job.model.inputs import Column
 from joinery_runtime.job.model.times import checked_format, checked_zone, needs_zone
 from joinery_runtime.sources.text_columns import read_texts
@@ -111,6 +112,12 @@ def test_patterns_read_what_strptime_reads(
 )
 def test_the_edges_are_those_of_strptime(pattern: str, text: str) -> None:
     assert read(pattern, text) == [strptime(text, pattern)]
+
+
+def test_a_pattern_of_an_older_plan_reads_what_it_read() -> None:
+    column = Column.model_validate({"name": "c", "type": "timestamp", "format": "%H:%M:%S"}, context=AS_STORED)
+    (found,) = read_texts(TIMESTAMP, column, pl.Series(["10:00:00"]))[0].to_pylist()
+    assert found == datetime(1, 1, 1, 10, tzinfo=UTC)
 
 
 def test_a_day_that_its_year_does_not_have_is_refused() -> None:

@@ -130,7 +130,8 @@ def _quoted(
         while closing + 1 < len(places) and places[closing + 1] == places[closing] + 1:
             closing += 2
         known = closing < len(places) and places[closing] + 1 < size
-        if not known and not whole and size - places[opening] <= _LONGEST_FIELD:
+        # The byte after a quote tells whether it closes the field.
+        if not known and not whole and size - places[opening] <= _LONGEST_FIELD + 1:
             return spans, places[opening]
         if closing < len(places) and may_close[closing] and places[closing] - places[opening] <= _LONGEST_FIELD:
             spans.append((places[opening], places[closing]))

@@ -84,7 +84,7 @@ def _reader(written: str, zone: str | None) -> Callable[[pl.Series], pl.Series]:
         return lambda text: _since_1970(text, EPOCH_UNITS[written])
     if written == ISO:
         return lambda text: _iso(text, zone)
-    return lambda text: _pattern(text, parse_pattern(written), zone)
+    return lambda text: _pattern(text, parse_pattern(written, complete=False), zone)
 
 
 def _since_1970(text: pl.Series, factor: int) -> pl.Series:
@@ -151,8 +151,8 @@ def _pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl.Seri
         before_1970 = groups["epoch"].str.starts_with("-").fill_null(False).to_numpy()
         times = parts["epoch"] * 1000 + fraction * np.where(before_1970, -1, 1)
     else:
-        days, on_calendar = _days(parts)
-        hours = parts["hour_of_half"] % 12 + parts["half"] if "half" in parts else parts.get("hour", zero)
+        days, on_calendar = _days(parts, len(text))
+        hours = parts.get("hour", zero) + parts.get("hour_of_half", zero) % 12 + parts.get("half", zero)
         minutes = hours * 60 + parts.get("minute", zero)
         seconds = minutes * 60 + parts.get("second", zero) - parts.get("offset", zero)
         times = days * 86_400_000 + seconds * 1000 + fraction
@@ -183,14 +183,16 @@ def _numbers(part: str, text: pl.Series) -> IntArray:
     return numbers.cast(pl.Int64).fill_null(0).to_numpy()
 
 
-def _days(parts: Mapping[str, IntArray]) -> tuple[IntArray, BoolArray]:
-    """Returns the days since 1970, and which of them the calendar has."""
-    years = (parts["year"] if "year" in parts else parts["year_of_century"]) - 1970
+def _days(parts: Mapping[str, IntArray], count: int) -> tuple[IntArray, BoolArray]:
+    """Return the days since 1970, and which of them the calendar has. What a pattern does not name is the first."""
+    first_of = np.ones(count, np.int64)
+    years = parts.get("year", parts.get("year_of_century", first_of)) - 1970
     months = parts.get("month", parts.get("month_name"))
-    if months is None or "day" not in parts:
+    if months is None and "day_of_year" in parts:
         first, day = years.astype("datetime64[Y]"), parts["day_of_year"]
     else:
-        first, day = (years * 12 + months - 1).astype("datetime64[M]"), parts["day"]
+        months = first_of if months is None else months
+        first, day = (years * 12 + months - 1).astype("datetime64[M]"), parts.get("day", first_of)
     start, end = (edge.astype("datetime64[D]").astype(np.int64) for edge in (first, first + 1))
     return start + day - 1, day <= end - start
 

@@ -62,7 +62,8 @@ PLAIN_NUMBERS = {"plain_numbers": True}
 """The context of a validation that takes integers as milliseconds: for stored jobs and for traces. Elsewhere people
 write the job, and 30 may mean seconds to them."""
 AS_STORED = {**PLAIN_NUMBERS, "as_stored": True}
-"""The context of a validation of what a job was: it takes names that earlier releases took and Postgres cut."""
+"""The context of a validation of what a job was: it takes names that earlier releases took and Postgres cut, and
+patterns of times without a day."""
 FILLED_IN_MS = 24 * 3_600_000
 """A number that nobody has written: API servers filled it in as the default of `maxFuture`, before they knew units."""
 NO_UNIT = "no_unit"

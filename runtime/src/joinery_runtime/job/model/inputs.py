@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo
 
 from joinery_runtime.job.model.base import (
     OFF,
@@ -34,6 +34,10 @@ def _regular_expression(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"is not a regular expression of Python's re: {error}; correct it") from error
     return pattern
+
+
+def _format(text: str, info: ValidationInfo) -> str:
+    return checked_format(text, complete=not (isinstance(info.context, dict) and info.context.get("as_stored")))
 
 
 def _path(text: str) -> str:
@@ -229,7 +233,7 @@ class Column(Model):
     `topic` or `headers.<name>` (the last one of that name). With `path`, a part of a key that is JSON, or Avro in the
     frame of `schemaRegistry`. `envelope`, with `path`, is a part of a Debezium change event beside the row."""
 
-    format: Annotated[Text, AfterValidator(checked_format)] | None = Field(default=None, examples=["%d.%m.%Y %H:%M:%S"])
+    format: Annotated[Text, AfterValidator(_format)] | None = Field(default=None, examples=["%d.%m.%Y %H:%M:%S"])
     """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space
     or without an offset too) or a pattern of strptime such as `%d.%m.%Y %H:%M:%S`; of a date a pattern. `text` takes
     numbers and booleans in quotes too. Default: milliseconds or RFC 3339."""

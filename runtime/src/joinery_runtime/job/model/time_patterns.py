@@ -74,15 +74,18 @@ class TimePattern:
 
 
 @lru_cache(maxsize=1_000)
-def parse_pattern(text: str) -> TimePattern:
-    """Translates a pattern. Raises ValueError if it is not one, or if its times would not be certain."""
+def parse_pattern(text: str, *, complete: bool = True) -> TimePattern:
+    """Translate a pattern. Raises ValueError if it is not one or, with `complete`, if its times would not be certain.
+    Earlier releases took patterns without a day, which plans of theirs may still have to read."""
     forms = [_form(token, text) for token in _TOKEN.finditer(_expanded(text))]
     parts = [form.part for form in forms if form.part is not None]
     twice = {part for part in parts if parts.count(part) > 1}
     if twice:
         raise ValueError(f"{text!r} names the {min(twice).replace('_', ' ')} twice; name each part of a time once")
-    _require_complete(text, frozenset(parts))
     pattern = TimePattern("".join(map(_group, forms)), frozenset(parts))
+    if not complete:
+        return pattern
+    _require_complete(text, pattern.parts)
     for known in _KNOWN:
         written = [form.write(known) for form in forms]
         read = re.fullmatch(pattern.expression, "".join(written), re.IGNORECASE)
