@@ -615,3 +615,51 @@ def test_what_has_left_is_not_kept_even_while_its_segment_is_stored(tmp_path: Pa
         ts: at is not None for ts, at in left.items()
     }
     assert f"{len(stayed)} row" in next(iter(answer.kept.lines()))
+
+
+SESSIONS = """\
+apiVersion: joinery.dev/v1alpha1
+kind: SessionWindow
+metadata: {name: clicks}
+spec:
+  input: {name: c, file: {path: c.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+  groupBy: [k]
+  gap: 10ms
+  maxDuration: 1h
+  aggregates: [{function: max, column: v, as: most}, {function: first, column: v, as: first}]
+  SELECT
+  output: {file: {path: out}}
+  stateStore: {memory: {}}
+"""
+
+
+@pytest.mark.parametrize("select", ["lateData: drop", "select: [{column: k}, {column: most}]"])
+def test_a_record_is_part_of_a_session_that_others_explain_as_well(tmp_path: Path, select: str) -> None:
+    text = SESSIONS.replace("COLUMNS", COLUMNS).replace("SELECT", select)
+    rows = [("A", 100), ("Z", 105), ("Z", 107), ("B", 109), ("C", 150), ("D", 300)]
+    steps = [{"input": "c", "rows": [{"k": "a", "v": v, "ts": ts} for v, ts in rows]}, {"watermark": {"c": 200}}]
+    told = {offset: _of(tmp_path, text, steps, f"c:0={offset}") for offset in range(6)}
+    assert [bool(told[offset].made) for offset in range(6)] == [
+        select.startswith("late"),
+        False,
+        False,
+        *[select.startswith("late"), True, False],
+    ]
+    for offset in (1, 2):
+        (part,) = told[offset].document()["part_of"]
+        assert part["row"]["most"] == "Z"
+        (line,) = [line for line in told[offset].lines() if "part of" in line]
+        assert line.startswith(f"  part of what epoch {part['epoch']} put out, which is the same without it: ")
+        assert not any("nothing went out" in line for line in told[offset].lines())
+    assert all(not told[offset].part_of for offset in (4, 5))
+
+
+def test_a_version_that_says_what_the_one_before_it_said(tmp_path: Path) -> None:
+    text = JOB.replace("interval: {of: l, lower: -10ms, upper: 10ms}", "asOf: {historyRetention: 1h}")
+    text = text.replace("{path: r.jsonl}", "{path: r.jsonl}, table: {key: [k]}")
+    versions = {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 50}, {"k": "a", "v": "x", "ts": 60}]}
+    found = _of(tmp_path, text, [versions, LEFT_ROW], "r:0=1")
+    assert (found.made, found.prevented) == ({}, {})
+    assert [each["row"] for each in found.document()["part_of"]] == [{"l": "A", "r": "x"}]
+    assert not found.unmatched
+    assert _of(tmp_path, text, [versions, LEFT_ROW], "r:0=0").part_of == {}

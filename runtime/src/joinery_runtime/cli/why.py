@@ -16,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.cli.state_show import ShownKey, kept_of, may_have, show
@@ -35,8 +38,8 @@ from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gatherin
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.pipeline.describe import Outlook, Span
-from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, PARTNER, PHASE, Horizon
+from joinery_runtime.core.pipeline.spec import Kind, Pipeline
+from joinery_runtime.core.pipeline.step import CLOSING, FIRST_TIME, LAST_TIME, ORDER_COLUMNS, PARTNER, PHASE, Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import SegmentMeta
@@ -75,6 +78,7 @@ class Explained:
     made: Rows  # rows that went out because of it
     prevented: Rows  # rows that would have gone out without it
     padded: Padded = field(default_factory=dict)
+    part_of: Rows = field(default_factory=dict)  # rows that it is part of, and that would have gone out without it
     outcome: RecordOutcome | None = None  # None: it was dropped, or is of a kind that is never kept
     waiting: Sequence[WaitingRows] = ()  # its joined rows that later steps keep
 
@@ -82,7 +86,8 @@ class Explained:
     def unmatched(self) -> bool:
         """Whether nothing but padded rows went out because of the record."""
         made = {(epoch, row) for epoch, rows in self.made.items() for row in rows}
-        return all(row in self.padded.get(epoch, {}) for epoch, row in made) and not self.prevented
+        padded = all(row in self.padded.get(epoch, {}) for epoch, row in made)
+        return padded and not self.prevented and not self.part_of
 
     def _padding(self, epoch: int, row: Any) -> str | None:
         return self.padded.get(epoch, {}).get(json.dumps(row))
@@ -107,6 +112,7 @@ class Explained:
             "rule": self.rule,
             "detail": self.detail,
             "made": [self._made(epoch, row) for epoch, row in _listed(self.made)],
+            "part_of": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.part_of)],
             "prevented": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.prevented)],
             "state": None if self.outcome is None else self.outcome.retention.document(),
             "waiting": [each.document() for each in self.waiting],
@@ -130,9 +136,11 @@ class Explained:
         for epoch, row in _listed(self.made):
             padded = f", padded ({rule_of(rule)})" if (rule := self._padding(epoch, row)) else ""
             yield f"  epoch {epoch} put out because of it{padded}: {json.dumps(row)}"
+        for epoch, row in _listed(self.part_of):
+            yield f"  part of what epoch {epoch} put out, which is the same without it: {json.dumps(row)}"
         for epoch, row in _listed(self.prevented):
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
-        if self.reason is None and not self.made and not self.prevented:
+        if self.reason is None and not self.made and not self.prevented and not self.part_of:
             kept = bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
             yield f"  taken; nothing went out because of it{' so far' if kept else ''}"
         if self.outcome is not None:
@@ -341,7 +349,8 @@ class _Comparison:
         self.joined[place] = _times_by_part(self._kept - kept)
         ours, theirs = _rows(self._with), _rows(without)
         made, prevented = _more(ours, theirs), _more(theirs, ours)
-        return Explained(record, watermarks, reason, detail, made, prevented, self._padded(made))
+        part_of = {} if reason is not None else _more(self._holding(record), made)
+        return Explained(record, watermarks, reason, detail, made, prevented, self._padded(made), part_of)
 
     def reason(self, place: Place, epoch: int) -> str | None:
         """Why a record of an epoch was dropped, if other records or the state decided that. Beyond MAX_JUDGED records,
@@ -358,6 +367,19 @@ class _Comparison:
                 judged, _ = self._dropped(place, epoch, self._without(place)[0])
             self._reasons[place] = judged
         return self._reasons[place]
+
+    def _holding(self, record: FoundRecord) -> Rows:
+        """The rows that the record is part of: sessions by their time, joined rows by the places of their records.
+        Empty for an input of a step before the last one, whose places the rows do not have."""
+        spec, step = self._pipeline.input(record.place.partition.input), self._pipeline.last
+        if spec.step != step.number or record.ts is None:
+            return {}
+        found: dict[int, Counter[str]] = {}
+        for number, epoch in self._with.items():
+            if number >= record.epoch:
+                holding = [table.filter(pa.array(_holds(table, step.kind, spec.side, record))) for table in epoch.rows]
+                found[number] = Counter(map(json.dumps, in_order([table for table in holding if table.num_rows])))
+        return found
 
     def _padded(self, made: Rows) -> Padded:
         kind = self._pipeline.last.kind
@@ -458,6 +480,19 @@ def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, 
             if partner == -1:
                 found[json.dumps(json.loads(text))] = closing if phase == CLOSING else arriving
     return found
+
+
+def _holds(table: pa.Table, kind: Kind, side: int, record: FoundRecord) -> np.ndarray:
+    """bool[n]: which rows the record of a side is part of."""
+    order = {name: table[name].to_numpy() for name in ORDER_COLUMNS}
+    if kind.merges_rows:
+        assert record.ts is not None, "the caller has looked"
+        is_new = order["$partner_partition"] == 1  # a retraction takes back what was there before
+        return np.asarray(is_new & (order[FIRST_TIME] <= record.ts) & (record.ts <= order[LAST_TIME]))
+    place = record.place.partition.partition, record.place.offset
+    own = (order["$order_partition"] == place[0]) & (order["$order_offset"] == place[1])
+    partner = (order["$partner_partition"] == place[0]) & (order[PARTNER] == place[1])
+    return np.asarray(np.where(order["$order_side"] == side, own, partner))
 
 
 def _more(rows: Rows, than: Rows) -> Rows:

@@ -14,17 +14,18 @@ from joinery_runtime.core.table.segment import Run
 
 # The order of a trace's rows (docs/trace.md). Closings come first, by (ts, side, partition, offset) of the closed row
 # (of a pair, its left row). Matches follow, by (side, partition, offset) of the later row. Ties are broken by the
-# partner's place (-1 without a partner), then by the window's start (0 without a window).
-PHASE, PARTNER = "$phase", "$partner_offset"
+# partner's place (-1 without a partner), then by the window's start (0 without a window). Of a session the
+# first and the last of the times are those of its first and its last row, and it has no partner.
+PHASE, PARTNER, FIRST_TIME, LAST_TIME = "$phase", "$partner_offset", "$order_ts", "$order_window"
 ORDER_COLUMNS = (
     PHASE,  # CLOSING or ARRIVAL
-    "$order_ts",  # of a closing; 0 for matches
+    FIRST_TIME,  # of a closing; 0 for matches
     "$order_side",
     "$order_partition",
     "$order_offset",
     "$partner_partition",
     PARTNER,
-    "$order_window",
+    LAST_TIME,
 )
 CLOSING, ARRIVAL = 0, 1
 

@@ -308,11 +308,13 @@ class SessionOutput:
 
 
 def _with_order(rows: pa.RecordBatch, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
-    """Adds ORDER_COLUMNS: by (start, place of the first row), a retraction before what replaces it."""
+    """Adds ORDER_COLUMNS: by (start, place of the first row), a retraction before what replaces it, and the time of the
+    last row."""
     zero = np.zeros(rows.num_rows, dtype=np.int64)
     start, partition, offset = (
         sessions.column(name).to_numpy().astype(np.int64) for name in (START, PARTITION, OFFSET)
     )
-    order = [zero + phase, start, zero, partition, offset, zero + (0 if retracted else 1), zero, zero]
+    last = sessions.column(TS).to_numpy()
+    order = [zero + phase, start, zero, partition, offset, zero + (0 if retracted else 1), zero, last]
     names = [*rows.schema.names, *ORDER_COLUMNS]
     return pa.RecordBatch.from_arrays([*rows.columns, *map(pa.array, order)], names=names)
