@@ -34,7 +34,7 @@ GOOD: list[tuple[list[Any], dict[str, Any]]] = [
     ([of("first", "page", **{"as": "page"})], {}),
     ([], {"where": "clicks.page <> 'x'"}),
     ([], {"lateData": "reopen", "allowedLateness": "1m", "emitRetractions": True}),
-    ([], {"gap": "1ms", "maxDuration": "1ms"}),
+    ([], {"gap": "1ms", "maxDuration": "2ms"}),
     ([], {"output": {"kafka": {**KAFKA["kafka"], "key": ["user_id", "session_id", "window_start", "events"]}}}),
     ([], {"output": {"postgres": {"table": "t", "upsertKey": ["session_id"]}}}),
     ([], {"output": {"postgres": {"table": "t", "upsertKey": ["user_id"]}}}),

@@ -22,7 +22,7 @@ from rich.text import Text
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.late_rows import delays_to_name, late_inputs
+from joinery_runtime.engine.late_rows import closed_inputs, delays_to_name, late_inputs
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.messages import RunsOn
 from joinery_runtime.engine.report import EpochReport, Rates, Totals, furthest
@@ -159,7 +159,7 @@ class JsonProgress(RunProgress):
         found = list(late_inputs(self._totals, self._delays))
         for late in found:
             self._log.warning("late", **late.document(), message=late.words)
-        for words in delays_to_name(self._job, self._totals, self._disorder):
+        for words in (*closed_inputs(self._totals), *delays_to_name(self._job, self._totals, self._disorder)):
             self.warn(words)
         note = {} if self._read or by == "stopped" else {"note": nothing_new(by, self._ended_before, self._to_latest)}
         self._log.info(
@@ -250,7 +250,7 @@ class TableProgress(RunProgress):
     def ended(self, by: EndedBy) -> None:
         for late in late_inputs(self._totals, {side.name: side.watermark.delay for side in self._job.inputs}):
             self.warn(late.words)
-        for words in delays_to_name(self._job, self._totals, self._disorder):
+        for words in (*closed_inputs(self._totals), *delays_to_name(self._job, self._totals, self._disorder)):
             self.warn(words)
         seconds, read = self._clock() - self._started_at, sum(self._rows_in.values())
         if self._rows_out:

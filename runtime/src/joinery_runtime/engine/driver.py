@@ -18,7 +18,7 @@ from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HotKeyTracker
 from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
-from joinery_runtime.engine.late_rows import LateRows
+from joinery_runtime.engine.late_rows import LateRows, closed_words
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.plan import EpochPlan
@@ -112,6 +112,7 @@ class Driver:
         self._input_warnings = InputWarnings(self._milliseconds)
         delays = {name: clock.delay_ms for name, clock in parts.planner.clocks.items()}
         self._late_rows = LateRows(delays, parts.planner.late_warnings)
+        self._closed = frozenset[str]()  # inputs whose rows fell inside capped sessions, which was said
         self.generation = 0
         self.state = JobState(pipeline, inputs={})
         # About the pending plan: whether it may be old, its partitions whose topic was replaced by another one, and
@@ -413,12 +414,19 @@ class Driver:
             backlog=planner.status.backlog,
             held=self.held,
         )
+        closed = {name: counts["closed"] for name, counts in report.dropped.items() if counts.get("closed")}
+        new_closed = closed.keys() - self._closed
+        self._closed |= new_closed
         late = self._late_rows.learn(self._now_ms(), report.rows_in, report.late, behind_watermark(plan, outcome))
         return replace(
             report,
             disorder=disorder_of(outcome, before.inputs),
             late_warnings={name: warning.words for name, warning in self._late_rows.standing.items()},
-            warnings=(*report.warnings, *(warning.words for warning in late)),
+            warnings=(
+                *report.warnings,
+                *(warning.words for warning in late),
+                *(closed_words(name, closed[name]) for name in sorted(new_closed)),
+            ),
         )
 
     def _seal(self, epoch: int, result: dict[str, Any], *, last: bool) -> None:

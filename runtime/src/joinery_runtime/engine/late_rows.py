@@ -72,6 +72,21 @@ def delays_to_name(job: Job, totals: Totals, disorder: Mapping[str, int]) -> Ite
             )
 
 
+def closed_inputs(totals: Totals) -> Iterator[str]:
+    """Words about the inputs with rows that fell inside sessions at their cap since the state began (S2)."""
+    for name, counts in totals.dropped.items():
+        if rows := counts.get("closed", 0):
+            yield closed_words(name, rows)
+
+
+def closed_words(name: str, rows: int) -> str:
+    return (
+        f"{counted(rows, 'row')} of {name} fell inside sessions that had reached maxDuration and gone out, and "
+        f"{agreeing(rows, 'were')} dropped as closed. Rows on time may be among them: that depends on where epochs end "
+        "(docs/sessions.md). With a longer maxDuration fewer sessions reach it"
+    )
+
+
 class _Epoch(NamedTuple):
     at_ms: int
     records: int

@@ -191,7 +191,10 @@ def _validated(data: Any, base: Path | None, *, plain_numbers: bool = False) -> 
     model = _MODELS[data["kind"]]
     context = {"base": base, **(PLAIN_NUMBERS if plain_numbers else {})}
     try:
-        return model.model_validate(data, by_alias=True, by_name=False, context=context)
+        job = model.model_validate(data, by_alias=True, by_name=False, context=context)
+        # What a person writes: jobs that are stored, perhaps under an earlier release, go on.
+        unwise = [] if plain_numbers else list(job.unwise_settings())
+        return unwise or job
     except ValidationError as error:
         errors = error.errors(include_url=False)
     except RecursionError:

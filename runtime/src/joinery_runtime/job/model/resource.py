@@ -151,6 +151,10 @@ class Job(Model):
     def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
         """The cross-field rules that a resource with these YAML field names breaks."""
 
+    def unwise_settings(self) -> Iterator[Finding]:
+        """Yield settings that are rejected where a person writes a job, and that a stored job may have."""
+        yield from ()
+
     @property
     @abstractmethod
     def inputs(self) -> tuple[Input, ...]:

@@ -41,6 +41,10 @@ def _lines(job: SessionWindow) -> Iterator[tuple[str, str]]:
     yield "gap", f"consecutive rows that are at most {format_duration(of.gap)} apart are of one session"
     cap = format_duration(spec.max_duration)
     yield "cap", f"a row at {cap} [maxDuration] or more after a session's first one ends it at once and opens the next"
+    yield (
+        "inside a capped session",
+        "later rows are dropped and counted as closed, rows on time too; how many depends on where epochs end",
+    )
     yield "aggregates", ", ".join(_aggregate(each) for each in of.aggregates) or "none"
     yield "goes out", _goes_out(job)
     yield "late rows", _late(job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -18,6 +18,7 @@ from joinery_runtime.job.kinds.session.sessions import (
 )
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Bool, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.draft import Finding, Loc
+from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
@@ -98,6 +99,16 @@ class SessionWindow(Job):
     @classmethod
     def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
         return broken_rules(data)
+
+    def unwise_settings(self) -> Iterator[Finding]:
+        cap, gap = self.spec.max_duration, self.sessions.gap
+        if cap <= gap:
+            yield (
+                ("spec", "maxDuration"),
+                f"is {format_duration(cap)}, not longer than the gap of {format_duration(gap)}: a row that continues a "
+                "session would nearly always end it, and which rows are dropped as `closed` would depend on the order "
+                f"of arrival (rule S2); write more than {format_duration(gap)}, or a shorter gap",
+            )
 
     @property
     def inputs(self) -> tuple[Input, ...]:
