@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ _WRITTEN = pa.array(
     + [json.dumps(value, separators=(",", ":")) for value in ([_TEXT], [_BASE64], [_UUID], list(_PLACEHOLDER))]
     + [json.dumps({_TEXT: _TEXT}, separators=(",", ":"))]
 )
-_BEGINNINGS = (_TEXT, _BASE64, "[", "{")
+_BEGINS = np.isin(np.arange(256), [text[0] for text in (_PLACEHOLDER, _BASE64.encode(), b"[", b"{")])
 NOT_THERE = (
     "the event does not have the value (__debezium_unavailable_value), because the database did not log it; have it "
     "log whole rows (Postgres: REPLICA IDENTITY FULL), or leave the column out"
@@ -38,16 +38,28 @@ NOT_THERE = (
 def placeholders(values: pa.ChunkedArray) -> BoolArray:
     """bool[n]: which of these texts or bytes stand for a value that the event does not have."""
     found = np.zeros(len(values), np.bool_)
-    if pa.types.is_binary(values.type):
-        return np.asarray(pc.fill_null(pc.equal(values, _PLACEHOLDER), False).to_numpy())
-    for beginning in _BEGINNINGS:
-        found |= pc.fill_null(pc.starts_with(values, beginning), False).to_numpy()
-    likely = np.flatnonzero(found)
+    likely = np.concatenate([[], *_likely(values)]).astype(np.int64)
     if len(likely):
-        found[likely] = pc.is_in(
-            pc.replace_substring_regex(values.take(pa.array(likely)), r"\s", ""), _WRITTEN
-        ).to_numpy()
+        some = values.take(pa.array(likely))
+        if pa.types.is_binary(values.type):
+            equal = pc.equal(some, _PLACEHOLDER)
+        else:
+            equal = pc.is_in(pc.replace_substring_regex(some, r"\s", ""), _WRITTEN)
+        found[likely] = pc.fill_null(equal, False).to_numpy()
     return found
+
+
+def _likely(values: pa.ChunkedArray) -> Iterator[IntArray]:
+    """The places of values that begin as a placeholder does, and are long enough. Most values are neither, and are seen
+    by their first byte only."""
+    before = 0
+    for chunk in values.chunks:
+        _, ends, data = chunk.buffers()
+        if len(chunk) and data is not None and data.size:
+            offsets = np.frombuffer(ends, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+            long = np.flatnonzero(np.diff(offsets) >= len(_PLACEHOLDER))
+            yield before + long[_BEGINS[np.frombuffer(data, np.uint8)[offsets[long]]]]
+        before += len(chunk)
 
 
 class UnavailableValues:
