@@ -31,9 +31,9 @@ def test_disorder_is_the_distance_to_the_highest_time_before() -> None:
 
 def test_the_words_name_the_delay_that_keeps_all_and_one_that_keeps_nearly_all() -> None:
     assert words() == "orders: no record with an event time was there to sample"
-    assert words(0, 0) == "orders: 2 sampled records are in order in each partition; watermark.delay: 0s keeps them all"
+    assert words(0, 0) == "orders: 2 sampled records are in order; watermark.delay: 0s keeps them all"
     assert words(0, 0, 0, 300_000, delay_ms=300_000) == (
-        "orders: of 4 sampled records, 1 (25 %) come after a later one of their partition, by up to 5m; "
+        "orders: of 4 sampled records, 1 (25 %) come after a later one, by up to 5m; "
         "watermark.delay: 5m keeps them all (now 5m, which is enough)"
     )
     many = words(*[0] * 5_000, *[2_000] * 4_999, 86_400_000)
@@ -51,11 +51,26 @@ def test_files_are_sampled(joinery: Joinery, job_file: Path) -> None:
     ended = joinery("explain", job_file, "--sample")
     told = [line for line in ended.out.splitlines() if line.startswith("SAMPLE: ")]
     assert told == [
-        "SAMPLE: l: of 4 sampled records, 1 (25 %) come after a later one of their partition, by up to 5s; "
+        "SAMPLE: l: of 4 sampled records, 1 (25 %) come after a later one, by up to 5s; "
         "watermark.delay: 5s keeps them all (now 0s, which is not enough)",
-        "SAMPLE: r: 3 sampled records are in order in each partition; watermark.delay: 0s keeps them all",
+        "SAMPLE: r: 3 sampled records are in order; watermark.delay: 0s keeps them all",
     ]
     assert "SAMPLE" not in joinery("explain", job_file).out
+
+
+def test_files_of_a_directory_follow_each_other(joinery: Joinery, job_file: Path) -> None:
+    for name, of_files in {"l": ([9_000, 9_001], [1_000]), "r": ([1], [2])}.items():
+        (job_file.parent / name).mkdir()
+        for number, times in enumerate(of_files):
+            lines = (json.dumps({"k": "a", "ts": ts}) for ts in times)
+            (job_file.parent / name / f"{number}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    text = left_join(COLUMNS, "  output: {console: {}}\n  stateStore: {memory: {}}\n")
+    job_file.write_text(
+        text.replace("{path: l.jsonl}", "{path: l, watch: true}").replace("{path: r.jsonl}", "{path: r}")
+    )
+    left, right = (line for line in joinery("explain", job_file, "--sample").out.splitlines() if "SAMPLE" in line)
+    assert "1 (33 %) come after a later one, by up to 8s1ms" in left
+    assert "2 sampled records are in order" in right
 
 
 def test_a_missing_file_is_named_with_its_line(joinery: Joinery, job_file: Path) -> None:
@@ -84,7 +99,5 @@ def test_topics_are_sampled_without_their_broken_clocks(
     job_file.write_text(text.replace("file: {path: l.jsonl}", kafka).replace("file: {path: r.jsonl}", kafka))
     ended = joinery("explain", job_file, "--sample")
     (left, _) = (line for line in ended.out.splitlines() if line.startswith("SAMPLE: "))
-    assert left.startswith(
-        "SAMPLE: l: of 6 sampled records, 1 (17 %) come after a later one of their partition, by up to 30s"
-    )
+    assert left.startswith("SAMPLE: l: of 6 sampled records, 1 (17 %) come after a later one, by up to 30s")
     assert ended.out.count("NO DELAY on ") == 2

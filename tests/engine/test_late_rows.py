@@ -36,6 +36,11 @@ def test_the_words_name_the_delay() -> None:
     )
 
 
+@pytest.mark.parametrize(("rows", "shown"), [(493, "82 %"), (600, "100 %"), (6, "1 %"), (7, "1.2 %"), (598, "100 %")])
+def test_a_share_is_shown_with_two_digits(rows: int, shown: str) -> None:
+    assert f" of orders ({shown}) were dropped" in LateInput("orders", rows, None, None, 600).words
+
+
 def test_a_warning_comes_once_and_again_after_it_has_gone() -> None:
     rows = LateRows({"orders": 0}, {"orders": 0.01})
     assert learned(rows, 100, 10)

@@ -36,7 +36,7 @@ class LateInput:
         if self.records is None:
             what = f"{counted(self.rows, 'row')} of {self.input}"
         else:
-            percent = f"{100 * self.share:.2g} %"
+            percent = format_percent(self.share)
             what = f"{self.rows:,} of the newest {counted(self.records, 'record')} of {self.input} ({percent})"
         text = f"{what} {agreeing(self.rows, 'were')} dropped as late"
         if self.behind_ms is None or self.delay_ms is None:
@@ -49,6 +49,11 @@ class LateInput:
     def document(self) -> dict[str, Any]:
         figures = {"input": self.input, "rows": self.rows, "behind_ms": self.behind_ms, "delay_ms": self.delay_ms}
         return figures if self.records is None else {**figures, "records": self.records}
+
+
+def format_percent(share: float) -> str:
+    """A share for people, with two digits: 0.52 %, 8.2 %, 82 %, 100 %."""
+    return f"{float(f'{100 * share:.2g}'):g} %"
 
 
 def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput]:

@@ -15,10 +15,11 @@ from joinery_runtime.core.pipeline.disorder import behind_highest
 from joinery_runtime.core.pipeline.future import FutureRows, Timestamps
 from joinery_runtime.core.pipeline.prepare import usable_times
 from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.engine.late_rows import format_percent
 from joinery_runtime.job import Job, format_duration
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sources import decoder_for, planner_for, reader_for
+from joinery_runtime.sources import decoder_for, guarded, planner_for, reader_for
 from joinery_runtime.sources.base import PartitionRef, Range, StoredOffsets
 from joinery_runtime.sources.kafka_planner import newest_ranges
 from joinery_runtime.store_identity import StoreIdentity
@@ -50,9 +51,9 @@ class Disorder:
             return f"{self.input}: no record with an event time was there to sample"
         late = int((self.behind > 0).sum())
         if not late:
-            return f"{self.input}: {records} are in order in each partition; watermark.delay: 0s keeps them all"
-        share = f"{100 * late / len(self.behind):.2g} %"
-        text = f"{self.input}: of {records}, {late:,} ({share}) come after a later one of their partition"
+            return f"{self.input}: {records} are in order; watermark.delay: 0s keeps them all"
+        share = format_percent(late / len(self.behind))
+        text = f"{self.input}: of {records}, {late:,} ({share}) come after a later one"
         most = int(self.behind[round(MOST * (len(self.behind) - 1))])
         proposal = f"watermark.delay: {format_duration(self.needed_ms)} keeps them all"
         if 2 * most < self.needed_ms:
@@ -72,19 +73,23 @@ def sample(job: Job) -> Iterator[Disorder]:
 
 
 def _behind(side: Input, intake: Intake, job: str) -> np.ndarray:
-    reader, decoder = reader_for(side), decoder_for(side)
+    reader, decoder = reader_for(side), guarded(side, decoder_for(side))
     most = side.watermark.max_future
     future = None if most is None else FutureRows(most, time.time_ns() // 1_000_000)
     times: dict[PartitionRef, list[np.ndarray]] = {}
+    ranges = _ranges(side, job)
     try:
-        for raw in reader.read(*_ranges(side, job)):
+        for raw in reader.read(*ranges):
             decoded = decoder.decode_batch(raw)
             timestamps = None if raw.timestamps is None else partial(_of_rows, raw.timestamps, decoded.index)
             for batch in decoded.rows.combine_chunks().to_batches():
                 times.setdefault(raw.partition, []).append(usable_times(intake, batch, future, timestamps))
     finally:
         reader.close()
-    behind = [behind_highest(np.concatenate(of_partition)) for of_partition in times.values()]
+    in_order = [np.concatenate(times[planned.partition]) for planned in ranges if planned.partition in times]
+    if side.kafka is None and in_order:  # files are read one after the other
+        in_order = [np.concatenate(in_order)]
+    behind = [behind_highest(of_partition) for of_partition in in_order]
     return np.sort(np.concatenate(behind)) if behind else np.zeros(0, dtype=np.int64)
 
 
