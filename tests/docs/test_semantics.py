@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "semantics.md").read_text()
 ANCHORS = re.findall(r'^###? <a id="([a-z-]+\d*)"></a>(\w+)', PAGE, re.MULTILINE)
 RULES = [title for anchor, title in ANCHORS if anchor == title.lower() and re.fullmatch(r"[A-Z]\d+", title)]
-# A letter of a rule and a number, not part of a word, a path or a version.
-CITED = re.compile(rf"(?<![\w#/-])([{''.join(sorted({rule[0] for rule in RULES}))}][1-9]\d?)(?![\w.-])")
+# A letter of a rule and a number, not part of a word, a path, a version or a time (T14:30).
+CITED = re.compile(rf"(?<![\w#/-])([{''.join(sorted({rule[0] for rule in RULES}))}][1-9]\d?)(?![\w.-]|:\d)")
 WITHOUT_TRACES = {"M1", "M2", "M3"}
 RESOURCES = ("runtime", "src", "joinery_runtime", "job")
 
