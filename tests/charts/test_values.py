@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from charts.rendering import CHART, Chart, HelmFailed
-from joinery_operator.settings import Settings, settings_from
+from joinery_operator.settings import AllowedByInstallation, Settings, allowed_by, settings_from
 
 pytestmark = pytest.mark.services
 
@@ -40,6 +40,8 @@ def test_the_chart_is_well_made(chart: Chart) -> None:
         ({"metrics.podMonitor.interval": "often"}, "interval"),
         ({"imagePullSecrets": ["registry"]}, "imagePullSecrets"),
         ({"demoPostgres.enabled": True}, "secretName"),
+        ({"jobs.allow": {"pods": ["*"]}}, "pods"),
+        ({"jobs.allow.images": "*"}, "images"),
     ],
 )
 def test_wrong_values_are_refused_by_name(chart: Chart, values: dict[str, Any], named: str) -> None:
@@ -91,5 +93,19 @@ def test_the_operator_reads_what_the_chart_sets(chart: Chart) -> None:
         ).environment
     )
     assert json.loads(settings.status_from), "what it says is looked at with the chart's manifests"
+    assert allowed_by(settings.jobs_allow) == AllowedByInstallation()
     plain = Settings(runtime_image="mine/runtime:2", service_account="spark", namespaces=("a", "b"))
-    assert replace(settings, status_from="") == plain
+    assert replace(settings, status_from="", jobs_allow="") == plain
+
+
+def test_the_operator_allows_jobs_what_the_chart_says(chart: Chart) -> None:
+    allow = {
+        "images": ["a/*"],
+        "serviceAccounts": ["b"],
+        "sparkConf": ["spark.c"],
+        "podTemplate": ["spec.initContainers[*]"],
+        "properties": ["plugin.library.paths"],
+        "inputFiles": ["/run/x"],
+    }
+    settings = settings_from(chart.render({"jobs.allow": allow}).environment)
+    assert allowed_by(settings.jobs_allow).model_dump(mode="json", by_alias=True) == allow

@@ -54,6 +54,18 @@ def test_settings_of_an_input_join_those_of_the_job(secrets: Path) -> None:
     assert found.spec.inputs[1] == job().spec.inputs[1]
 
 
+@pytest.mark.parametrize("name", ["plugin.library.paths", "Plugin.Library.Paths"])
+def test_a_secret_has_no_setting_that_the_operator_forbids(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (secrets / "kafka-client" / name).write_text("/mnt/evil.so")
+    with_secrets(job((TOPIC, TOPIC + f"        {REF}\n")))
+    monkeypatch.setenv("JOINERY_FORBIDDEN_PROPERTIES", "plugin.library.paths,ssl.engine.location")
+    message = rf"spec\.inputs\[0\]\.kafka\.propertiesSecretRef: the secret kafka-client has {name}, which is not allowed"
+    with pytest.raises(JobError, match=message):
+        with_secrets(job((TOPIC, TOPIC + f"        {REF}\n")))
+
+
 def test_settings_of_the_outputs(secrets: Path) -> None:
     found = with_secrets(job(kafka_output(more=f", {REF}"), ("  joins:", DEAD % f", {REF}" + "  joins:")))
     assert found.spec.output.kafka is not None

@@ -1,5 +1,5 @@
-"""A revision of a job: the hash of everything that a driver sees of its resource, the image that it runs, and what its
-manifests are built from.
+"""A revision of a job: the hash of everything that a driver sees of its resource and its pod templates, the image that
+it runs, and what its manifests are built from.
 
 The hash does not depend on the operator's release: fields at their defaults do not count, whether or not the resource
 spells them out, so that a release with more fields and defaults restarts no job.
@@ -58,9 +58,17 @@ class JobRevision:
         return self.job.spec.upgrade.mode
 
 
-def revision_hash(job: Job, resource: Manifest, image: str, *, with_scale: bool = False) -> str:
+def revision_hash(
+    job: Job,
+    resource: Manifest,
+    image: str,
+    pod_templates: Mapping[str, Manifest] | None = None,
+    *,
+    with_scale: bool = False,
+) -> str:
     """The hash of what a driver of this resource, with this image, would see at its start and cannot follow later.
-    `with_scale` makes the hash of earlier releases, whose drivers followed no changes at all."""
+    `pod_templates` are the pods in the job's templates; earlier releases left them out. `with_scale` makes the hash of
+    yet earlier releases, whose drivers followed no changes at all."""
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     spec = _without(spec, *_NOT_FOR_DRIVERS)
     # The resolved image stands for this field: naming the image that already runs changes nothing.
@@ -72,6 +80,8 @@ def revision_hash(job: Job, resource: Manifest, image: str, *, with_scale: bool 
             spec["spark"] |= {"executor": executor} if executor else {}
     annotations = resource["metadata"].get("annotations") or {}
     seen = {"spec": spec, "image": image, "restartedAt": annotations.get(RESTARTED_AT)}
+    if pod_templates:
+        seen["podTemplates"] = pod_templates
     text = json.dumps(seen, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 

@@ -6,9 +6,13 @@ import json
 import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from string import Formatter
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
 
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.job.crd import STATUS_PORT
@@ -18,11 +22,35 @@ _LABEL = 63
 """Characters of a label of a host name."""
 
 
+Pattern = Annotated[str, StringConstraints(min_length=1)]
+
+
+class AllowedByInstallation(BaseModel):
+    """`jobs.allow` of the chart: what jobs may ask for beside what every job may (`manifests.policy` has both, and the
+    form of patterns)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel)
+
+    images: tuple[Pattern, ...] = ()
+    service_accounts: tuple[Pattern, ...] = ()
+    spark_conf: tuple[Pattern, ...] = ()
+    pod_template: tuple[Pattern, ...] = ()
+    properties: tuple[Pattern, ...] = ()
+    input_files: tuple[Pattern, ...] = ()
+
+
+@lru_cache(maxsize=4)
+def allowed_by(text: str) -> AllowedByInstallation:
+    """Parse `Settings.jobs_allow`. Raises ValidationError."""
+    return AllowedByInstallation.model_validate_json(text or "{}")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Each field is the environment variable `JOINERY_OPERATOR_<FIELD>`. Times are seconds; `namespaces` are separated
     by commas (none: all of the cluster). `status_from` lists, in JSON, the NetworkPolicyPeers that may reach the status
-    ports of drivers; "" makes no NetworkPolicies. `page_url` is the address of a job's page for browsers, with
+    ports of drivers; "" makes no NetworkPolicies. `jobs_allow` is `AllowedByInstallation` as
+    JSON. `page_url` is the address of a job's page for browsers, with
     {namespace} and {name}. `page_ingress` has, as a JSON object, className, annotations and tlsSecretName of the
     Ingress that each job gets for its page; "" makes none. `page_route` has parentRefs and annotations of an HTTPRoute
     in the same way. `figures_seconds` is how often mere figures of a job are written to its status. `metrics_port`
@@ -33,6 +61,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     status_port: int = STATUS_PORT
     status_from: str = ""
+    jobs_allow: str = ""
     page_url: str = ""
     page_ingress: str = ""
     page_route: str = ""
@@ -68,6 +97,8 @@ def _parsed(name: str, text: str, default: object) -> object:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name == f"{_PREFIX}STATUS_FROM":
         return _peers(name, text)
+    if name == f"{_PREFIX}JOBS_ALLOW":
+        return _allowed(name, text)
     if name == f"{_PREFIX}PAGE_URL":
         return _page_url(name, text)
     if name == f"{_PREFIX}PAGE_INGRESS":
@@ -95,6 +126,19 @@ def _peers(name: str, text: str) -> str:
             facts="it must be a JSON list of NetworkPolicyPeers",
             todo="Correct networkPolicy.jobs of the chart, or the operator's environment",
         )
+    return text
+
+
+def _allowed(name: str, text: str) -> str:
+    try:
+        allowed_by(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise EnvironmentProblem(
+            f"{name} is {text!r}",
+            facts=f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}",
+            todo="Correct jobs.allow of the chart, or the operator's environment",
+        ) from None
     return text
 
 

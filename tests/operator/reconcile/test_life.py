@@ -630,14 +630,9 @@ def test_a_job_whose_check_breaks_is_invalid(
 POD_TEMPLATE = {"data": {"pod.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}\n"}}
 
 
-@pytest.mark.parametrize("started", [False, True], ids=["before it starts", "when its driver has to start again"])
-def test_a_pod_template_that_comes_late_is_found(started: bool) -> None:
+def test_a_pod_template_that_comes_late_is_found() -> None:
     """No watch reports it, and its author was told to make it."""
     cluster = SimulatedCluster(resource(spark={"driver": {"podTemplate": {"name": "mine"}}}))
-    cluster.templates = {"mine": POD_TEMPLATE}
-    if started:
-        cluster.gone(cluster.started(1))
-        cluster.pass_time(60)
     cluster.templates = {"mine": None}
     again_after = cluster.step().again_after
     assert (cluster.condition("Ready"), cluster.alive()) == (("False", "Incomplete"), [])

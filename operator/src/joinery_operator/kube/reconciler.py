@@ -43,6 +43,8 @@ _log = structlog.get_logger(COMPONENT)
 _CACHE_SECONDS = 15.0
 _CACHED = 500
 _SOON_SECONDS = 0.5
+_TEMPLATES_SECONDS = 60.0
+"""How often a job with pod templates is reconciled at least: no watch reports that its author has edited one."""
 _TOLD = (ApiError, NameTaken, ResourceChanged)
 
 
@@ -264,9 +266,12 @@ class JobReconciler:
         refused = (self._applier.create_refused(resource), self._applier.delete_refused(resource))
         # What was refused is done, and the status still says that it is refused.
         over = not failed and refused != (observed.create_refused, observed.delete_refused)
-        if not self._applier.has_news(resource) and not over:
-            return decision.again_after
-        return _SOON_SECONDS if decision.again_after is None else min(decision.again_after, _SOON_SECONDS)
+        delays = [decision.again_after]
+        if isinstance(observed, Observed) and observed.templates:
+            delays.append(_TEMPLATES_SECONDS)
+        if self._applier.has_news(resource) or over:
+            delays.append(_SOON_SECONDS)
+        return min((delay for delay in delays if delay is not None), default=None)
 
 
 def _needs(action: Action, undone: Action) -> bool:

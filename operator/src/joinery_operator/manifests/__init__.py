@@ -10,10 +10,10 @@ from joinery_operator.manifests.objects import (
     service,
     stored_job,
     stored_service_account,
+    stored_templates,
 )
-from joinery_operator.manifests.pod_base import JOB_FILE
+from joinery_operator.manifests.pod_base import JOB_FILE, MAIN_CONTAINER, pods_in_templates
 from joinery_operator.manifests.pods import (
-    MAIN_CONTAINER,
     MIGRATE_CONTAINER,
     check_manifests,
     check_pod,
@@ -24,6 +24,7 @@ from joinery_operator.manifests.pods import (
     savepoint_pod,
     scale_annotation,
 )
+from joinery_operator.manifests.policy import forbidden
 from joinery_operator.manifests.spark import spark_problems
 from joinery_operator.revision import ManifestError
 
@@ -38,10 +39,12 @@ __all__ = [
     "delete_state_pod",
     "drifted",
     "driver_pod",
+    "forbidden",
     "network_policy",
     "page_ingress",
     "page_route",
     "page_url",
+    "pods_in_templates",
     "question_pod",
     "restore_pod",
     "savepoint_pod",
@@ -50,4 +53,5 @@ __all__ = [
     "spark_problems",
     "stored_job",
     "stored_service_account",
+    "stored_templates",
 ]

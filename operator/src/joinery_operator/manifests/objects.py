@@ -11,22 +11,24 @@ from urllib.parse import urlsplit
 from ruamel.yaml.error import YAMLError
 
 from joinery_operator.decision import Manifest, Patch
-from joinery_operator.manifests.pod_base import JOB_FILE
+from joinery_operator.manifests.pod_base import JOB_FILE, named_templates
 from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
 from joinery_operator.manifests.yaml import from_yaml, to_yaml
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames, labels, owner_reference, shortened
-from joinery_operator.revision import JobRevision
+from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import STATUS_PORT, ResourceKind
 from joinery_runtime.job.model.base import PLAIN_NUMBERS
 
 FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
+_TEMPLATES = "templates.yaml"
 
 
 def config_map(revision: JobRevision) -> Manifest:
-    """The ConfigMap with the job, and how Spark runs it. It is immutable: another revision has a ConfigMap of its own.
-    Raises ManifestError."""
+    """The ConfigMap with the job, its pod templates as they are now, and how Spark runs it. It is immutable: another
+    revision has a ConfigMap of its own. Raises ManifestError."""
     resource = revision.resource
+    templates = named_templates(revision.job.spec.spark, revision.templates)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -41,6 +43,7 @@ def config_map(revision: JobRevision) -> Manifest:
             JOB_FILE: to_yaml(_job(resource)),
             DEFAULTS_FILE: defaults_file(revision),
             EXECUTOR_FILE: to_yaml(executor_template(revision)),
+            **({_TEMPLATES: to_yaml(templates)} if templates else {}),
         },
     }
 
@@ -58,6 +61,16 @@ def stored_job(found: Manifest | None, kind: ResourceKind, resource: Manifest) -
         return kind.model.model_validate(then, by_alias=True, by_name=False, context=PLAIN_NUMBERS), then
     except (YAMLError, ValueError, KeyError):
         return None
+
+
+def stored_templates(config_map: Manifest | None) -> PodTemplates | None:
+    """The pod templates of a revision, as they were when it was stored; None if it has none, or if an earlier release
+    stored it."""
+    try:
+        templates: Any = from_yaml((config_map or {})["data"][_TEMPLATES])
+    except (YAMLError, KeyError):
+        return None
+    return templates if isinstance(templates, Mapping) else None
 
 
 def stored_service_account(found: Manifest | None) -> str | None:

@@ -28,6 +28,10 @@ CONFIG, JOB_FILE = "/etc/joinery", "job.yaml"
 SECRETS = f"{CONFIG}/secrets"
 _GROUP_READS = 0o440
 
+MAIN_CONTAINER = "joinery"
+"""The main container of every pod that the operator makes; a pod template's container of this name is merged with
+it."""
+
 SCRATCH = "/tmp"
 
 POD_SECURITY = {
@@ -172,6 +176,22 @@ def template_of(ref: TemplateRef | None, templates: PodTemplates, place: str) ->
         todo = "Write a Pod with apiVersion, kind, metadata and spec"
         raise ManifestError("A pod template is no pod", facts=f"{where}: {problem}", todo=todo)
     return pod  # type: ignore[return-value]
+
+
+def pods_in_templates(spark: SparkSpec, templates: PodTemplates) -> dict[str, Manifest]:
+    """The pods in the job's templates, by their path in the resource. Raises ManifestError."""
+    refs = {f"spec.spark.{part}.podTemplate": getattr(spark, part).pod_template for part in ("driver", "executor")}
+    return {path: template_of(ref, templates, path) for path, ref in refs.items() if ref is not None}
+
+
+def named_templates(spark: SparkSpec, templates: PodTemplates) -> dict[str, Manifest]:
+    """Those of the ConfigMaps that the job names, each with the keys that it names."""
+    named: dict[str, dict[str, dict[str, str]]] = {}
+    for ref in (spark.driver.pod_template, spark.executor.pod_template):
+        data = (templates.get(ref.name) or {}).get("data") or {} if ref is not None else {}
+        if ref is not None and ref.key in data:
+            named.setdefault(ref.name, {"data": {}})["data"][ref.key] = data[ref.key]
+    return dict(named)
 
 
 def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_containers: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from joinery_operator.manifests.pod_base import (
     KEY_ENV,
     KEY_MOUNT,
     KEY_VOLUME,
+    MAIN_CONTAINER,
     SCRATCH_ENV,
     SCRATCH_MOUNT,
     SCRATCH_VOLUME,
@@ -29,6 +30,7 @@ from joinery_operator.manifests.pod_base import (
     secret_volumes,
     template_of,
 )
+from joinery_operator.manifests.policy import forbidden_properties
 from joinery_operator.manifests.spark import (
     MASTER,
     UI_PORT,
@@ -40,11 +42,8 @@ from joinery_operator.manifests.spark import (
 from joinery_operator.names import SCALE_ANNOTATION, ChildNames, Role, labels, owner_reference
 from joinery_operator.revision import JobRevision, scale_of
 from joinery_runtime.job import STORED_JOB
-from joinery_runtime.job.crd import ENDING_FILE, SCALE_FILE, Scale
+from joinery_runtime.job.crd import ENDING_FILE, FORBIDDEN_PROPERTIES, SCALE_FILE, Scale
 
-MAIN_CONTAINER = "joinery"
-"""The main container of every pod that the operator makes; a pod template's container of this name is merged with
-it."""
 MIGRATE_CONTAINER = "migrate"
 
 _SCALE, _SCALE_FOLDER = "scale", f"{CONFIG}/scale"
@@ -217,6 +216,7 @@ def _container(revision: JobRevision) -> dict[str, Any]:
             {"name": ENDING_FILE, "value": _ENDING},
             {"name": "JOINERY_REVISION", "value": revision.revision},
             {"name": STORED_JOB, "value": "true"},
+            {"name": FORBIDDEN_PROPERTIES, "value": ",".join(forbidden_properties(revision.settings))},
         ],
         "volumeMounts": [
             *(job_mount(file) for file in FILES),

@@ -12,10 +12,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from joinery_operator.decision import Manifest
-from joinery_operator.manifests import MAIN_CONTAINER, question_pod, stored_job, stored_service_account
+from joinery_operator.manifests import (
+    MAIN_CONTAINER,
+    question_pod,
+    stored_job,
+    stored_service_account,
+    stored_templates,
+)
 from joinery_operator.names import ChildNames
 from joinery_operator.plugin.kubectl import JobResource, KubectlTarget
-from joinery_operator.revision import JobRevision
+from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import KINDS
@@ -56,7 +62,9 @@ def _in_force(target: KubectlTarget, job: JobResource, why: str) -> JobRevision:
         facts = f"spec.stateStore is {spec.state_store.kind}, so its state was lost with the driver"
         raise JoineryError(why, facts=facts, todo="Name a Postgres (stateStore.postgres) to keep it")
     ref = spec.spark.driver.pod_template
-    templates = {} if ref is None else {ref.name: _config_map(target, job, ref.name)}
+    templates: PodTemplates | None = stored_templates(found)
+    if templates is None:  # there is none, or an earlier release stored the revision
+        templates = {} if ref is None else {ref.name: _config_map(target, job, ref.name)}
     return JobRevision(*stored, status["revision"], status["image"], Settings(service_account=account), templates)
 
 

@@ -26,7 +26,7 @@ from joinery_operator.reconcile.driver import next_attempt, observe_attempt, pla
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
 from joinery_operator.reconcile.phase import deletion_phase, job_phase
 from joinery_operator.reconcile.places import state_place_text
-from joinery_operator.reconcile.reasons import INCOMPLETE
+from joinery_operator.reconcile.reasons import INCOMPLETE, NOT_ALLOWED
 from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_hold, record_proof, refuses
 from joinery_runtime.job.crd import SAVEPOINT, Status
 
@@ -130,7 +130,7 @@ def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
         yield attempt.ready + timedelta(seconds=settings.healthy_seconds)
     if status.deletion is not None and status.deletion.not_before is not None:
         yield status.deletion.not_before
-    if ctx.observed.templates and any(each.reason == INCOMPLETE for each in status.conditions):
+    if ctx.observed.templates and any(each.reason in {INCOMPLETE, NOT_ALLOWED} for each in status.conditions):
         # No watch reports pod templates: they are the users' own.
         yield ctx.now + timedelta(seconds=settings.poll_seconds)
     yield from _moments_of_pods(ctx)

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from joinery_operator.decision import Manifest, Observed
-from joinery_operator.manifests import ManifestError, check_manifests, spark_problems, stored_job
+from joinery_operator.manifests import (
+    ManifestError,
+    check_manifests,
+    forbidden,
+    pods_in_templates,
+    spark_problems,
+    stored_job,
+    stored_templates,
+)
 from joinery_operator.names import ChildNames
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
@@ -29,7 +37,7 @@ class DesiredJob:
     job: JobRevision | None
     mode: Mode = "stateful"
     problems: tuple[str, ...] = ()
-    reason: Literal["Valid", "Invalid", "Incomplete", "StateTaken"] = "Valid"
+    reason: Literal["Valid", "Invalid", "Incomplete", "NotAllowed", "StateTaken"] = "Valid"
     warnings: tuple[str, ...] = ()
     """What the author of a job should change in it, although it runs as it is."""
 
@@ -54,7 +62,10 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
         return DesiredJob(None, problems=(conflict,), reason="StateTaken")
     try:
         image = _image(observed, job, status)
-        revision = _revision(observed, job, resource, _name(job, resource, image, status), image)
+        name = _name(observed, job, image, status)
+        revision = JobRevision(job, resource, name, image, observed.settings, observed.templates)
+        if problems := list(forbidden(revision)):
+            return DesiredJob(None, problems=tuple(map(str, problems)), reason="NotAllowed")
         check_manifests(revision)
     except ManifestError as error:
         return DesiredJob(None, problems=(str(error),), reason="Incomplete")
@@ -65,23 +76,30 @@ def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | 
     """An earlier revision, from its ConfigMap; None if that is gone, or this release cannot use it."""
     found = observed.children.config_maps.get(ChildNames(observed.resource).config_map(name))
     stored = stored_job(found, observed.kind, observed.resource)
-    return None if stored is None else _revision(observed, *stored, name, image)
+    if stored is None:
+        return None
+    templates = stored_templates(found)
+    # An earlier release stored no templates: its revisions take them as they are now.
+    return JobRevision(*stored, name, image, observed.settings, observed.templates if templates is None else templates)
 
 
-def _revision(observed: Observed, job: Job, resource: Manifest, name: str, image: str) -> JobRevision:
-    return JobRevision(job, resource, name, image, observed.settings, observed.templates)
-
-
-def _name(job: Job, resource: Manifest, image: str, status: Status) -> str:
+def _name(observed: Observed, job: Job, image: str, status: Status) -> str:
     """The revision's name. Another release of the operator must not restart jobs: a revision keeps the name that an
-    earlier release gave it, until the resource asks for another scale, which a driver of that release cannot follow."""
-    names = _names(job, resource, image)
+    earlier release gave it, until the resource asks for another scale, which a driver of that release cannot follow.
+    Raises ManifestError."""
+    names = _names(observed, job, image)
     in_use = {status.revision, *([status.rollout.revision] if status.rollout else [])}
     return next((name for name in names if name in in_use), names[0])
 
 
-def _names(job: Job, resource: Manifest, image: str) -> tuple[str, str]:
-    return revision_hash(job, resource, image), revision_hash(job, resource, image, with_scale=True)
+def _names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:
+    """The name that this release gives, and those of earlier ones."""
+    resource = observed.resource
+    return (
+        revision_hash(job, resource, image, pods_in_templates(job.spec.spark, observed.templates)),
+        revision_hash(job, resource, image),
+        revision_hash(job, resource, image, with_scale=True),
+    )
 
 
 def _image(observed: Observed, job: Job, status: Status) -> str:
@@ -91,7 +109,7 @@ def _image(observed: Observed, job: Job, status: Status) -> str:
     decided = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
     for name, its_image in decided:
         image = job.spec.spark.image or its_image
-        if name and image and name in _names(job, observed.resource, image):
+        if name and image and name in _names(observed, job, image):
             return image
     return resolved_image(job, observed.settings, status.image, changed=True)
 

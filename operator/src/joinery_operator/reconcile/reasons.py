@@ -17,6 +17,7 @@ NOT_CREATED = "ContainerNotCreated"
 # Reasons of a revision whose manifests cannot be built.
 REVISION_LOST = "RevisionLost"
 INCOMPLETE = "Incomplete"
+NOT_ALLOWED = "NotAllowed"
 
 # The reason of a deletion that would delete another state than that of the job.
 STATE_ELSEWHERE = "StateElsewhere"

@@ -23,6 +23,7 @@ from joinery_runtime.job import (
     PostgresStoreSpec,
     SecretRef,
 )
+from joinery_runtime.job.crd import FORBIDDEN_PROPERTIES
 from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.inputs import SchemaRegistry
 from joinery_runtime.job.model.outputs import DeltaOutput, IcebergOutput
@@ -46,12 +47,12 @@ def with_secrets(job: Job) -> Job:
     """The job with its secrets' values in place of the references to them, as a process needs it to connect.
 
     Raises EnvironmentProblem, naming the paths that were tried, if a secret cannot be read, and JobError if a setting
-    is both in a job's `properties` and in its secret.
+    is both in a job's `properties` and in its secret, or if the operator forbids it.
     """
     filling = _Filling()
     filled = with_clients(job, filling.client, _database)
-    if filling.twice:
-        raise JobError(job.name, filling.twice)
+    if filling.problems:
+        raise JobError(job.name, filling.problems)
     return filled
 
 
@@ -90,10 +91,11 @@ def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Jo
 
 
 class _Filling:
-    """Fills in clients' settings. `twice` are settings that the job already had."""
+    """Fills in clients' settings. `problems` are about settings that the job already had, and forbidden ones."""
 
     def __init__(self) -> None:
-        self.twice: list[Problem] = []
+        self.problems: list[Problem] = []
+        self._forbidden = set(os.environ.get(FORBIDDEN_PROPERTIES, "").split(","))
 
     def client(self, client: KafkaClient, at: Place) -> KafkaClient:
         if client.properties_secret_ref is None:
@@ -102,7 +104,16 @@ class _Filling:
         secret = _settings(ref)
         for name in sorted(properties.keys() & secret.keys()):
             place = path_text(("spec", *at, "properties", name))
-            self.twice.append(Problem(place, f"is also in the secret {ref.name} ({_directory(ref) / name}); keep one"))
+            message = f"is also in the secret {ref.name} ({_directory(ref) / name}); keep one"
+            self.problems.append(Problem(place, message))
+        for name in sorted(name for name in secret if name.lower() in self._forbidden):
+            self.problems.append(
+                Problem(
+                    path_text(("spec", *at, "propertiesSecretRef")),
+                    f"the secret {ref.name} has {name}, which is not allowed in this cluster; leave it out, or have "
+                    "whoever installed the operator add it to jobs.allow.properties of the chart",
+                )
+            )
         return client.model_copy(update={"properties": {**properties, **secret}, "properties_secret_ref": None})
 
 

@@ -16,8 +16,10 @@ from joinery_runtime.job.crd.definition import (
 )
 from joinery_runtime.job.crd.driver import (
     ENDING_FILE,
+    FORBIDDEN_PROPERTIES,
     SCALE_FILE,
     STATUS_PORT,
+    UNSAFE_PROPERTIES,
     DriverStatus,
     Ending,
     Scale,
@@ -40,10 +42,12 @@ from joinery_runtime.job.crd.status import (
 
 __all__ = [
     "ENDING_FILE",
+    "FORBIDDEN_PROPERTIES",
     "KINDS",
     "SAVEPOINT",
     "SCALE_FILE",
     "STATUS_PORT",
+    "UNSAFE_PROPERTIES",
     "Condition",
     "Deletion",
     "DriverAttempt",

@@ -20,6 +20,28 @@ STATUS_PORT = 8998
 ENDING_FILE = "JOINERY_ENDING_FILE"
 """The environment variable that names the file for an `Ending` (in a pod: /dev/termination-log)."""
 
+FORBIDDEN_PROPERTIES = "JOINERY_FORBIDDEN_PROPERTIES"
+"""The environment variable with the names, separated by commas, of client settings that no secret of a job may have."""
+
+UNSAFE_PROPERTIES = frozenset(
+    {
+        # librdkafka
+        "plugin.library.paths",
+        "sasl.kerberos.kinit.cmd",
+        "sasl.oauthbearer.assertion.file",
+        "ssl.engine.location",
+        "ssl.providers",
+        # pyiceberg
+        "py-catalog-impl",
+        "py-io-impl",
+        # the object stores of delta-rs, whose names may lack their prefix
+        *(f"{prefix}web_identity_token_file" for prefix in ("aws_", "")),
+        *(f"{prefix}federated_token_file" for prefix in ("azure_", "")),
+        *(f"{prefix}application_credentials" for prefix in ("google_", "")),
+    }
+)
+"""Settings of clients, in lower case, that load a library, run a command or send a file's content."""
+
 SCALE_FILE = "JOINERY_SCALE_FILE"
 """The environment variable that names the file with a `Scale`, which may change while the job runs."""
 

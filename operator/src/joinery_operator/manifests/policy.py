@@ -1,0 +1,304 @@
+"""What a job may ask for: images, service accounts, Spark's settings, fields of pod templates, and what else would run
+code or read files in its pods.
+
+Whoever may create a job has the operator create pods, and a driver's service account may create more pods. Without
+limits, the right to create a job would be the right to create any pod of the namespace. So a job may ask for what
+neither runs code of its author, nor reaches the node, nor uses another identity. Volumes and security contexts are
+those of Kubernetes' restricted Pod Security Standard. An installation allows more, by name (`jobs.allow` of the chart).
+
+A field's path names entries of lists by their name, mounts by their path:
+`spec.containers[joinery].volumeMounts[/mnt/data]`. In a pattern, `*` stands for any characters but brackets, and the
+pattern `*` for everything. A pattern covers what is below it, except for what `_EXPLICIT` matches.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from pydantic import BaseModel
+
+from joinery_operator.decision import Manifest
+from joinery_operator.manifests.pod_base import CONFIG, MAIN_CONTAINER, pods_in_templates
+from joinery_operator.manifests.spark import EXECUTOR_CONTAINER
+from joinery_operator.revision import JobRevision
+from joinery_operator.settings import AllowedByInstallation, Settings, allowed_by
+from joinery_runtime.errors import Problem
+from joinery_runtime.job.crd import UNSAFE_PROPERTIES
+from joinery_runtime.job.model.inputs import FileInput, History
+
+_VALUE = 80
+"""The most characters of a value in a message."""
+_DOCS = "docs/security.md#what-a-job-may-ask-for"
+
+
+def forbidden_properties(settings: Settings) -> list[str]:
+    """The settings of Kafka's clients that a job may not have here, not even in a secret."""
+    return sorted(
+        name for name in UNSAFE_PROPERTIES if not _any(allowed_by(settings.jobs_allow).properties, name)
+    )
+
+
+def forbidden(revision: JobRevision) -> Iterator[Problem]:
+    """Yield what a job asks for without being allowed to, each with its path in the resource and its value. Raises
+    ManifestError if a pod template cannot be read."""
+    allowed, spark = allowed_by(revision.settings.jobs_allow), revision.job.spec.spark
+    ours = revision.settings.runtime_image
+    if spark.image and not _any(allowed.images, spark.image) and _repository(spark.image) != _repository(ours):
+        yield _problem("spec.spark.image", spark.image, "images")
+    account = spark.service_account
+    if account and account != revision.settings.service_account and not _any(allowed.service_accounts, account):
+        yield _problem("spec.spark.serviceAccount", account, "serviceAccounts")
+    for name, setting in spark.conf.items():
+        if not _harmless_setting(name, setting) and not _any(allowed.spark_conf, name):
+            yield _problem(f'spec.spark.conf["{name}"]', setting, "sparkConf")
+    yield from _forbidden_in_spec("spec", revision.job.spec, allowed)
+    for path, pod in pods_in_templates(spark, revision.templates).items():
+        ref = spark.driver.pod_template if path == _DRIVER_TEMPLATE else spark.executor.pod_template
+        where = f"{path}: ConfigMap {ref.name}, key {ref.key}: " if ref else ""
+        main = MAIN_CONTAINER if path == _DRIVER_TEMPLATE else EXECUTOR_CONTAINER
+        for at, value in _leaves(pod):
+            if not _harmless_field(at, value, main) and not _covered(allowed.pod_template, at):
+                yield _problem(f"{where}{at}", _shown(at, value), "podTemplate")
+            elif _OTHER_IMAGE.fullmatch(at) and f"[{main}]" not in at and not _any(allowed.images, str(value)):
+                yield _problem(f"{where}{at}", str(value), "images")
+
+
+_DRIVER_TEMPLATE = "spec.spark.driver.podTemplate"
+_OTHER_IMAGE = re.compile(r"spec\.(?:initC|c)ontainers\[[^\[\]]*\]\.image")
+
+
+def _problem(path: str, value: str, key: str) -> Problem:
+    short = value if len(value) <= _VALUE else f"{value[:_VALUE]}..."
+    return Problem(
+        path,
+        f"{short!r} is not allowed in this cluster; leave it out, or have whoever installed the operator add it to "
+        f"jobs.allow.{key} of the chart ({_DOCS})",
+    )
+
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", r"[^\[\]]*" if pattern != "*" else ".*"), re.DOTALL)
+
+
+def _any(patterns: Sequence[str], text: str) -> bool:
+    return any(_compiled(pattern).fullmatch(text) for pattern in patterns)
+
+
+def _covered(patterns: Sequence[str], path: str) -> bool:
+    """Whether a pattern matches a field or one that contains it; of what must be allowed explicitly, no field above."""
+    explicit = [match for pattern in _EXPLICIT if (match := re.match(_below(pattern), path))]
+    shortest = max((len(match[1]) for match in explicit), default=0)
+    ends = [match.start() for match in re.finditer(r"(?=[.\[])", path) if _outside_brackets(path, match.start())]
+    return any(_any(patterns, path[:end]) for end in (*ends, len(path)) if end >= shortest)
+
+
+def _below(pattern: str) -> str:
+    return rf"({_compiled(pattern).pattern})(?=[.\[]|$)"
+
+
+def _outside_brackets(path: str, position: int) -> bool:
+    return path.count("[", 0, position) == path.count("]", 0, position)
+
+
+# --- Spark's settings -------------------------------------------------------------------------------------------------
+
+# None of them names a class, a file, a module, an identity or options of a process.
+_SPARK_SETTINGS = tuple(
+    """
+    spark.authenticate spark.io.encryption.* spark.network.crypto.* spark.ssl.rpc.enabled
+    spark.ssl.rpc.openSslEnabled spark.broadcast.* spark.cleaner.* spark.dynamicAllocation.*
+    spark.driver.maxResultSize spark.driver.memory* spark.executor.memory* spark.eventLog.* spark.excludeOnFailure.*
+    spark.executor.failuresValidityInterval spark.executor.heartbeatInterval spark.executor.maxNumFailures
+    spark.executor.processTreeMetrics.enabled spark.io.compression.* spark.kryoserializer.buffer*
+    spark.locality.wait* spark.log.* spark.memory.* spark.metrics.namespace
+    spark.network.maxRemoteBlockSizeFetchToMem spark.network.timeout* spark.python.worker.memory
+    spark.python.worker.reuse spark.reducer.* spark.rpc.* spark.scheduler.listenerbus.*
+    spark.scheduler.maxRegisteredResourcesWaitingTime spark.scheduler.minRegisteredResourcesRatio
+    spark.scheduler.mode spark.speculation* spark.stage.* spark.shuffle.accurateBlockThreshold
+    spark.shuffle.checksum.enabled spark.shuffle.compress spark.shuffle.file.buffer spark.shuffle.io.*
+    spark.shuffle.registration.* spark.shuffle.spill.* spark.shuffle.readHostLocalDisk
+    spark.shuffle.reduceLocality.enabled spark.shuffle.sort.bypassMergeThreshold spark.sql.session.timeZone
+    spark.sql.shuffle.partitions spark.storage.memory* spark.task.* spark.ui.enabled spark.ui.retained*
+    spark.ui.liveUpdate.* spark.ui.reverseProxy* spark.ui.timeline.* spark.ui.showConsoleProgress
+    spark.kubernetes.*.limit.cores spark.kubernetes.*.request.cores spark.kubernetes.allocation.batch.*
+    spark.kubernetes.allocation.executor.timeout spark.kubernetes.allocation.maxPendingPods
+    spark.kubernetes.*node.selector.* spark.kubernetes.executor.apiPollingInterval
+    spark.kubernetes.executor.deleteOnTermination spark.kubernetes.executor.enable*
+    spark.kubernetes.executor.eventProcessingInterval spark.kubernetes.executor.missingPodDetectDelta
+    spark.kubernetes.memoryOverheadFactor spark.kubernetes.local.dirs.tmpfs
+    spark.kubernetes.executor.volumes.emptyDir.* spark.kubernetes.executor.volumes.persistentVolumeClaim.*
+    """.split()  # noqa: SIM905 - one entry per line would hide what belongs together
+)
+_VARIABLE_SETTING = "spark.executorEnv."
+_MOUNT_SETTING = re.compile(r"spark\.kubernetes\.executor\.volumes\..*\.mount\.(path|subPathExpr)", re.IGNORECASE)
+
+# Variables that only say where and when, and keys. Others have interpreters, loaders or clients load code, run
+# commands, or send a file such as the driver's token somewhere (AWS_WEB_IDENTITY_TOKEN_FILE).
+_VARIABLES = tuple(
+    """
+    TZ LANG LANGUAGE LC_* NO_PROXY HTTP_PROXY HTTPS_PROXY no_proxy http_proxy https_proxy AWS_ACCESS_KEY_ID
+    AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT_URL* AZURE_CLIENT_ID
+    AZURE_CLIENT_SECRET AZURE_TENANT_ID AZURE_STORAGE_* SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE MALLOC_ARENA_MAX
+    JOINERY_CACHE_BYTES
+    """.split()  # noqa: SIM905 - one entry per line would hide what belongs together
+)
+# Where the images have no files that a process reads by itself.
+_MOUNTS = ("/mnt", "/mnt/*", "/data", "/data/*", "/etc/ssl/certs", "/etc/ssl/certs/*")
+
+
+def _harmless_setting(name: str, value: str) -> bool:
+    if name.startswith(_VARIABLE_SETTING):
+        return _any(_VARIABLES, name.removeprefix(_VARIABLE_SETTING))
+    if _MOUNT_SETTING.fullmatch(name):
+        return _any(_SPARK_SETTINGS, name) and _any(_MOUNTS, posixpath.normpath(value))
+    return _any(_SPARK_SETTINGS, name)
+
+
+# --- fields of pods ---------------------------------------------------------------------------------------------------
+
+_CONTAINERS = ("containers", "initContainers")
+# The operator's own value always replaces these, or nothing reads them.
+_WITHOUT_EFFECT = (
+    *("spec.serviceAccountName", "spec.automountServiceAccountToken", "spec.restartPolicy", "spec.enableServiceLinks"),
+    *(f"spec.containers[MAIN].{name}" for name in ("name", "image", "imagePullPolicy", "command", "args")),
+    *(f"spec.containers[MAIN].{name}" for name in ("startupProbe", "livenessProbe", "readinessProbe")),
+    *(f"spec.containers[MAIN].{name}" for name in ("terminationMessagePath", "terminationMessagePolicy")),
+)
+_VOLUMES = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
+_POD_FIELDS = (
+    *("metadata.labels", "metadata.annotations", "spec.activeDeadlineSeconds", "spec.affinity", "spec.nodeSelector"),
+    *("spec.tolerations", "spec.topologySpreadConstraints", "spec.dnsConfig", "spec.dnsPolicy", "spec.hostAliases"),
+    *("spec.imagePullSecrets", "spec.terminationGracePeriodSeconds"),
+    *(f"spec.volumes[*].{name}" for name in ("name", *_VOLUMES)),
+    *(f"spec.containers[MAIN].{name}" for name in ("ports", "resources")),
+    *(f"spec.containers[MAIN].env[{name}]" for name in _VARIABLES),
+    *(f"spec.containers[MAIN].volumeMounts[{path}]" for path in _MOUNTS),
+)
+# What must be named itself: a pattern for a whole container or volume does not cover it.
+_EXPLICIT = (
+    "metadata.annotations[container.apparmor.security.beta.kubernetes.io/*]",
+    "metadata.annotations[container.seccomp.security.alpha.kubernetes.io/*]",
+    "metadata.annotations[seccomp.security.alpha.kubernetes.io/*]",
+    "metadata.annotations[iam.amazonaws.com/*]",
+    "metadata.annotations[k8s.v1.cni.cncf.io/*]",
+    "spec.securityContext",
+    "spec.volumes[*].hostPath",
+    "spec.volumes[*].projected.sources[].serviceAccountToken",
+    *(
+        f"spec.{containers}[*].{name}"
+        for containers in _CONTAINERS
+        for name in ("securityContext", "volumeDevices", "ports[*].hostPort", "ports[*].hostIP")
+    ),
+    *(f"spec.{containers}[*].volumeMounts[*].mountPropagation" for containers in _CONTAINERS),
+)
+_SECURITY = re.compile(r"spec\.(?:(?:initC|c)ontainers\[[^\[\]]*\]\.)?securityContext\.(.*)")
+
+
+def _harmless_field(path: str, value: object, main: str) -> bool:
+    if match := _SECURITY.fullmatch(path):
+        return _restricted(match[1], value)
+    if value is None or value == [] or (value == {} and path in {"spec", "spec.securityContext"}):
+        return True
+    prefix = f"spec.containers[{main}]"
+    own = f"spec.containers[MAIN]{path.removeprefix(prefix)}" if path.startswith(prefix) else path
+    return _covered((*_WITHOUT_EFFECT, *_POD_FIELDS), own)
+
+
+def _restricted(name: str, value: object) -> bool:
+    """Whether the restricted Pod Security Standard lets every pod have this value in a security context."""
+    match name:
+        case "allowPrivilegeEscalation" | "privileged" | "hostProcess":
+            return value is False
+        case "runAsNonRoot":
+            return value is True
+        case "readOnlyRootFilesystem" | "fsGroupChangePolicy" | "capabilities.drop[]":
+            return True
+        case "seccompProfile.type":
+            return value == "RuntimeDefault"
+        case "runAsUser" | "runAsGroup" | "fsGroup":
+            return isinstance(value, int) and value > 0
+        case _:
+            return value is None
+
+
+def _leaves(pod: Manifest) -> Iterator[tuple[str, object]]:
+    """Yield the fields of a template that have a value and reach a pod, each with its path."""
+    metadata = pod.get("metadata") or {}
+    for name in ("labels", "annotations"):
+        yield from ((f"metadata.{name}[{key}]", value) for key, value in (metadata.get(name) or {}).items())
+    yield from _leaves_below("spec", pod.get("spec") or {})
+
+
+def _leaves_below(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from _leaves_below(f"{path}.{key}", below)
+    elif isinstance(value, list) and value:
+        for entry in value:
+            yield from _leaves_below(f"{path}[{_entry_name(path, entry)}]", entry)
+    else:
+        yield path, value
+
+
+def _entry_name(path: str, entry: object) -> str:
+    if not isinstance(entry, Mapping):
+        return ""
+    if path.endswith(".volumeMounts"):
+        mounted = posixpath.normpath(str(entry.get("mountPath", "")))
+        return re.sub(r"[\[\]]", "?", mounted)
+    name = entry.get("name")
+    return re.sub(r"[\[\]]", "?", name) if isinstance(name, str) else ""
+
+
+def _shown(path: str, value: object) -> str:
+    """A value for a message; those of variables and annotations may be secret."""
+    return "(its value)" if ".env[" in path or path.startswith("metadata.") else str(value)
+
+
+# --- what else runs code or reads files -------------------------------------------------------------------------------
+
+# A driver's token, other pods' secrets and the processes' own memory.
+_OWN_FILES = ("/dev", "/etc/joinery", "/proc", "/run", "/sys", "/var/run")
+
+
+def _forbidden_in_spec(path: str, value: object, allowed: AllowedByInstallation) -> Iterator[Problem]:
+    if isinstance(value, FileInput | History) and _own_file(value.path) and not _any(allowed.input_files, value.path):
+        yield _problem(f"{path}.path", value.path, "inputFiles")
+    if isinstance(value, BaseModel):
+        for name, info in type(value).model_fields.items():
+            yield from _forbidden_in_spec(f"{path}.{info.alias or name}", getattr(value, name), allowed)
+    elif isinstance(value, list | tuple):
+        for i, entry in enumerate(value):
+            yield from _forbidden_in_spec(f"{path}[{i}]", entry, allowed)
+    elif isinstance(value, Mapping) and path.endswith(".properties"):
+        for name, setting in value.items():
+            if name.lower() in UNSAFE_PROPERTIES and not _any(allowed.properties, name.lower()):
+                yield _problem(f'{path}["{name}"]', str(setting), "properties")
+
+
+def _own_file(pattern: str) -> bool:
+    """Whether an input's path may lead to the pod's own files. A relative path counts from the job's folder."""
+    literal = re.split(r"[*?\[]", pattern.removeprefix("file://"), maxsplit=1)[0]
+    start = posixpath.normpath(posixpath.join(CONFIG, literal))
+    if len(literal) < len(pattern.removeprefix("file://")):
+        # The last part is only the beginning of a name.
+        start = start if literal.endswith("/") or not literal else posixpath.dirname(start)
+    return any(_inside(start, own) or _inside(own, start) for own in _OWN_FILES)
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _repository(image: str) -> str:
+    """An image's name without its tag and digest."""
+    name = image.partition("@")[0]
+    head, slash, last = name.rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"
