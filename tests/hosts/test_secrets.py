@@ -61,7 +61,9 @@ def test_a_secret_has_no_setting_that_the_operator_forbids(
     (secrets / "kafka-client" / name).write_text("/mnt/evil.so")
     with_secrets(job((TOPIC, TOPIC + f"        {REF}\n")))
     monkeypatch.setenv("JOINERY_FORBIDDEN_PROPERTIES", "plugin.library.paths,ssl.engine.location")
-    message = rf"spec\.inputs\[0\]\.kafka\.propertiesSecretRef: the secret kafka-client has {name}, which is not allowed"
+    message = (
+        rf"spec\.inputs\[0\]\.kafka\.propertiesSecretRef: the secret kafka-client has {name}, which is not allowed"
+    )
     with pytest.raises(JobError, match=message):
         with_secrets(job((TOPIC, TOPIC + f"        {REF}\n")))
 

@@ -31,11 +31,12 @@ from joinery_runtime.errors import OutputUnavailable, PartitionsLost, SourceUnav
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import RATE_WINDOW_S, REFRESH_EVERY_S, SAVEPOINTS_EVERY_S, Liveness
 from joinery_runtime.hosts.status.document import driver_status
+from joinery_runtime.hosts.status.executors import NoExecutors
 from joinery_runtime.job.crd import DriverStatus, HotKey, SavepointStatus
 from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
 from joinery_runtime.state.store import StoredSavepoint
 
-SYSTEMS = ("input", "output", "store")
+SYSTEMS = ("executors", "input", "output", "store")
 NOW = 1_700_000_100.0  # seconds, on the wall
 MARK = 1_700_000_000_000  # milliseconds: 100 s before
 STALLED_AFTER = 600.0
@@ -158,6 +159,7 @@ def test_before_recovery_only_the_revision_and_the_trouble_are_known(scene: Scen
 
 def test_recovery_tells_what_the_state_holds(scene: Scene) -> None:
     scene.listener.started(scene.driver)
+    scene.listener.polled(scene.driver)
     status = scene.status
     assert (status.ready, status.job_generation, status.epoch, status.committed) == (True, 3, 6, 0)
     assert (status.rows_in, status.rows_out, status.late, status.state_bytes) == (10, 4, 2, 1_000)
@@ -296,6 +298,7 @@ def test_a_system_that_is_away_takes_the_readiness_until_it_is_back(
 ) -> None:
     error = kind("away")
     scene.listener.started(scene.driver)
+    scene.listener.polled(scene.driver)
     outage = Outage(error, NOW - 30, 0.5)
     scene.listener.waiting(outage)
     status = scene.status
@@ -309,15 +312,54 @@ def test_a_system_that_is_away_takes_the_readiness_until_it_is_back(
     assert (scene.status.ready, scene.status.last_error) == (False, "away")
     scene.listener.recovered(outage)
     assert (scene.status.ready, scene.status.last_error, scene.status.waiting) == (True, None, None)
-    assert scene.heard == ["started", "waiting", "started", "back"]
+    assert scene.heard == ["started", "polled", "waiting", "started", "back"]
 
 
 def test_other_troubles_leave_it_ready_and_an_epoch_ends_them(scene: Scene) -> None:
     scene.listener.started(scene.driver)
+    scene.listener.polled(scene.driver)
     scene.listener.retrying(PartitionsLost("taken"), 0.25)
     assert (scene.status.ready, scene.status.last_error) == (True, "taken")
     scene.commit()
     assert scene.status.last_error is None
+
+
+def test_a_job_with_a_backlog_is_ready_once_it_has_committed(scene: Scene, site: Site) -> None:
+    scene.driver.backlog = {"orders": 1_000, "payments": 7}
+    scene.listener.started(scene.driver)
+    scene.listener.polled(scene.driver)
+    assert site.get("/readyz")[::2] == (503, "no epoch has been committed yet, and 1007 records wait\n")
+    scene.commit()
+    assert scene.status.ready
+
+
+def test_records_of_a_paused_input_are_not_waited_for(scene: Scene) -> None:
+    """The state of a side is full, so an epoch may read nothing for hours."""
+    scene.driver.backlog, scene.driver.paused = {"orders": 1_000, "payments": 0}, {"orders": "full"}
+    scene.listener.started(scene.driver)
+    scene.listener.polled(scene.driver)
+    assert scene.status.ready
+
+
+def test_a_job_whose_tasks_run_on_executors_is_ready_once_one_has_run_a_task(scene: Scene, site: Site) -> None:
+    scene.board.workers(ran=False)
+    scene.listener.started(scene.driver)
+    scene.listener.polled(scene.driver)
+    assert site.get("/readyz")[::2] == (503, "no executor has run a task yet\n")
+    scene.board.workers(ran=True)
+    assert scene.status.ready
+
+
+def test_a_job_that_lost_its_executors_waits_for_them(scene: Scene, site: Site) -> None:
+    scene.listener.started(scene.driver)
+    scene.commit()
+    scene.board.starved(Outage(NoExecutors("No executor runs"), NOW - 30, 5.0))
+    status = scene.status
+    assert (status.ready, status.waiting and status.waiting.system) == (False, "executors")
+    assert metrics(site)['joinery_waiting_seconds{system="executors"}'] == 30
+    assert site.get("/readyz")[::2] == (503, "No executor runs\n")
+    scene.board.starved(None)
+    assert (scene.status.ready, scene.status.waiting) == (True, None)
 
 
 def test_a_job_that_is_edited_is_not_ready_until_its_own_driver_has_recovered(scene: Scene) -> None:
@@ -337,9 +379,9 @@ def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scen
     assert scene.board.snapshot.committed == 1  # the metric is of all that this process did
     own = scene.board.recording(behind, idle=dict, savepoints=list)
     own.started(scene.driver)
-    assert (scene.status.ready, scene.status.committed) == (True, 0)
+    assert (scene.status.ready, scene.status.committed) == (False, 0)
     own.committed(CommittedEpoch(report(epoch=8), 0.5))
-    assert (scene.status.epoch, scene.status.committed) == (8, 1)
+    assert (scene.status.ready, scene.status.epoch, scene.status.committed) == (True, 8, 1)
 
 
 def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> None:
@@ -467,6 +509,8 @@ def test_probes(scene: Scene, site: Site) -> None:
     assert site.get("/healthz")[::2] == (200, "ok\n")
     assert site.get("/readyz")[::2] == (503, "the driver has not recovered\n")
     scene.listener.started(scene.driver)
+    assert site.get("/readyz")[::2] == (503, "the inputs have not been read yet\n")
+    scene.listener.polled(scene.driver)
     assert site.get("/readyz")[::2] == (200, "ok\n")
     scene.now += STALLED_AFTER + 1
     assert site.get("/healthz")[::2] == (503, "nothing has moved for 601 s\n")

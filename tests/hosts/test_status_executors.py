@@ -29,8 +29,8 @@ WAIT_S = 240.0
 
 @pytest.mark.parametrize(
     "sample",
-    [ExecutorSample(None, (1,)), ExecutorSample(1, (1,)), ExecutorSample(0)],
-    ids=["tasks run in the driver", "an executor runs", "nothing is to be done"],
+    [ExecutorSample(None, (1,)), ExecutorSample(1, (1,)), ExecutorSample(1)],
+    ids=["tasks run in the driver", "an executor runs", "an executor waits for work"],
 )
 def test_a_job_that_can_run_or_need_not_is_not_hungry(sample: ExecutorSample) -> None:
     starvation = Starvation()
@@ -43,7 +43,7 @@ def test_missing_executors_are_told_after_a_while_and_then_now_and_again() -> No
     assert told == [60, 120, 180]
     warning = starvation.warning(starved, 245)
     assert warning is not None
-    assert str(warning).startswith("no executors yet: the epoch has waited for 245 s: Spark has asked")
+    assert str(warning).startswith("No executor has run for 245 s: Spark has asked")
 
 
 def test_an_executor_ends_the_wait() -> None:
@@ -109,7 +109,7 @@ def test_a_job_without_executors_is_told_and_a_stop_ends_it(bare: SparkContext) 
         assert (scene.board.snapshot.executors, scene.said) == (0, [])
         scene.watch.poll(1_000 + PATIENCE_S)
         assert scene.board.snapshot.error == scene.said[0]
-        assert "no executors yet: the epoch has waited for 60 s" in scene.said[0]
+        assert "No executor has run for 60 s" in scene.said[0]
         assert not scene.watch.gave_up
         scene.stop.set()
         scene.watch.poll(1_000 + PATIENCE_S + STOP_PATIENCE_S)
@@ -117,6 +117,53 @@ def test_a_job_without_executors_is_told_and_a_stop_ends_it(bare: SparkContext) 
         scene._epoch.join(WAIT_S)
         assert scene.error is not None
         assert "cancelled" in str(scene.error)
+
+
+@pytest.mark.services
+@pytest.mark.slow
+def test_an_executor_runs_a_task_before_there_are_records(bare: SparkContext) -> None:
+    scene, ran = Scene(bare), Event()
+    scene.watch.try_task = ran.set
+    scene.watch.poll(1_000)
+    waits_for = scene.board.snapshot.waits_for
+    assert waits_for is not None
+    assert waits_for.error.system == "executors"
+    assert not scene.board.snapshot.workers_ran
+    assert not ran.is_set()
+
+
+class OneExecutor:
+    """The part of a context that the watch looks at."""
+
+    master = "k8s://here"
+
+    def statusTracker(self) -> OneExecutor:  # noqa: N802 - Spark's name
+        return self
+
+    def getActiveJobsIds(self) -> list[int]:  # noqa: N802 - Spark's name
+        return []
+
+
+def test_a_task_that_failed_is_tried_again_until_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("joinery_runtime.hosts.status.executors.count_executors", lambda _: 1)
+    scene, tries = Scene(OneExecutor()), list[int]()  # type: ignore[arg-type]
+
+    def fail_once() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ConnectionError("the executor ended")
+
+    scene.watch.try_task = fail_once
+    for _ in range(2):
+        scene.watch.poll(0)
+        assert scene.watch._trial is not None
+        scene.watch._trial.join(WAIT_S)
+    assert "An executor cannot run a task" in str(scene.board.snapshot.error)
+    assert not scene.board.snapshot.workers_ran
+    scene.watch.poll(0)
+    assert scene.board.snapshot.workers_ran
+    scene.watch.poll(0)
+    assert len(tries) == 2
 
 
 @pytest.mark.services
@@ -130,9 +177,11 @@ def test_the_watch_looks_from_a_thread_of_its_own_until_it_is_closed(bare: Spark
 
 def test_a_java_process_that_is_gone_ends_the_watch_quietly() -> None:
     class Gone:
+        master = "k8s://here"
+
         def statusTracker(self) -> object:  # noqa: N802 - Spark's name
             raise ConnectionRefusedError(111, "Connection refused")
 
     scene = Scene(Gone())  # type: ignore[arg-type]
     scene.watch.run(Event())
-    assert scene.board.snapshot.executors is None
+    assert scene.board.snapshot.executors == 0

@@ -226,8 +226,10 @@ def test_a_stop_ends_an_epoch_that_waits_for_executors_and_leaves_its_plan(
         StandaloneCluster(workers=0) as cluster,
         started(path, tmp_path, "--master", cluster.master_url, environment=cluster.environment) as run,
     ):
-        status = run.until(lambda s: s.ready and s.executors == 0 and s.inputs[0].lag)
-        assert status.committed == 0
+        status = run.until(lambda s: s.executors == 0 and s.waiting and s.inputs and s.inputs[0].lag)
+        assert (status.ready, status.committed, status.waiting.system) == (False, 0, "executors")
+        assert run.get("/readyz")[0] == 503
+        assert "No executor runs" in run.get("/readyz")[1]
         run.process.terminate()
         assert run.process.wait(PATIENCE_S) == 0
         assert run.ending == Ending(outcome="stopped")

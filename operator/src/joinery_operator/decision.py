@@ -46,6 +46,8 @@ class Observed:
     """What the driver of the attempt in `status` last reported, if it has answered since its pod started."""
     now: datetime
     settings: Settings
+    executors: Mapping[str, Manifest] = field(default_factory=dict)
+    """While the driver waits for executors: their pods, by name."""
     orphaned_drivers: Mapping[str, Manifest] = field(default_factory=dict)
     """Before the first attempt: driver pods, by name, of an earlier resource of this name."""
     create_refused: str = ""
@@ -57,6 +59,14 @@ class Observed:
     """The jobs of other kinds with the same name."""
     page_conflicts: Sequence[Manifest] = ()
     """Other jobs whose pages would have the same address."""
+
+
+EXECUTORS = "executors"
+"""`Waiting.system` of a driver without executors."""
+
+
+def waits_for_executors(driver: DriverStatus | None) -> bool:
+    return driver is not None and driver.waiting is not None and driver.waiting.system == EXECUTORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def test_reconcile_is_told_of_them_and_of_what_was_refused(store):
         metrics = Metrics()
         async with MemoryApi(server) as api:
             poller, recorder = Poller(store, 1, metrics, lambda _: None, 3), EventRecorder(api, "operator", utc_now)
-            observer = Observer(Settings(), store, PodTemplateCache(api, lambda: 0.0), poller, utc_now)
+            observer = Observer(Settings(), api, store, PodTemplateCache(api, lambda: 0.0), poller, utc_now)
             reconciler = JobReconciler(reconcile, observer, Refusing(api, store), recorder, store, metrics)
             await reconciler.run(ObjectKey("StreamJoin", "shop", "orders"))
 

@@ -711,6 +711,24 @@ def test_a_new_release_of_the_operator_restarts_nothing(running: SimulatedCluste
     assert quiescent(running)
 
 
+def test_a_job_without_executors_is_degraded_after_a_while(running: SimulatedCluster) -> None:
+    uid = running.pods[FIRST]["metadata"]["uid"]
+    away = Waiting(system="executors", since=running.now, reason="No executor runs")
+    running.said[uid] = DriverStatus(epoch=7, waiting=away)
+    running.pass_time(1)
+    again_after = running.step().again_after
+    assert running.condition("Ready") == ("False", "WaitingForExecutors")
+    assert running.condition("Degraded") == ("False", "AsExpected")
+    assert again_after == running.settings.poll_seconds, "what keeps their pods is in no watch"
+    running.pass_time(600)
+    running.step()
+    assert running.condition("Degraded") == ("True", "WaitingForExecutors")
+    running.said[uid] = DriverStatus(ready=True, epoch=8)
+    running.pass_time(1)
+    running.step()
+    assert running.condition("Ready") == ("True", "Running")
+
+
 def test_an_embedded_store_is_no_store_in_a_pod() -> None:
     cluster = SimulatedCluster(resource(stateStore={}))
     cluster.step()

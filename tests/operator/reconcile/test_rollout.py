@@ -273,6 +273,37 @@ def test_a_driver_that_waits_for_a_system_is_not_taken_back(cluster: SimulatedCl
     assert stage(cluster) == "RollingBack"
 
 
+def executor(name: str, reason: str) -> dict[str, Any]:
+    waiting = {"name": "spark-kubernetes-executor", "state": {"waiting": {"reason": reason, "message": "not found"}}}
+    metadata = {"name": name, "namespace": "shop", "uid": name, "creationTimestamp": "2026-11-21T10:00:00Z"}
+    return {"metadata": metadata, "status": {"phase": "Pending", "containerStatuses": [waiting]}}
+
+
+def test_an_edit_whose_executors_do_not_come_is_taken_back(cluster: SimulatedCluster) -> None:
+    """What keeps them away is most often the edit: more memory than any node has, an image that is not there."""
+    starting(cluster)
+    cluster.run(NEW)
+    cluster.step()
+    uid = cluster.pods[NEW]["metadata"]["uid"]
+    away = Waiting(system="executors", since=cluster.now, reason="No executor runs")
+    cluster.said[uid] = DriverStatus(revision=cluster.revision_of(NEW), waiting=away)
+    cluster.executors = {name: executor(name, "ImagePullBackOff") for name in ("exec-1", "exec-2")}
+    cluster.pass_time(500)
+    cluster.step()
+    assert stage(cluster) == "Starting"
+    assert cluster.condition("Ready") == ("False", "WaitingForExecutors")
+    assert cluster.condition("Degraded")[0] == "False"
+    message = next(each.message for each in cluster.status.conditions if each.type == "Ready")
+    assert "No executor runs: pod exec-2: ImagePullFailed: " in message
+    assert "exec-1" not in message, "the same fault is told once"
+    cluster.pass_time(101)
+    cluster.step()
+    assert stage(cluster) == "RollingBack"
+    assert cluster.status.refused is not None
+    assert cluster.status.refused.reason == "DeadlineExceeded"
+    assert "ImagePullFailed" in cluster.status.refused.message
+
+
 def test_what_has_committed_unseen_is_not_taken_back(cluster: SimulatedCluster) -> None:
     starting(cluster)
     new = cluster.status.rollout.revision  # type: ignore[union-attr]
@@ -403,7 +434,7 @@ def test_the_same_revision_tried_again_has_a_savepoint_of_its_own(cluster: Simul
 
 
 def test_a_job_that_never_was_ready_is_replaced_without_ceremony() -> None:
-    cluster = SimulatedCluster(resource(spark={"image": "misspelt"}))
+    cluster = SimulatedCluster(resource(spark={"image": "joinery:misspelt"}))
     cluster.step()
     cluster.wait(OLD, "ImagePullBackOff", "not found")
     cluster.step()

@@ -1,5 +1,5 @@
-"""A revision keeps the pod templates that it began with; an edited one is another revision; what an installation does not
-allow keeps back the next revision of a job, not the one that runs."""
+"""A revision keeps the pod templates that it began with; an edited one is another revision; and what an installation
+does not allow keeps back the next revision of a job, not the one that runs."""
 
 from __future__ import annotations
 

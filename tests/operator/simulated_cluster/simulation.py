@@ -110,6 +110,7 @@ class SimulatedCluster:
     name_conflicts: list[Manifest] = field(default_factory=list)
     page_conflicts: list[Manifest] = field(default_factory=list)
     templates: dict[str, Manifest | None] = field(default_factory=dict)
+    executors: dict[str, Manifest] = field(default_factory=dict)
     database: Database = field(default_factory=Database)
     said: dict[str, DriverStatus] = field(default_factory=dict)
     committed: dict[str, int] = field(default_factory=dict)
@@ -159,6 +160,7 @@ class SimulatedCluster:
             driver=self._said(),
             now=self.now,
             settings=self.settings,
+            executors=deepcopy(self.executors),
             orphaned_drivers=deepcopy(self.orphaned_drivers),
             create_refused=self.create_refused,
             delete_refused=self.delete_refused,

@@ -70,7 +70,7 @@ class Controller:
         figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
         self.poller = Poller(self.cache, settings.status_port, metrics, self.feed.add, figures_rounds)
         self.health = Health(self.feed.queue.running, clock)
-        observer = Observer(settings, self.cache, PodTemplateCache(api, clock), self.poller, now)
+        observer = Observer(settings, api, self.cache, PodTemplateCache(api, clock), self.poller, now)
         self._reconciler = JobReconciler(
             reconcile, observer, Applier(api, self.cache), EventRecorder(api, instance, now), self.cache, metrics
         )

@@ -23,16 +23,25 @@ from joinery_operator.decision import (
     ObservedEnd,
     ObservedSavepoint,
     SetFinalizers,
+    waits_for_executors,
 )
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, was_answered
-from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orphaned_drivers, page_conflicts, uid_of
+from joinery_operator.kube.cache import (
+    ObjectCache,
+    key_of,
+    name_conflicts,
+    orphaned_drivers,
+    page_conflicts,
+    uid_of,
+)
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
-from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, SAVEPOINT, ObjectKey
+from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, POD, SAVEPOINT, ObjectKey
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.names import labels, selector
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 
@@ -106,12 +115,14 @@ class Observer:
     def __init__(
         self,
         settings: Settings,
+        api: Api,
         cache: ObjectCache,
         templates: PodTemplateCache,
         poller: Poller,
         now: Callable[[], datetime],
     ) -> None:
         self._settings = settings
+        self._api = api
         self._cache = cache
         self._templates = templates
         self._poller = poller
@@ -145,6 +156,7 @@ class Observer:
         if job is None:
             return None
         templates = await self._templates.of(job, self._cache.children(uid_of(job)))
+        executors = await self._executors(job) if waits_for_executors(self._poller.last_of(job)) else {}
         # Nothing is awaited between here and the decision, so that all observations are from one moment.
         job = self._cache.get(key) or job
         return Observed(
@@ -155,12 +167,18 @@ class Observer:
             driver=self._poller.last_of(job),
             now=self._now(),
             settings=self._settings,
+            executors=executors,
             orphaned_drivers=orphaned_drivers(job, self._cache),
             create_refused=applier.create_refused(job),
             delete_refused=applier.delete_refused(job),
             name_conflicts=self._all(name_conflicts(key, self._cache)),
             page_conflicts=self._all(page_conflicts(key, self._cache, self._settings)),
         )
+
+    async def _executors(self, job: Manifest) -> Mapping[str, Manifest]:
+        """The pods of a job's executors, by name. No watch reports them: there may be thousands."""
+        answer = await self._api.list(POD, job["metadata"]["namespace"], selector(labels(job, "executor")))
+        return {pod["metadata"]["name"]: pod for pod in answer["items"]}
 
     def _all(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
         return tuple(found for each in keys if (found := self._cache.get(each)))

@@ -36,9 +36,7 @@ _DOCS = "docs/security.md#what-a-job-may-ask-for"
 
 def forbidden_properties(settings: Settings) -> list[str]:
     """The settings of Kafka's clients that a job may not have here, not even in a secret."""
-    return sorted(
-        name for name in UNSAFE_PROPERTIES if not _any(allowed_by(settings.jobs_allow).properties, name)
-    )
+    return sorted(name for name in UNSAFE_PROPERTIES if not _any(allowed_by(settings.jobs_allow).properties, name))
 
 
 def forbidden(revision: JobRevision) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from joinery_operator.decision import Action, Decision, Observed, ObservedEnd, ObservedSavepoint
+from joinery_operator.decision import EXECUTORS, Action, Decision, Observed, ObservedEnd, ObservedSavepoint
 from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
 from joinery_operator.reconcile import deletion, savepoint
@@ -133,6 +133,10 @@ def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
     if ctx.observed.templates and any(each.reason in {INCOMPLETE, NOT_ALLOWED} for each in status.conditions):
         # No watch reports pod templates: they are the users' own.
         yield ctx.now + timedelta(seconds=settings.poll_seconds)
+    if attempt is not None and (waiting := ctx.waiting(attempt)) is not None and waiting.system == EXECUTORS:
+        # No watch reports executors' pods to the job: they are their driver's children.
+        yield ctx.now + timedelta(seconds=settings.poll_seconds)
+        yield waiting.since + timedelta(seconds=ctx.deadline_seconds)
     yield from _moments_of_pods(ctx)
 
 

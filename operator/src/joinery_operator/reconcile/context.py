@@ -11,10 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from joinery_operator.decision import Manifest, Observed
+from joinery_operator.decision import EXECUTORS, Manifest, Observed
 from joinery_operator.names import ChildNames
 from joinery_operator.reconcile.desired import DesiredJob, age, desired_job, stored_revision
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
+from joinery_operator.reconcile.reasons import sentence
 from joinery_operator.revision import JobRevision, scale_of
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Scale, Status, Waiting
@@ -143,6 +144,14 @@ class ReconcileContext:
         """The outside system that this driver waits for."""
         reported = self.driver_status(attempt)
         return None if reported is None else reported.waiting
+
+    def executor_faults(self, waiting: Waiting) -> str:
+        """What keeps executors from running, if the driver waits for them: each fault once, with one of its pods."""
+        if waiting.system != EXECUTORS:
+            return ""
+        pods = (observe_pod(pod) for _, pod in sorted(self.observed.executors.items()))
+        faults = {pod.fault: pod.name for pod in pods if pod.fault is not None}
+        return "; ".join(sentence(f"pod {name}", fault.reason, fault.message) for fault, name in faults.items())
 
     def elapsed(self, since: datetime, seconds: float) -> bool:
         return self.now >= since + timedelta(seconds=seconds)

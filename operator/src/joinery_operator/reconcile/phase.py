@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from joinery_operator.decision import EXECUTORS
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.driver import OFTEN_INTERRUPTED, DriverPlan
 from joinery_operator.reconcile.pods import PodObservation
@@ -23,7 +24,12 @@ from joinery_operator.reconcile.rollout_table import STAGES, stage_of
 from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase
 
-WAITS_FOR = {"input": "WaitingForInput", "output": "WaitingForOutput", "store": "WaitingForStateStore"}
+WAITS_FOR = {
+    "executors": "WaitingForExecutors",
+    "input": "WaitingForInput",
+    "output": "WaitingForOutput",
+    "store": "WaitingForStateStore",
+}
 """The reason for each kind of outside system that is away."""
 
 SETTLED: frozenset[Phase] = frozenset({"Running", "Suspended", "Finished", "Failed"})
@@ -210,9 +216,12 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
         return JobPhase("RollingBack", "RollingBack", f"pod {pod.name} returns to savepoint {attempt.restore}")
     if pod.fault is None and (away := ctx.waiting(attempt)) is not None:
         since = f"pod {pod.name} waits since {away.since:%H:%M:%S} UTC, and goes on by itself"
-        fault = Fault(WAITS_FOR.get(away.system, "Waiting"), cut(sentence(since, away.reason)))
+        words = sentence(since, away.reason, ctx.executor_faults(away))
+        fault = Fault(WAITS_FOR.get(away.system, "Waiting"), cut(words))
         phase = _phase(status, "Running" if attempt.ready is not None else "Starting")
-        return JobPhase(phase, fault.reason, fault.message, fault, waits=True)
+        # Executors take a while to start, and a cluster to grow.
+        soon = away.system == EXECUTORS and not ctx.elapsed(away.since, ctx.deadline_seconds)
+        return JobPhase(phase, fault.reason, fault.message, degraded if soon else fault, waits=True)
     if attempt.ready is not None:
         rollout = status.rollout
         if rollout is not None and rollout.lifted:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from joinery_operator.decision import EXECUTORS
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.driver import restoring_revision, savepoint_name
 from joinery_operator.reconcile.places import names_another, state_place
@@ -141,10 +142,10 @@ def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
 
 def _waits_as_any(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bool:
     """Whether the driver waits for a system that the revision in force names as well: an address that is new may be
-    wrong. In doubt it names it."""
+    wrong, and what keeps executors away is most often the edit. In doubt it names it."""
     attempt = status.driver
     away = ctx.waiting(attempt) if attempt is not None else None
-    if attempt is None or away is None:
+    if attempt is None or away is None or away.system == EXECUTORS:
         return False
     new, old = ctx.revision(rollout.revision, rollout.image), ctx.revision(status.revision, status.image)
     if attempt.revision != rollout.revision or new is None or old is None:
@@ -560,4 +561,6 @@ def _not_ready(ctx: ReconcileContext, status: Status, attempt: DriverAttempt | N
         return sentence(limit, fault.reason, fault.message)
     away = ctx.waiting(attempt) if attempt else None
     failed = attempt is not None and attempt.failures > 0
-    return sentence(limit, away.reason if away else (status.last_error or "") if failed else "")
+    if away is not None:
+        return sentence(limit, away.reason, ctx.executor_faults(away))
+    return sentence(limit, (status.last_error or "") if failed else "")

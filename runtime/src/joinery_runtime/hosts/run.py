@@ -270,7 +270,10 @@ class _JobRun:
             context = self._spark(job, java)
             build = self._builder(referring, context, stack)
             setup = WorkerSetup(build.digest, build, len(pipeline.steps), pipeline.finds_late_records)
-            return SparkHost(context, setup, job.name, self._caller.warn, step_names(job))
+            host = SparkHost(context, setup, job.name, self._caller.warn, step_names(job))
+            if self._watch is not None:
+                self._watch.try_task = host.try_task
+            return host
 
         def warm_on_spark() -> Host:
             host = on_spark()

@@ -141,6 +141,12 @@ class SparkHost:
         """Where Spark writes, as far as the driver knows: a worker of a cluster may have a folder of its own."""
         return os.environ.get("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir") or "/tmp"
 
+    def try_task(self) -> None:
+        """Have an executor build its worker. Raises Py4JError and ConnectionError."""
+        setup = self._setup
+        self._names.beside_epochs("build a worker")
+        collected(self._context.parallelize([None], 1).map(lambda _: bool(process_for(setup, 1))), 1)
+
     def _results(self, work: EpochWork) -> list[object]:
         with writing(_SPARKS_FILES, self._local_folder):
             return self._collected(work)

@@ -161,6 +161,14 @@ class Board:
         """Notes how many executors run; None: tasks run in the driver itself."""
         self._change(executors=executors)
 
+    def workers(self, *, ran: bool) -> None:
+        """Note whether an executor has run a task of this driver."""
+        self._change(workers_ran=ran)
+
+    def starved(self, outage: Outage | None) -> None:
+        """Note since when no executor runs; None: one does."""
+        self._change(starved=outage)
+
     def _started(self, driver: Driver, *, recovered: bool) -> None:
         state, at, outage = driver.state, driver.state.committed_at_ms, self._snapshot.outage
         self._driver = driver

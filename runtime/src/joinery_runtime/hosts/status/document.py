@@ -47,7 +47,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         hottest_keys=tuple(HotKey(key=hot.key, rows=hot.rows) for hot in snapshot.hottest),
         too_hot=tuple(TooHot(step=hot.step + 1, key=hot.key, rows=hot.rows) for hot in snapshot.too_hot),
         paused=tuple(Paused(name=name, reason=reason) for name, reason in sorted(snapshot.paused.items())),
-        waiting=None if snapshot.outage is None else _waiting(snapshot.outage),
+        waiting=None if snapshot.waits_for is None else _waiting(snapshot.waits_for),
         last_savepoint=None if snapshot.savepoint is None else _savepoint(snapshot.savepoint),
         last_error=None if snapshot.error is None else snapshot.error[:LONGEST_ERROR],
         runs_on=snapshot.runs_on,

@@ -64,9 +64,10 @@ def _rescales(board: Board) -> Metric:
 def _waiting(snapshot: JobSnapshot, now: float) -> Metric:
     text = "For how long an outside system has been waited for, 0 while it is there."
     family = GaugeMetricFamily("joinery_waiting_seconds", text, labels=["system"])
-    for system in ("input", "output", "store"):
-        away = snapshot.outage is not None and snapshot.outage.error.system == system
-        family.add_metric([system], max(0.0, now - snapshot.outage.since) if away and snapshot.outage else 0.0)
+    outage = snapshot.waits_for
+    for system in ("executors", "input", "output", "store"):
+        waited = now - outage.since if outage is not None and outage.error.system == system else 0.0
+        family.add_metric([system], max(0.0, waited))
     return family
 
 

@@ -141,7 +141,7 @@ class _Pages:
             case "/healthz":
                 return _probe(self._board.liveness.problem())
             case "/readyz":
-                return _probe(None if self._board.snapshot.ready else "the driver has not recovered")
+                return _probe(self._board.snapshot.not_ready)
             case _ if place in _PAGE:
                 name, content_type = _PAGE[place]
                 return 200, content_type, _file(name)

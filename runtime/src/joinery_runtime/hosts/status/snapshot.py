@@ -21,6 +21,8 @@ class JobSnapshot:
 
     recovered: bool = False
     outage: Outage | None = None  # the job is not ready until it is over
+    starved: Outage | None = None  # no executor runs; the same
+    workers_ran: bool = True  # False: tasks run on executors, and none of them has run one yet
     generation: int | None = None
     epoch: int | None = None
     committed: int = 0  # epochs of this process
@@ -49,8 +51,30 @@ class JobSnapshot:
     scaling: tuple[Scaling, float] | None = None  # the newest scaling, and its time
 
     @property
+    def waits_for(self) -> Outage | None:
+        """The outside system that the job waits for."""
+        return self.outage or self.starved
+
+    @property
     def ready(self) -> bool:
-        return self.recovered and self.outage is None
+        """Whether the job commits: it has committed, or has nothing to read and could commit."""
+        return self.not_ready is None
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why the job is not ready; None if it is."""
+        if not self.recovered:
+            return "the driver has not recovered"
+        if self.waits_for is not None:
+            return str(self.waits_for.error)
+        if self.own:
+            return None
+        if not self.workers_ran:
+            return "no executor has run a task yet"
+        if not self.backlog:
+            return "the inputs have not been read yet"
+        waiting = sum(records for name, records in self.backlog.items() if name not in self.paused)
+        return f"no epoch has been committed yet, and {waiting} records wait" if waiting else None
 
 
 def watermark_of(snapshot: JobSnapshot, name: str) -> Watermark:

@@ -15,7 +15,7 @@ from joinery_runtime.job.model.pods import Autoscale
 from joinery_runtime.job.model.resource import MOST_SHARDS
 
 STATUS_PORT = 8998
-"""Where a driver serves `/status`, `/metrics`, `/healthz` (alive) and `/readyz` (recovered)."""
+"""Where a driver serves `/status`, `/metrics`, `/healthz` (alive) and `/readyz` (commits)."""
 
 ENDING_FILE = "JOINERY_ENDING_FILE"
 """The environment variable that names the file for an `Ending` (in a pod: /dev/termination-log)."""
@@ -95,10 +95,10 @@ class Paused(Message):
 
 
 class Waiting(Message):
-    """An outside system that is away: Kafka of an input or an output, or the state store."""
+    """An outside system that is away: Kafka of an input or an output, the state store, or Spark's executors."""
 
     system: str
-    """One of input, output and store."""
+    """One of executors, input, output and store."""
     since: datetime
     reason: Words
 
@@ -109,7 +109,7 @@ class DriverStatus(Message):
 
     revision: str = ""
     ready: bool = False
-    """It has recovered: epochs go on, or wait for records."""
+    """It commits: it has committed an epoch, or has nothing to read and its executors have run a task."""
     job_generation: Count | None = None
     epoch: Count | None = None
     committed: Count = 0
