@@ -64,8 +64,8 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
         image = _image(observed, job, status)
         name = _name(observed, job, image, status)
         revision = JobRevision(job, resource, name, image, observed.settings, observed.templates)
-        if problems := list(forbidden(revision)):
-            return DesiredJob(None, problems=tuple(map(str, problems)), reason="NotAllowed")
+        if not_allowed := tuple(map(str, forbidden(revision))):
+            return DesiredJob(None, problems=not_allowed, reason="NotAllowed")
         check_manifests(revision)
     except ManifestError as error:
         return DesiredJob(None, problems=(str(error),), reason="Incomplete")
