@@ -32,11 +32,12 @@ from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
+from joinery_runtime.engine.output_limit import OutputLimit, with_dead_letters
 from joinery_runtime.engine.plan import NAMED_BY_LIFE
 from joinery_runtime.engine.read_report import DeadLetters, LateRecords, PossiblyLate, ReadCounter, ReadReport
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
-from joinery_runtime.sinks.base import Attempt, AttemptId, SinkWriter
+from joinery_runtime.sinks.base import Attempt, AttemptId, RowLimit, SinkWriter
 from joinery_runtime.sources import BadRecord, Decoder
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
 from joinery_runtime.sources.trial import carefully
@@ -73,7 +74,8 @@ class InputAccess(Protocol):
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes.
-    `ordered` adds the order columns of traces to output rows. Without `dead_letters` bad records are only reported.
+    `ordered` adds the order columns of traces to output rows. Without `dead_letters` bad records are only reported;
+    with them, output rows over the `row_limit` are dead letters, too.
     """
 
     job: str
@@ -85,6 +87,7 @@ class WorkerParts:
     cache: Path
     cache_bytes: int = DEFAULT_MAX_BYTES
     ordered: bool = False
+    row_limit: RowLimit | None = None
     hasher: KeyHash = key_hash
 
 
@@ -221,11 +224,13 @@ class Worker:
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
 
         staged: list[tuple[SegmentMeta, ...]] = []
+        output_limit = OutputLimit(self._row_limit(step), step)
 
         def make() -> Generator[pa.RecordBatch, None, _Ended | None]:
             """Makes the rows, and at the end of the first pass stages the segments. So they are staged once, and are
             durable before any output of the shard can be visible."""
-            done = yield from task.run(arrivals, ordered=self._parts.ordered or not last)
+            made = task.run(arrivals, ordered=self._parts.ordered or not last)
+            done = yield from output_limit.within(made)
             if done is None:
                 return None
             if not staged:
@@ -247,14 +252,19 @@ class Worker:
             return
         summary = self._summary(step, shard, arrived, ended, hottest)
         late = LateRecords.among(may_be_late, ended.done.result.late)
-        if late is not None:
-            yield work.plan.shards, late
-            summary = replace(summary, dead=late.counts, first_dead=late.first)
+        large = output_limit.dead_letters(task, arrivals, work.plan)
+        yield from ((work.plan.shards, letters) for letters in (late, large) if letters is not None)
+        summary = with_dead_letters(summary, step, late, large)
         if last:
             work.reach("output-written")
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
         else:
             yield work.plan.shards, replace(summary, rows_handed=handed)
+
+    def _row_limit(self, step: StepSpec) -> RowLimit | None:
+        """How large a row of the step may be. Without dead letters there is no limit here: the writer names the row."""
+        ends = step is self._pipeline.last and self._parts.dead_letters is not None
+        return self._parts.row_limit if ends else None
 
     def _evict_unneeded(self, work: EpochWork) -> None:
         """Drops cache entries that no epoch needs any more. This happens once per epoch, before any shard takes a

@@ -32,6 +32,7 @@ from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.job import Job, definition, definition_hash, reads_alike, under_definition
 from joinery_runtime.job.model.wording import counted
+from joinery_runtime.sinks import row_limit
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state import migrations
 from joinery_runtime.state.live_segments import decoded
@@ -153,6 +154,7 @@ class Replay:
             self._dead,
             self._cache,
             ordered=True,
+            row_limit=row_limit(job),
         )
         return LocalHost(Worker(parts))
 

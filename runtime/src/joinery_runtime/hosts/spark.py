@@ -57,7 +57,7 @@ from joinery_runtime.hosts.spark_security import (
     page_defaults,
     security_defaults,
 )
-from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup, process_for
+from joinery_runtime.hosts.spark_tasks import LettersAfterSteps, PeerTask, WorkerSetup, process_for
 from joinery_runtime.hosts.standalone import check_admitted
 
 # A task's threads give the parallelism: libraries that start threads of their own for each of them only get slower. Not
@@ -107,6 +107,13 @@ class SparkHost:
         self._executors = TakingPart(context, lambda _: process_for(setup, 1), self._names)
 
     def run(self, work: EpochWork) -> EpochOutcome:
+        try:
+            return self._run(work)
+        except LettersAfterSteps:
+            self._setup = replace(self._setup, finds_late_records=True)
+            return self._run(work)
+
+    def _run(self, work: EpochWork) -> EpochOutcome:
         results = self._results(work)
         for result in results:
             if isinstance(result, TaskFailure):

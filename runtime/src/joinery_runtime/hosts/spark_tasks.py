@@ -42,6 +42,10 @@ Carried = tuple[int, Parcel | LocalParcel | Sent | TaskFailure]  # the receiving
 Result = ShardSummary | ReadSummary
 
 
+class LettersAfterSteps(JoineryError):
+    """Steps of several peers have made dead letters, and no stage follows that collects them."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """How an executor process builds its worker. `digest` tells setups apart; `build` takes the cache directory.
@@ -132,6 +136,11 @@ class PeerTask:
             yield from self._packed(made)
             return
         reports = [report for _, report in made]
+        if number < self.setup.steps and any(isinstance(report, LateRecords) for report in reports):
+            raise LettersAfterSteps(
+                f"Epoch {work.plan.epoch} has rows that are too large for the output",
+                todo="It is run again with one stage more, which collects them",
+            )
         yield from ((0, report) for report in reports if isinstance(report, ShardSummary))
         if peer == 0:
             collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]

@@ -11,6 +11,7 @@ from joinery_runtime.sinks.factory import (
     lake_table,
     output_content,
     output_topic,
+    row_limit,
     sink_for,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "lake_table",
     "output_content",
     "output_topic",
+    "row_limit",
     "rows_to_json",
     "sink_for",
 ]

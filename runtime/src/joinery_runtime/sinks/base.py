@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from joinery_runtime.errors import Unavailable
@@ -81,6 +83,20 @@ class AttemptRows(Protocol):
     def to_batches(self) -> Iterable[pa.RecordBatch]:
         """Yields batches of one schema. Several copies of one batch fit into memory; all batches together may not. A
         second call gives the same rows."""
+        ...
+
+
+class RowLimit(Protocol):
+    """How large a row may be for a target. Follows from the job alone, so that every attempt and every replay finds the
+    same rows too large."""
+
+    @property
+    def words(self) -> str:
+        """The target and its limit."""
+        ...
+
+    def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        """The sizes of the rows that are too large, 0 for the others; None if all rows fit."""
         ...
 
 

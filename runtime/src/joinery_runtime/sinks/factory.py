@@ -21,13 +21,13 @@ from joinery_runtime.job.model.outputs import (
     PostgresOutput,
 )
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.base import Sink, life_of
+from joinery_runtime.sinks.base import RowLimit, Sink, life_of
 from joinery_runtime.sinks.console import ConsoleSink
 from joinery_runtime.sinks.dead_letter_topic import DeadLetterTarget
 from joinery_runtime.sinks.encode import JsonStyle
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink
-from joinery_runtime.sinks.kafka_target import KafkaTarget
+from joinery_runtime.sinks.kafka_target import KafkaTarget, RecordLimit
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
 from joinery_runtime.sinks.lake import LakeSink, LakeTable
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging, staging_apart
@@ -77,6 +77,12 @@ def output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
     """The topic of the job's output."""
     of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
     return KafkaTarget(*of, JsonStyle.of(job), _schema_output(job, kafka))
+
+
+def row_limit(job: Job) -> RowLimit | None:
+    """How large a row of the output may be. None: of any size."""
+    kafka = job.spec.output.kafka
+    return None if kafka is None else RecordLimit(output_topic(job, kafka))
 
 
 def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:

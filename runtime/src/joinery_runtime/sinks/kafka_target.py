@@ -7,7 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import stamina
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
@@ -40,9 +43,11 @@ _DELIVERY = ("delivery.timeout.ms", "message.timeout.ms")  # one property with t
 _CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.properties"
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _RAISE_LIMITS = (
-    "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again"
+    "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again. Rows "
+    "over message.max.bytes go to spec.deadLetter if the job names it, so a lower value lets it go on, too"
 )
 _CLIENT_LIMIT = 1_000_000  # librdkafka's message.max.bytes
+_FIXED_BYTES, _ESCAPED = 64, 6  # of a number or a time; of a byte of text in JSON
 _SHOWN_BYTES = 200
 RECORD_OVERHEAD = 128  # more than the bytes that a record takes besides its key, value and headers, alone in its batch
 
@@ -267,6 +272,39 @@ class KafkaTarget:
 
     def _with_place(self, facts: str) -> str:
         return f"{facts} (bootstrapServers {self.bootstrap_servers})"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLimit:
+    """The size over which the client refuses a record of the target (`sinks.base.RowLimit`)."""
+
+    target: KafkaTarget
+
+    @property
+    def words(self) -> str:
+        return f"topic {self.target.topic} takes {self.target.client_limit:,} (message.max.bytes)"
+
+    def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        if _bound(rows) <= self.target.client_limit:
+            return None
+        records = self.target.records(rows)
+        sizes = records.values.sizes.clip(0)
+        if records.keys is not None:
+            sizes = sizes + records.keys.sizes.clip(0)
+        if records.headers is not None:
+            sizes = sizes + np.array([sum(len(name) + len(text) for name, text in row) for row in records.headers])
+        large = sizes > self.target.client_limit
+        return np.where(large, sizes, 0) if large.any() else None
+
+
+def _bound(rows: pa.RecordBatch) -> float:
+    """More bytes than any of the rows takes in any format, in its value, its key and its headers together."""
+    longest = 0.0
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+        size = pc.max(pc.binary_length(column)).as_py() or 0 if text else _FIXED_BYTES
+        longest += _ESCAPED * size + len(name.encode()) + _FIXED_BYTES
+    return 3 * longest
 
 
 class BrokerCheck:

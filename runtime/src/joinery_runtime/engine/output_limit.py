@@ -1,0 +1,92 @@
+"""Output rows that are too large for their target: dead letters of the reason `failed` (rule T8)."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pyarrow as pa
+
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.core.table.segment import concat, encode
+from joinery_runtime.engine.messages import ShardSummary
+from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.read_report import LateRecords
+from joinery_runtime.engine.step_task import Arrivals, StepTask
+from joinery_runtime.sinks import dead_letter_rows, rows_to_json
+from joinery_runtime.sinks.base import RowLimit
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class OutputLimit:
+    """Keeps the rows of a shard's step within the limit of the output. Without a `limit`, they may have any size."""
+
+    limit: RowLimit | None
+    step: StepSpec
+    _large: list[tuple[pa.RecordBatch, list[int]]] = field(default_factory=list)  # with the rows' sizes
+
+    def within(self, made: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
+        """Passes on the rows that fit, and notes the others. May be called for each pass over the same rows."""
+        self._large.clear()
+        if self.limit is None:
+            return (yield from made)
+        while True:
+            try:
+                batch = next(made)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            sizes = self.limit.excess(_visible(batch))
+            if sizes is None:
+                yield batch
+                continue
+            self._large.append((batch.filter(pa.array(sizes > 0)), sizes[sizes > 0].tolist()))
+            if (sizes == 0).any():
+                yield batch.filter(pa.array(sizes == 0))
+
+    def dead_letters(self, task: StepTask, arrivals: Arrivals, plan: EpochPlan) -> LateRecords | None:
+        """The dead letters of the rows that did not fit, each with the record that arrived last for it."""
+        if self.limit is None or not self._large:
+            return None
+        if ORDER_COLUMNS[0] not in self._large[0][0].schema.names:
+            deque(self.within(task.run(arrivals, ordered=True)), maxlen=0)  # the same rows once more, with their places
+        topics = {(each.partition.input, each.partition.partition): each.partition.topic for each in plan.ranges}
+        letters = []
+        for batch, sizes in self._large:
+            texts = rows_to_json(_visible(batch))
+            for place, text, size in zip(batch.select(list(ORDER_COLUMNS)).to_pylist(), texts, sizes, strict=True):
+                name, partition = self.step.sides[place["$order_side"]].time, place["$order_partition"]
+                row = dead_letter_rows(
+                    input_name=name,
+                    topic=topics.get((name, partition), ""),
+                    partition=partition,
+                    offsets=[place["$order_offset"]],
+                    reasons=[f"failed: the row has {size:,} bytes, and {self.limit.words}"],
+                    values=pa.array([text], pa.binary()),
+                )
+                letters.append(row)
+        rows = concat(letters)
+        return LateRecords(encode(rows), Counter(rows.column("input").to_pylist()))
+
+
+def with_dead_letters(
+    summary: ShardSummary, step: StepSpec, late: LateRecords | None, large: LateRecords | None
+) -> ShardSummary:
+    """The summary with the counts of these dead letters. Rows that are too `large` count as `failed`, too, at the
+    step's last input."""
+    dead = sum((Counter(letters.counts) for letters in (late, large) if letters is not None), Counter[str]())
+    counted = replace(summary, dead=dead, first_dead="" if late is None else late.first)
+    if large is None:
+        return counted
+    last = step.sides[-1].time
+    of_last = Counter(summary.dropped.get(last, {})) + Counter(failed=sum(large.counts.values()))
+    return replace(counted, dropped={**summary.dropped, last: of_last})
+
+
+def _visible(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select([name for name in batch.schema.names if name not in ORDER_COLUMNS])

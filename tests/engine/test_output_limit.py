@@ -1,0 +1,44 @@
+"""Output rows that are too large for their target, in one process and after a replay (rule T8)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from joinery_runtime.job import parse_job
+from joinery_runtime.sinks import row_limit
+from joinery_runtime.sinks.kafka_target import KafkaTarget, RecordLimit
+
+ROWS = pa.record_batch({"id": ["a", "b", "c"], "text": ["x", "é" * 600, '"' * 600]})
+
+
+def excess(rows: pa.RecordBatch, limit: int, **how: Any) -> list[int] | None:
+    target = KafkaTarget("out", "here:1", properties={"message.max.bytes": str(limit + 128)}, **how)
+    sizes = RecordLimit(target).excess(rows)
+    return None if sizes is None else sizes.tolist()
+
+
+def test_a_size_is_that_of_the_record_as_it_is_written() -> None:
+    assert excess(ROWS, 1_300) is None
+    assert excess(ROWS, 1_200) == [0, 1_220, 1_220]
+    assert excess(ROWS, 1_220) is None
+    assert excess(ROWS, 1_220, key=("id",)) == [0, 1_221, 1_221]
+    assert excess(ROWS, 1_220, headers={"h": "id"}) == [0, 1_222, 1_222]
+    assert excess(ROWS.slice(0, 1), 1_221) is None
+
+
+def test_rows_that_cannot_be_too_large_are_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KafkaTarget, "records", lambda *_: pytest.fail("encoded"))
+    assert excess(ROWS.slice(0, 1), 10_000) is None
+    numbers = pa.record_batch({"n": np.arange(10), "at": pa.array([0] * 10, pa.timestamp("ms", tz="UTC"))})
+    assert excess(numbers, 10_000) is None
+
+
+@pytest.mark.parametrize("output", ["file: {path: out}", "console: {}", "postgres: {table: t}"])
+def test_other_outputs_take_any_row(output: str) -> None:
+    text = (Path(__file__).parents[2] / "examples" / "first.yaml").read_text().replace("console: {}", output)
+    assert row_limit(parse_job(text.replace("stateStore: {memory: {}}", "shards: 1"), "job.yaml")) is None
