@@ -174,7 +174,8 @@ def load_stored(resource: Mapping[str, Any]) -> StoredJob:
     if isinstance(job, Job):
         texts = (f"{path_text(at)}: {message}. It counts as milliseconds" for at, message in _without_units(resource))
         return StoredJob(job, tuple(texts))
-    raise JobError(str(dig(resource, "metadata", "name")), [Problem(path_text(at), linked(text)) for at, text in job])
+    name = "/".join(str(part) for field in ("namespace", "name") if (part := dig(resource, "metadata", field)))
+    raise JobError(name, [Problem(path_text(at), linked(text)) for at, text in job])
 
 
 def _without_units(data: Mapping[str, Any]) -> list[Finding]:
