@@ -251,7 +251,8 @@ def test_a_table_of_somebody_else_s_is_altered_by_its_owner(connection, table, d
     connection.execute(f"GRANT CREATE ON DATABASE {connection.info.dbname} TO {role}")
     connection.execute(f"GRANT INSERT, SELECT ON {table} TO {role}")
     theirs = make_conninfo(dsn, user=role, password="secret")
-    target, wider = TargetTable(table), pa.schema([*PAIR, pa.field("w", pa.int64())])
+    target = TargetTable(table, owner=connection.info.user)
+    wider = pa.schema([*PAIR, pa.field("w", pa.int64())])
     staging = Staging.of(f"out_{table}", "job", table, apart=apart)
     sink = ApartPostgresSink(theirs, target, staging, wider) if apart else PostgresSink(theirs, target, staging)
     statement = f'ALTER TABLE "{table}" ADD COLUMN IF NOT EXISTS "w" bigint'

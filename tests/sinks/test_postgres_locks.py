@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -23,8 +24,10 @@ class Connection:
     def transaction(self) -> Any:
         return nullcontext()
 
-    def execute(self, statement: str | sql.Composable) -> None:
+    def execute(self, statement: str | sql.Composable, _: object = None) -> Any:
+        """Answers as if each schema were there, and the table the role's own."""
         self.said.append(statement if isinstance(statement, str) else statement.as_string())
+        return SimpleNamespace(rowcount=1, fetchone=lambda: ("public",), fetchall=list)
 
 
 def test_a_table_is_altered_when_its_staging_tables_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

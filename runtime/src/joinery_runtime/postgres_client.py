@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
@@ -26,6 +27,11 @@ CONNECTION_DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,  # milliseconds
 }
 """Defaults for settings that the DSN does not mention."""
+
+CATALOG_ONLY = "SET LOCAL search_path TO pg_catalog, pg_temp"
+"""In a transaction: names without a schema are Postgres's own, whoever made others of the same name. Our statements
+name the schema of everything else, and, as most run outside of transactions, of functions too."""
+OWN_PATH = "SET LOCAL search_path TO DEFAULT"
 
 NAME_BYTES = 63
 _ENCODING = "UTF8"
@@ -128,6 +134,13 @@ def parsed(dsn: str) -> dict[str, Any]:
         raise psycopg.ProgrammingError(
             "the DSN is neither a postgresql:// address nor a list of key=value pairs"
         ) from None
+
+
+def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
+    """Create the schema if it is missing. A role that may not create schemas can use one that is there: Postgres would
+    refuse it CREATE SCHEMA IF NOT EXISTS too."""
+    if connection.execute("SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s", (name,)).rowcount == 0:
+        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(name)))
 
 
 def is_stale(connection: psycopg.Connection[Any]) -> bool:

@@ -108,7 +108,7 @@ def _over(query: exp.Query, table: TargetTable) -> exp.Expression:
 def _whole_table(table: TargetTable, dsn: str) -> pl.DataFrame:
     with closing(_connected(table, dsn)) as connection:
         try:
-            query = sql.SQL("SELECT * FROM {}").format(table.identifier).as_string(connection)
+            query = sql.SQL("SELECT * FROM {}").format(table.located(connection).identifier).as_string(connection)
             return _with_any_times(connection, lambda: pl.read_database(query, connection))
         except psycopg.Error as error:
             raise _unreadable(table, error) from error

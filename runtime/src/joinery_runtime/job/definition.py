@@ -23,7 +23,7 @@ from joinery_runtime.job.model.resource import Job
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
 # Fields that say how a place is reached, not which place, or what to do when it fails or grows too large. As long as
 # the job still has the place, the present values apply.
-_HOW = {*_SECRET, "bootstrapServers", "onDataLoss", "limits", "limit", "lateWarning"}
+_HOW = {*_SECRET, "bootstrapServers", "onDataLoss", "limits", "limit", "lateWarning", "tableOwner", "allowTriggers"}
 _HASH_VERSION = "1"
 _ANY_JOB = TypeVar("_ANY_JOB", bound=Job)
 

@@ -126,11 +126,16 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
             facts="a job that has lost its state would write rows again",
             todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
         )
-    table = TargetTable(output.table, job.upsert_key, job.retracted, job.nested_columns)
+    table = _table(output, job)
     if output.dsn is None or output.dsn == store.dsn:
         return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
     staging = Staging.of(store.schema, job.name, table.name, apart=True)
     return ApartPostgresSink(output.dsn, table, staging, compile_job(job).output_schema())
+
+
+def _table(output: PostgresOutput, job: Job) -> TargetTable:
+    key, nested = job.upsert_key, job.nested_columns
+    return TargetTable(output.table, key, job.retracted, nested, output.table_owner, output.allow_triggers)
 
 
 def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | None:
@@ -198,7 +203,7 @@ def output_content(
         return KafkaContent(output_topic(job, output.kafka), committed())
     if output.postgres is not None:
         assert store is not None, "the job's validation sees to it"
-        table = TargetTable(output.postgres.table, job.upsert_key, job.retracted, job.nested_columns)
+        table = _table(output.postgres, job)
         if output.postgres.dsn in (None, store.dsn):
             return PostgresContent(store.dsn, table, schema, committed, None)
         assert output.postgres.dsn is not None, "the line above"

@@ -28,7 +28,7 @@ from psycopg import sql
 
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.postgres_client import advice, connect, is_away, is_stale
+from joinery_runtime.postgres_client import CATALOG_ONLY, advice, connect, create_schema, is_away, is_stale
 from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
@@ -109,9 +109,11 @@ class PostgresSink(NamesNoStore):
         self._schema = schema
         unprepared = f"The output table {self.target.name} cannot be prepared"
         with self._session(unprepared) as connection, connection.transaction():
+            self.target = self.target.located(connection)
+            connection.execute(CATALOG_ONLY)
             made = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
             missing = self.target.ensure(connection, self.target.columns(schema), self._staging.job)
-            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._staging.schema)))
+            create_schema(connection, self._staging.schema)
             for table in self._staging.tables():
                 self._ensure_staging(connection, table, schema)
             if missing:
@@ -130,9 +132,10 @@ class PostgresSink(NamesNoStore):
         attempts = {"attempts": [receipt["attempt"] for receipt in receipts]}
         try:
             # The lock that this query takes keeps the rows until the transaction ends.
-            count = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._staging.table(epoch), NAMED)
+            count = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(self._staging.table(epoch), NAMED)
             staged = connection.execute(count, attempts).fetchone()[0]
             if staged == expected:
+                self.target = self.target.located(connection)
                 StagingMerge(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
         except psycopg.Error as error:
             problem = problem_of(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error)
@@ -154,7 +157,8 @@ class PostgresSink(NamesNoStore):
 
     def _empty_if_large(self, table: sql.Identifier) -> None:
         with self._session("The staging table cannot be emptied") as connection:
-            size = connection.execute("SELECT pg_table_size(%s::regclass)", (table.as_string(connection),)).fetchone()
+            query = "SELECT pg_catalog.pg_table_size(%s::pg_catalog.regclass)"
+            size = connection.execute(query, (table.as_string(connection),)).fetchone()
             if size is not None and size[0] > _WORTH_EMPTYING:
                 # If a zombie task is writing, the table is emptied another time.
                 with contextlib.suppress(psycopg.errors.LockNotAvailable), connection.transaction():
@@ -169,7 +173,7 @@ class PostgresSink(NamesNoStore):
                 "other database may miss those rows",
                 todo="Name the earlier dsn, start the job, stop it in order (SIGTERM, suspend: true), then change it",
             )
-        older = sql.SQL("split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(ATTEMPT))
+        older = sql.SQL("pg_catalog.split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(ATTEMPT))
         with self._session("The staging tables cannot be swept") as connection, connection.transaction():
             connection.execute(_STAGING)
             for table in self._staging.tables():
@@ -241,8 +245,8 @@ def _comment(job: str) -> str:
 
 _STAGING_OF = """
 SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
-AND obj_description(c.oid, 'pg_class') = %(comment)s ORDER BY c.relname
+WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND pg_catalog.starts_with(c.relname, %(prefix)s)
+AND pg_catalog.obj_description(c.oid, 'pg_class') = %(comment)s ORDER BY c.relname
 """
 
 

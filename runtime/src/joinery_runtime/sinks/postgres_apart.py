@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from joinery_runtime.errors import SinkError
-from joinery_runtime.postgres_client import connect
+from joinery_runtime.postgres_client import CATALOG_ONLY, connect
 from joinery_runtime.sinks.base import Attempt, AttemptRows, Receipt
 from joinery_runtime.sinks.postgres import PostgresSink, PostgresWriter, Staging, connections, problem_of
 from joinery_runtime.sinks.postgres_merge import NAMED, StagingMerge
@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS {marks} (
     PRIMARY KEY (job, lineage, output)
 );
 """
+_LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext(%s))"
 _FIRST_MARK = "INSERT INTO {} VALUES (%(job)s, %(lineage)s, %(output)s, 0, 0) ON CONFLICT DO NOTHING"
 _MARK = "SELECT generation, epoch FROM {} WHERE (job, lineage, output) = (%(job)s, %(lineage)s, %(output)s) FOR UPDATE"
 _NEXT_MARK = (
@@ -74,7 +75,8 @@ class ApartPostgresSink(PostgresSink):
         names = {name: sql.Identifier(self._staging.schema, name) for name in (_IDENTITY, _MARKS)}
         unprepared = f"The output table {self.target.name} cannot be prepared"
         with self._session(unprepared) as connection, connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (_IDENTITY,))  # against another job's
+            connection.execute(CATALOG_ONLY)
+            connection.execute(_LOCK, (_IDENTITY,))  # against another job's
             connection.execute(
                 sql.SQL(_TABLES).format(
                     identity=names[_IDENTITY], marks=names[_MARKS], id=sql.Literal(str(uuid.uuid4()))
@@ -100,6 +102,7 @@ class ApartPostgresSink(PostgresSink):
             self._elsewhere = next((receipt for receipt in named if receipt["database"] != here), None)
             if self._elsewhere is not None:
                 return
+            self.target = self.target.located(connection)
             with connection.transaction():
                 self._move_once(connection, table, epoch, named)
         self._empty_if_large(table)
@@ -121,7 +124,7 @@ class ApartPostgresSink(PostgresSink):
     ) -> None:
         attempts = {"attempts": [receipt["attempt"] for receipt in named]}
         expected = sum(receipt["rows"] for receipt in named)
-        count = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(table, NAMED)
+        count = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(table, NAMED)
         (there,) = connection.execute(count, attempts).fetchone() or (0,)
         if there != expected:
             raise SinkError(
@@ -166,4 +169,4 @@ def _database(connection: psycopg.Connection[Any], schema: str) -> str | None:
 
 def _exists(connection: psycopg.Connection[Any], schema: str, table: str) -> bool:
     name = sql.Identifier(schema, table).as_string()
-    return connection.execute("SELECT to_regclass(%s)", (name,)).fetchone() != (None,)
+    return connection.execute("SELECT pg_catalog.to_regclass(%s)", (name,)).fetchone() != (None,)

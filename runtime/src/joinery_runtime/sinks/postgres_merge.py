@@ -20,6 +20,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from joinery_runtime.postgres_client import CATALOG_ONLY, OWN_PATH
 from joinery_runtime.sinks.postgres_table import TargetTable, column_type, names
 
 ATTEMPT, ROW = "$attempt", "$row"  # an output column cannot begin with a dollar
@@ -29,7 +30,8 @@ Attempts = Mapping[str, Sequence[str]]  # the parameters of NAMED
 
 # Enough to sort a million rows in memory. With Postgres's default of 4 MB, most epochs were sorted on disk.
 _SORT_MEMORY = """
-SELECT set_config('work_mem', '128MB', true) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('128MB')
+SELECT pg_catalog.set_config('work_mem', '128MB', true)
+WHERE pg_catalog.pg_size_bytes(pg_catalog.current_setting('work_mem')) < pg_catalog.pg_size_bytes('128MB')
 """
 
 
@@ -48,6 +50,8 @@ class StagingMerge:
 
     def run(self, connection: psycopg.Connection[Any], staging: sql.Identifier, attempts: Attempts) -> None:
         """Moves the rows. Raises `work_mem` until the transaction ends. Raises psycopg.Error."""
+        if not self.target.triggers:  # those may name tables and functions without a schema, as for any other client
+            connection.execute(CATALOG_ONLY)
         if self.target.upsert_key:
             connection.execute(_SORT_MEMORY)
         if self.target.retracted is not None:
@@ -55,6 +59,7 @@ class StagingMerge:
             for nulls in connection.execute(self._null_keys(staging, self.target.retracted), attempts).fetchall():
                 connection.execute(self._delete(staging, self.target.retracted, nulls), attempts)
         connection.execute(self._insert(staging), attempts)
+        connection.execute(OWN_PATH)
 
     def _insert(self, staging: sql.Identifier) -> sql.Composed:
         table, key = self.target.columns(self.schema), self.target.upsert_key
@@ -131,6 +136,7 @@ def _moved(field: pa.Field) -> sql.Composable:
     if pa.types.is_timestamp(field.type):
         # Postgres multiplies intervals as doubles, which is exact only if seconds and the rest are separate.
         return sql.SQL(
-            "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + mod({0}, 1000) * interval '1 millisecond'"
+            "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + "
+            "pg_catalog.mod({0}, 1000) * interval '1 millisecond'"
         ).format(name)
     return name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -38,6 +38,25 @@ _WIDER: Mapping[str, tuple[str, ...]] = {
     "text": ("character varying",),
     "jsonb": ("json", "text"),
 }
+_LOCATED = """
+SELECT coalesce(
+    (SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.oid = pg_catalog.to_regclass(%s) AND n.nspname <> 'pg_catalog'),
+    pg_catalog.current_schema())::text
+"""
+# The table, its partitions and the tables that inherit from it: the owner of each, whether that is this role, and
+# triggers and rules.
+_OWNERS = """
+WITH RECURSIVE tables (oid) AS (
+    SELECT pg_catalog.to_regclass(%s)::oid
+    UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tables t ON i.inhparent = t.oid
+)
+SELECT pg_catalog.pg_get_userbyid(c.relowner)::text, pg_catalog.pg_get_userbyid(c.relowner) = current_user, ARRAY(
+    SELECT tgname::text FROM pg_catalog.pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal
+    UNION ALL SELECT rulename::text FROM pg_catalog.pg_rewrite WHERE ev_class = c.oid
+)
+FROM pg_catalog.pg_class c JOIN tables t ON c.oid = t.oid
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +71,54 @@ class TableColumn:
 class TargetTable:
     """The target table. `name` is `table` or `schema.table`. Rows replace those with the same `upsert_key`, if any.
     `retracted` names the output column that says whether a row retracts the one with its key; the table does not have
-    this column. `nested` columns are JSON."""
+    this column. `nested` columns are JSON. `owner` and `triggers` are what the job says of a table that is not its
+    role's own. `schema` is that of a name without one, once it has been looked up (`located`)."""
 
     name: str
     upsert_key: tuple[str, ...] = ()
     retracted: str | None = None
     nested: frozenset[str] = frozenset()
+    owner: str | None = None
+    triggers: bool = False
+    schema: str | None = None
 
     @property
     def identifier(self) -> sql.Identifier:
-        return sql.Identifier(*self.name.split(".", 1))
+        return sql.Identifier(*([self.schema] if self.schema else []), *self.name.split(".", 1))
+
+    def located(self, connection: psycopg.Connection[Any]) -> TargetTable:
+        """Find the schema of a name without one, by the `search_path` in force: where the table is, else where it would
+        be created. Raises SinkError."""
+        if self.schema is not None or "." in self.name:
+            return self
+        row = connection.execute(_LOCATED, (sql.Identifier(self.name).as_string(),)).fetchone()
+        if row is None or row[0] is None:
+            raise SinkError(
+                f"The output table {self.name} cannot be prepared",
+                facts="there is no such table, and no schema of the role's search_path exists",
+                todo="Write schema.table",
+            )
+        return replace(self, schema=row[0])
+
+    def check_code(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise SinkError if rows would run code that the job's role has not made: triggers and rules run with the
+        rights of who inserts, and whoever owns a table may add some at any time."""
+        rows = connection.execute(_OWNERS, (self.identifier.as_string(),)).fetchall()
+        strange = sorted({owner for owner, own, _ in rows if not own and owner != self.owner})
+        code = sorted({name for *_, names in rows for name in names})
+        if strange:
+            raise SinkError(
+                f"The output table {self.name} belongs to another role: {', '.join(strange)}",
+                facts="its owner can have triggers run with the rights of the job's role, at any time",
+                todo=f"If the job is to trust that role, write output.postgres.tableOwner: {strange[0]}. Otherwise let "
+                "the job's role own the table, or name one that is not there: it will be created",
+            )
+        if code and not self.triggers:
+            raise SinkError(
+                f"The output table {self.name} has triggers or rules: {', '.join(code)}",
+                facts="they run with the rights of the job's role, and may change or drop rows",
+                todo="If that is meant, write output.postgres.allowTriggers: true. Otherwise drop them",
+            )
 
     def columns(self, output: pa.Schema) -> pa.Schema:
         """The output's columns that the table has."""
@@ -75,6 +132,7 @@ class TargetTable:
             connection.execute(self._create(schema))
             connection.execute(self._owned_by(job))
             existing = columns_of(connection, self.identifier)
+        self.check_code(connection)
         missing = [field for field in schema if field.name not in existing]
         problems = misfits(existing, schema, self.nested)
         if self.upsert_key and not self._has_unique_key(connection):
@@ -93,12 +151,13 @@ class TargetTable:
             )
         if missing and not self._is_owned_by(connection, job):
             columns = ", ".join(f"{field.name} {column_type(field, self.nested)}" for field in missing)
+            as_written = replace(self, schema=None)
             raise SinkError(
                 f"The output table {self.name} lacks columns of the job's output ({columns})",
                 facts=f"job {job} has not made that table, so it does not alter it",
-                todo=f"Run: {self._added(missing).as_string(connection)}. To have the job add columns from now on, "
-                f"run: {self._owned_by(job).as_string(connection)}. Or name a table that is not there: it will be "
-                "created",
+                todo=f"Run: {as_written._added(missing).as_string(connection)}. To have the job add columns from now "
+                f"on, run: {as_written._owned_by(job).as_string(connection)}. Or name a table that is not there: it "
+                "will be created",
             )
         return missing
 
@@ -112,10 +171,11 @@ class TargetTable:
             connection.execute(_ANY_WAITS)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType) as error:
             lacking = ", ".join(field.name for field in missing)
+            as_written = replace(self, schema=None)._added(missing)
             raise SinkError(
                 f"The output table {self.name} lacks columns of the job's output ({lacking}), and they cannot be added",
                 facts=" ".join(str(error).split()),
-                todo=f"Have its owner run: {statement.as_string(connection)}",
+                todo=f"Have its owner run: {as_written.as_string(connection)}",
             ) from error
 
     def _added(self, missing: Sequence[pa.Field]) -> sql.Composed:
@@ -130,7 +190,9 @@ class TargetTable:
 
     def _is_owned_by(self, connection: psycopg.Connection[Any], job: str) -> bool:
         table = self.identifier.as_string(connection)
-        found = connection.execute("SELECT obj_description(%s::regclass, 'pg_class')", (table,)).fetchone()
+        found = connection.execute(
+            "SELECT pg_catalog.obj_description(%s::pg_catalog.regclass, 'pg_class')", (table,)
+        ).fetchone()
         return found == (_owner(job),)
 
     def _create(self, schema: pa.Schema) -> sql.Composed:
@@ -147,10 +209,11 @@ class TargetTable:
         """Whether there is a suitable unique index. Rows with NULLs in their keys replace each other too, so an index
         in which NULLs are distinct does not suffice."""
         rows = connection.execute(
-            "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute "
+            "SELECT pg_catalog.array_agg(attname::text) FROM pg_catalog.pg_index JOIN pg_catalog.pg_attribute "
             "ON attrelid = indrelid AND attnum = ANY((indkey::int2[])[0:indnkeyatts - 1]) "
-            "WHERE indrelid = %s::regclass AND indisunique AND indpred IS NULL AND indexprs IS NULL AND indimmediate "
-            "GROUP BY indexrelid, indnullsnotdistinct HAVING indnullsnotdistinct OR bool_and(attnotnull)",
+            "WHERE indrelid = %s::pg_catalog.regclass AND indisunique AND indpred IS NULL "
+            "AND indexprs IS NULL AND indimmediate "
+            "GROUP BY indexrelid, indnullsnotdistinct HAVING indnullsnotdistinct OR pg_catalog.bool_and(attnotnull)",
             (self.identifier.as_string(connection),),
         )
         return any(set(columns) == set(self.upsert_key) for (columns,) in rows)
@@ -163,8 +226,9 @@ def _owner(job: str) -> str:
 def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> dict[str, TableColumn]:
     """The columns of a table, in order. Empty if there is no such table."""
     rows = connection.execute(
-        "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
-        "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        "SELECT attname, pg_catalog.format_type(atttypid, atttypmod), "
+        "attnotnull AND NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute "
+        "WHERE attrelid = pg_catalog.to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         (table.as_string(connection),),
     )
     return {name: TableColumn(kind, required) for name, kind, required in rows}

@@ -56,6 +56,8 @@ class PostgresContent:
             try:
                 self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                 self._connection.read_only = True
+                self._table = table.located(self._connection)
+                self._connection.rollback()
                 self.complete_to = self._begin(committed, published)
             except BaseException:
                 self._connection.close()
@@ -147,7 +149,7 @@ def _as_text(column: pa.Field) -> sql.Composed:
     name = sql.Identifier(column.name)
     if pa.types.is_timestamp(column.type):
         return sql.SQL("(extract(epoch FROM {}) * 1000)::bigint").format(name)
-    return sql.SQL("encode({}, 'hex')" if pa.types.is_binary(column.type) else "{}").format(name)
+    return sql.SQL("pg_catalog.encode({}, 'hex'::text)" if pa.types.is_binary(column.type) else "{}").format(name)
 
 
 def _csv_batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -12,13 +12,13 @@ from typing import Any
 import psycopg
 
 from joinery_runtime.errors import StateError, StoreUnavailable
-from joinery_runtime.postgres_client import advice, connect, is_away, is_stale, parsed
+from joinery_runtime.postgres_client import CATALOG_ONLY, advice, connect, is_away, is_stale, parsed
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 # A frozen driver must not lock the job's row for ever, and its successor must not wait for ever. LOCAL: behind a pooler
 # the next transaction may run on another server connection, and another client may get this one.
-_PATIENCE = "SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '90s'"
+_PATIENCE = f"SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '90s'; {CATALOG_ONLY}"
 
 
 class GuardedConnection:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from psycopg import sql
 
 from joinery_runtime.errors import IncompatibleState
+from joinery_runtime.postgres_client import CATALOG_ONLY, create_schema
 from joinery_runtime.state.connection import Connection
 
 # state_blob is EXTERNAL: blobs are compressed already, and an UPDATE of other columns copies an 18-byte pointer, not
@@ -135,19 +136,18 @@ USABLE_FROM: Mapping[int, int] = {4: 3}
 have defaults, and what it knows stays true. A step without an entry needs a release that knows the step."""
 
 _CREATE = """
-CREATE SCHEMA IF NOT EXISTS {schema};
 CREATE TABLE IF NOT EXISTS {schema}.schema_version (
     version INT PRIMARY KEY,
     applied_at TIMESTAMPTZ NOT NULL DEFAULT now()
 );
 """
 _HAS_VERSION = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'"
-_VERSION = "SELECT coalesce(max(version), 0) FROM {schema}.schema_version"
+_VERSION = "SELECT coalesce(pg_catalog.max(version), 0) FROM {schema}.schema_version"
 _ADD_VERSION = "INSERT INTO {schema}.schema_version (version) VALUES ({version})"
 _SAY_USABLE = "UPDATE {schema}.schema_version SET usable_from = {usable_from} WHERE version = {version}"
-_NEEDS = "SELECT max(coalesce(usable_from, version)) FROM {schema}.schema_version WHERE version > %s"
+_NEEDS = "SELECT pg_catalog.max(coalesce(usable_from, version)) FROM {schema}.schema_version WHERE version > %s"
 _FIRST_THAT_SAYS = 3  # the first version in which `schema_version` has the column `usable_from`
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('joinery schema ' || %s, 0))"
+_LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('joinery schema ' || %s, 0))"
 
 
 def ensure_schema(connection: Connection, schema: str) -> None:
@@ -158,10 +158,12 @@ def ensure_schema(connection: Connection, schema: str) -> None:
     if installed_version(connection, schema) == len(STEPS):
         return
     with connection.transaction():
+        connection.execute(CATALOG_ONLY)
         connection.execute(_LOCK, (schema,))
         installed = installed_version(connection, schema)
         _refuse_newer(connection, schema, installed)
         if installed == 0:
+            create_schema(connection, schema)
             _run(connection, _CREATE, schema)
         for version in range(installed + 1, len(STEPS) + 1):
             _run(connection, STEPS[version - 1], schema)

@@ -37,21 +37,26 @@ _OF_JOB = "pipeline_name = %(job)s"
 _COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY 1"
 _OUT = "COPY (SELECT {columns} FROM {schema}.{table} t WHERE {where}) TO STDOUT (FORMAT binary)"
 _IN = "COPY {schema}.{table} ({columns}) FROM STDIN (FORMAT binary)"
-_COUNT = "SELECT count(*) FROM {schema}.{table} t WHERE {where}"
+_COUNT = "SELECT pg_catalog.count(*) FROM {schema}.{table} t WHERE {where}"
 _BLOBS = """
-SELECT coalesce(sum(octet_length(state_blob)), 0)::bigint,
-    encode(sha256(coalesce(string_agg(sha256(state_blob), ''::bytea ORDER BY group_key), ''::bytea)), 'hex')
+SELECT coalesce(pg_catalog.sum(pg_catalog.octet_length(state_blob)), 0)::bigint,
+    pg_catalog.encode(pg_catalog.sha256(coalesce(
+        pg_catalog.string_agg(pg_catalog.sha256(state_blob), ''::bytea ORDER BY group_key), ''::bytea)), 'hex')
 FROM {schema}.state t WHERE {where}
 """
-_BYTES = "SELECT coalesce(sum(octet_length(state_blob)), 0)::bigint FROM {schema}.state t WHERE {where}"
-_SIZES = "SELECT group_key, octet_length(state_blob) FROM {schema}.state t WHERE {where} ORDER BY group_key"
+_BYTES = """
+SELECT coalesce(pg_catalog.sum(pg_catalog.octet_length(state_blob)), 0)::bigint FROM {schema}.state t WHERE {where}
+"""
+_SIZES = "SELECT group_key, pg_catalog.octet_length(state_blob) FROM {schema}.state t WHERE {where} ORDER BY group_key"
 
 _KNOWS = "SELECT 1 FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted"
 _BEGIN_MOVE = """
-UPDATE {schema}.jobs SET moved_to = %(place)s, generation = generation + 1, updated_at = now()
+UPDATE {schema}.jobs SET moved_to = %(place)s, generation = generation + 1, updated_at = pg_catalog.now()
 WHERE pipeline_name = %(job)s
 """
-_CLEAR_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = NULL, updated_at = now() WHERE pipeline_name = %(job)s"
+_CLEAR_MOVED_TO = (
+    "UPDATE {schema}.jobs SET moved_to = NULL, updated_at = pg_catalog.now() WHERE pipeline_name = %(job)s"
+)
 _SET_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = %(place)s WHERE pipeline_name = %(job)s"
 _FORGET = "DELETE FROM {schema}.jobs WHERE pipeline_name = %(job)s AND deleted"
 _FORGET_CLAIMS = "DELETE FROM {schema}.claims WHERE pipeline_name = %(job)s"
@@ -63,7 +68,7 @@ WHERE pipeline_name = %(job)s
 _NO_COLUMNS = sql.SQL("")
 # One end is idle while the other one compares: about a minute for every 20 GB.
 _PATIENT = "SET LOCAL idle_in_transaction_session_timeout = 0"
-_HOLD = "SELECT pg_try_advisory_xact_lock(hashtextextended('joinery move ' || %(job)s, 0))"
+_HOLD = "SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended('joinery move ' || %(job)s, 0))"
 
 
 @dataclass(frozen=True, slots=True)

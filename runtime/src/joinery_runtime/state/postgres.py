@@ -16,7 +16,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from joinery_runtime.errors import StateError
-from joinery_runtime.postgres_client import check_name
+from joinery_runtime.postgres_client import OWN_PATH, check_name
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnections
 from joinery_runtime.state.ddl import ensure_schema, installed_version
@@ -45,7 +45,9 @@ from joinery_runtime.store_identity import StoreIdentity
 
 _T = TypeVar("_T")
 
-_DURABILITY = "SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names')"
+_DURABILITY = """
+SELECT pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('synchronous_standby_names')
+"""
 
 SWEEP_BATCH = 32
 """Segments that `sweep` deletes at a time. Deleting takes 1 ms per MB; a commit of this process waits for one batch at
@@ -190,6 +192,8 @@ class PostgresStore:
             decisions.check_commit(stored, job, generation, commit, named)
             with connection.pipeline():
                 self._write_commit(connection, job, generation, commit, {**texts, "next_plan": next_plan})
+                if commit.effects:  # what they do is their own
+                    connection.execute(OWN_PATH)
             for effect in commit.effects:
                 effect(connection)
 

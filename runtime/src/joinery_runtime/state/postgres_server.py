@@ -300,7 +300,7 @@ def address(data: Path) -> str:
     lines = (data / "postmaster.pid").read_text().splitlines()
     host = quote(str(socket_folder(data, lines)), safe="/")
     owner = quote(pwd.getpwuid(data.stat().st_uid).pw_name)
-    return f"postgresql://{ROLE}@/{ROLE}?host={host}&port={lines[_PORT_LINE]}&requirepeer={owner}"
+    return f"postgresql://{ROLE}:@/{ROLE}?host={host}&port={lines[_PORT_LINE]}&requirepeer={owner}"
 
 
 def socket_folder(data: Path, lines: Sequence[str]) -> Path:

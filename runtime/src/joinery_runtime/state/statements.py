@@ -17,7 +17,8 @@ STORE_ID = "SELECT store_id::text FROM {schema}.schema_version WHERE version = 1
 
 ACQUIRE = """
 INSERT INTO {schema}.jobs (pipeline_name, generation, epoch) VALUES (%(job)s, 1, 0)
-ON CONFLICT (pipeline_name) DO UPDATE SET generation = jobs.generation + 1, deleted = FALSE, updated_at = now()
+ON CONFLICT (pipeline_name) DO UPDATE
+    SET generation = jobs.generation + 1, deleted = FALSE, updated_at = pg_catalog.now()
 WHERE jobs.moved_to IS NULL
 """
 
@@ -37,12 +38,12 @@ SELECT generation, epoch, pending_plan IS NOT NULL FROM {schema}.jobs WHERE pipe
 RECORD = """
 SELECT lineage::text, generation, epoch, signature::text, definition::text, pending_plan::text,
     CASE WHEN pending_plan IS NULL THEN 0
-        ELSE greatest(0, (extract(epoch FROM clock_timestamp() - planned_at) * 1000)::bigint) END,
-    (SELECT coalesce(array_agg(source_id ORDER BY source_id), '{{}}')
+        ELSE greatest(0, (extract(epoch FROM pg_catalog.clock_timestamp() - planned_at) * 1000)::bigint) END,
+    (SELECT coalesce(pg_catalog.array_agg(source_id ORDER BY source_id), '{{}}')
      FROM {schema}.offsets o WHERE o.pipeline_name = j.pipeline_name),
-    (SELECT coalesce(array_agg(offset_bytes ORDER BY source_id), '{{}}')
+    (SELECT coalesce(pg_catalog.array_agg(offset_bytes ORDER BY source_id), '{{}}')
      FROM {schema}.offsets o WHERE o.pipeline_name = j.pipeline_name),
-    (SELECT coalesce(json_agg(meta ORDER BY group_key), '[]')
+    (SELECT coalesce(pg_catalog.json_agg(meta ORDER BY group_key), '[]')
      FROM {schema}.state s WHERE s.pipeline_name = j.pipeline_name AND status = 'live'),
     committed, moved_to
 FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
@@ -70,8 +71,8 @@ RELEASE_CLAIMS = "UPDATE {schema}.claims SET owner = '' WHERE pipeline_name = %(
 DROP_CLAIMS = "DELETE FROM {schema}.claims WHERE pipeline_name = %(job)s"
 
 WRITE_PLAN = f"""
-UPDATE {{schema}}.jobs SET pending_plan = %(plan)s::json, planned_at = now(), definition = {_DEFINITION},
-    updated_at = now()
+UPDATE {{schema}}.jobs SET pending_plan = %(plan)s::json, planned_at = pg_catalog.now(), definition = {_DEFINITION},
+    updated_at = pg_catalog.now()
 WHERE pipeline_name = %(job)s
 """
 
@@ -97,21 +98,23 @@ WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b)
 """
 
 SET_STATUS = """
-UPDATE {schema}.state SET status = %(status)s, updated_at = now()
+UPDATE {schema}.state SET status = %(status)s, updated_at = pg_catalog.now()
 WHERE pipeline_name = %(job)s AND group_key = ANY(%(keys)b)
 """
 
 SET_OFFSETS = """
 INSERT INTO {schema}.offsets (pipeline_name, source_id, offset_bytes, state_version)
 SELECT %(job)s, source_id, offset_bytes, %(version)s
-FROM unnest(%(sources)s::text[], %(values)b::bytea[]) AS t (source_id, offset_bytes)
+FROM ROWS FROM (pg_catalog.unnest(%(sources)s::text[]), pg_catalog.unnest(%(values)b::bytea[]))
+    AS t (source_id, offset_bytes)
 ON CONFLICT (pipeline_name, source_id) DO UPDATE SET
-    offset_bytes = excluded.offset_bytes, state_version = excluded.state_version, updated_at = now()
+    offset_bytes = excluded.offset_bytes, state_version = excluded.state_version, updated_at = pg_catalog.now()
 """
 
 ADVANCE = f"""
 UPDATE {{schema}}.jobs SET epoch = %(epoch)s, committed = %(epoch)s, signature = %(signature)s::json,
-    definition = {_DEFINITION}, pending_plan = %(next_plan)s::json, planned_at = now(), updated_at = now()
+    definition = {_DEFINITION}, pending_plan = %(next_plan)s::json, planned_at = pg_catalog.now(),
+    updated_at = pg_catalog.now()
 WHERE pipeline_name = %(job)s
 """
 
@@ -127,10 +130,11 @@ TRIM_LOG = """
 DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch = ANY (ARRAY(
     SELECT epoch FROM (
         SELECT epoch, committed_at,
-            sum(pg_column_size(plan) + pg_column_size(result)) OVER (ORDER BY epoch DESC) AS held
+            pg_catalog.sum(pg_catalog.pg_column_size(plan) + pg_catalog.pg_column_size(result))
+                OVER (ORDER BY epoch DESC) AS held
         FROM {schema}.epochs WHERE pipeline_name = %(job)s) log
     WHERE epoch < %(newest)s
-    AND (held > %(bytes)s OR committed_at < now() - %(retention)s::float8 * interval '1 millisecond')
+    AND (held > %(bytes)s OR committed_at < pg_catalog.now() - %(retention)s::float8 * interval '1 millisecond')
     ORDER BY epoch LIMIT %(limit)s))
 """
 
@@ -157,7 +161,8 @@ DELETE FROM {schema}.state WHERE pipeline_name = %(job)s AND group_key = ANY(%(k
 
 CREATE_SAVEPOINT = """
 WITH live AS (
-    SELECT group_key, (meta->>'rows')::bigint AS rows, (meta->>'bytes')::bigint AS bytes
+    SELECT group_key, (meta OPERATOR(pg_catalog.->>) 'rows'::text)::bigint AS rows,
+        (meta OPERATOR(pg_catalog.->>) 'bytes'::text)::bigint AS bytes
     FROM {schema}.state WHERE pipeline_name = %(job)s AND status = 'live'
 ), pins AS (
     INSERT INTO {schema}.savepoint_segments SELECT %(job)s, %(name)s, group_key FROM live
@@ -165,10 +170,11 @@ WITH live AS (
 INSERT INTO {schema}.savepoints (
     pipeline_name, name, epoch, committed, lineage, rows, bytes, signature, definition, source_ids, source_offsets)
 SELECT pipeline_name, %(name)s, epoch, committed, lineage,
-    (SELECT coalesce(sum(rows), 0) FROM live), (SELECT coalesce(sum(bytes), 0) FROM live), signature, definition,
-    (SELECT coalesce(array_agg(source_id ORDER BY source_id), '{{}}')
+    (SELECT coalesce(pg_catalog.sum(rows), 0) FROM live), (SELECT coalesce(pg_catalog.sum(bytes), 0) FROM live),
+    signature, definition,
+    (SELECT coalesce(pg_catalog.array_agg(source_id ORDER BY source_id), '{{}}')
      FROM {schema}.offsets WHERE pipeline_name = %(job)s),
-    (SELECT coalesce(array_agg(offset_bytes ORDER BY source_id), '{{}}')
+    (SELECT coalesce(pg_catalog.array_agg(offset_bytes ORDER BY source_id), '{{}}')
      FROM {schema}.offsets WHERE pipeline_name = %(job)s)
 FROM {schema}.jobs WHERE pipeline_name = %(job)s
 """
@@ -182,7 +188,7 @@ FROM {schema}.savepoints WHERE pipeline_name = %(job)s ORDER BY name COLLATE "C"
 PINNED = """
 SELECT s.lineage::text, j.generation, s.epoch, s.signature::text, s.definition::text, NULL, 0,
     s.source_ids, s.source_offsets,
-    (SELECT coalesce(json_agg(meta ORDER BY group_key), '[]')
+    (SELECT coalesce(pg_catalog.json_agg(meta ORDER BY group_key), '[]')
      FROM {schema}.state JOIN {schema}.savepoint_segments p USING (pipeline_name, group_key)
      WHERE p.pipeline_name = s.pipeline_name AND p.name = s.name),
     s.committed, NULL
@@ -197,7 +203,7 @@ RESTORE_SEGMENTS = """
 WITH pinned AS (
     SELECT group_key FROM {schema}.savepoint_segments WHERE pipeline_name = %(job)s AND name = %(name)s
 )
-UPDATE {schema}.state SET updated_at = now(),
+UPDATE {schema}.state SET updated_at = pg_catalog.now(),
     status = CASE WHEN group_key IN (SELECT group_key FROM pinned) THEN 'live' ELSE 'retired' END
 WHERE pipeline_name = %(job)s AND (status = 'live' OR group_key IN (SELECT group_key FROM pinned))
 """
@@ -205,7 +211,8 @@ WHERE pipeline_name = %(job)s AND (status = 'live' OR group_key IN (SELECT group
 RESTORE_OFFSETS = """
 INSERT INTO {schema}.offsets (pipeline_name, source_id, offset_bytes, state_version)
 SELECT pipeline_name, source_id, offset_bytes, %(version)s
-FROM {schema}.savepoints, unnest(source_ids, source_offsets) AS t (source_id, offset_bytes)
+FROM {schema}.savepoints, ROWS FROM (pg_catalog.unnest(source_ids), pg_catalog.unnest(source_offsets))
+    AS t (source_id, offset_bytes)
 WHERE pipeline_name = %(job)s AND name = %(name)s
 """
 
@@ -227,7 +234,8 @@ WHERE p.pipeline_name = %(other)s AND p.name = %(name)s
 COPY_OFFSETS = """
 INSERT INTO {schema}.offsets (pipeline_name, source_id, offset_bytes, state_version)
 SELECT %(job)s, source_id, offset_bytes, %(version)s
-FROM {schema}.savepoints, unnest(source_ids, source_offsets) AS t (source_id, offset_bytes)
+FROM {schema}.savepoints, ROWS FROM (pg_catalog.unnest(source_ids), pg_catalog.unnest(source_offsets))
+    AS t (source_id, offset_bytes)
 WHERE pipeline_name = %(other)s AND name = %(name)s
 """
 COPY_JOB = """
@@ -237,29 +245,33 @@ FROM {schema}.savepoints s WHERE j.pipeline_name = %(job)s AND s.pipeline_name =
 """
 COPY_EPOCH = """
 INSERT INTO {schema}.epochs (pipeline_name, epoch, generation, plan, result, committed_at)
-SELECT %(job)s, e.epoch, e.generation, e.plan, (e.result::jsonb - 'output' - 'dead_letters')::json, e.committed_at
+SELECT %(job)s, e.epoch, e.generation, e.plan, (e.result::jsonb - 'output'::text - 'dead_letters'::text)::json,
+    e.committed_at
 FROM {schema}.epochs e JOIN {schema}.savepoints s ON s.pipeline_name = e.pipeline_name AND s.committed = e.epoch
 WHERE s.pipeline_name = %(other)s AND s.name = %(name)s
 """
 
 RETIRE_LIVE = """
-UPDATE {schema}.state SET status = 'retired', updated_at = now() WHERE pipeline_name = %(job)s AND status = 'live'
+UPDATE {schema}.state SET status = 'retired', updated_at = pg_catalog.now()
+WHERE pipeline_name = %(job)s AND status = 'live'
 """
 FORGET_JOB = """
-UPDATE {schema}.jobs SET signature = NULL, definition = NULL, lineage = gen_random_uuid() WHERE pipeline_name = %(job)s
+UPDATE {schema}.jobs SET signature = NULL, definition = NULL, lineage = pg_catalog.gen_random_uuid()
+WHERE pipeline_name = %(job)s
 """
 
 FENCE = """
-UPDATE {schema}.jobs SET generation = generation + 1, updated_at = now() WHERE pipeline_name = %(job)s
+UPDATE {schema}.jobs SET generation = generation + 1, updated_at = pg_catalog.now() WHERE pipeline_name = %(job)s
 """
 
 RESET = """
-UPDATE {schema}.jobs SET generation = generation + 1, epoch = %(epoch)s, pending_plan = NULL, updated_at = now()
+UPDATE {schema}.jobs
+SET generation = generation + 1, epoch = %(epoch)s, pending_plan = NULL, updated_at = pg_catalog.now()
 WHERE pipeline_name = %(job)s
 """
 
 LIVE_BELOW = """
-SELECT group_key, octet_length(state_blob) FROM {schema}.state
+SELECT group_key, pg_catalog.octet_length(state_blob) FROM {schema}.state
 WHERE pipeline_name = %(job)s AND status = 'live' AND state_version < %(version)s ORDER BY group_key
 """
 
@@ -278,7 +290,7 @@ DELETE_OFFSETS = "DELETE FROM {schema}.offsets WHERE pipeline_name = %(job)s"
 DELETE_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s"
 SET_DELETED = """
 UPDATE {schema}.jobs SET deleted = TRUE, moved_to = NULL, committed = 0, signature = NULL, definition = NULL,
-    lineage = gen_random_uuid()
+    lineage = pg_catalog.gen_random_uuid()
 WHERE pipeline_name = %(job)s
 """
 

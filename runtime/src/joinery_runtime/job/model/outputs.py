@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from joinery_runtime.job.model.base import (
+    Bool,
     ByteCount,
     FilePath,
     Int,
@@ -49,6 +50,12 @@ class PostgresOutput(Model):
     """The table, `name` or `schema.name`. It is created if it is missing."""
     upsert_key: tuple[Text, ...] = Field(default=(), examples=[["order_id"]])
     """Output columns by which a row replaces the one with the same values. Without them every row is inserted."""
+    table_owner: Text | None = Field(default=None, examples=["reports_admin"])
+    """The role that owns the table, if it is not the job's own: that role may have code run with the job's
+    permissions, by triggers. A table of any other role is rejected."""
+    allow_triggers: Bool = False
+    """Whether the table may have triggers and rules. They run with the job's permissions. If false, such a table is
+    rejected."""
     dsn: Annotated[Text | None, Field(repr=False)] = Field(default=None, examples=["postgresql://reports.db/shop"])
     """The table's database, as libpq has it: `postgresql://host/database` or `host=... dbname=...`. If absent, the
     state store's."""
