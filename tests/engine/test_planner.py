@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, InputClock, InputProgress
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
@@ -79,6 +80,7 @@ class Job:
             PlanSettings(
                 *(4, Budget(self.max_records, self.max_bytes), CHECKPOINT_MS, "f"),
                 tables=self.tables,
+                delays={"orders": 5, "payments": 3},
                 interval_ms=self.interval_ms,
                 co_partitioned=self.co_partitioned,
             ),
@@ -328,6 +330,72 @@ def test_a_table_that_grows_all_the_time_does_not_keep_its_stream_out() -> None:
     assert records(job.epoch({PAYMENTS[0]: 50})) == {PAYMENTS[0]: (0, 100)}
     job.payments.ends[PAYMENTS[0]] = (0, 130)
     assert records(job.epoch({PAYMENTS[0]: 60, ORDERS[0]: 60})).keys() == {*ORDERS, *PAYMENTS}
+
+
+# --- a stream and its table after the first start ---------------------------------------------------------------------
+
+
+def caught_up(**settings: Any) -> Job:
+    """A job that has read its table up to 100, and its stream up to 90, and then was stopped."""
+    job = with_table(orders=10, payments=10, **settings)
+    for highest in ({PAYMENTS[0]: 100}, {ORDERS[0]: 90, ORDERS[1]: 80}):
+        job.epoch(highest)
+    job.restart()
+    return job
+
+
+def test_a_stream_is_not_read_while_it_is_ahead_of_what_its_table_has_reached() -> None:
+    """A4, after a restart with a backlog: nothing is known of how dense the inputs are."""
+    job = caught_up(max_records=60)
+    job.inputs["orders"] = replace(job.inputs["orders"], progress=InputProgress({"orders/0": 90, "orders/1": 98}))
+    job.payments.ends[PAYMENTS[0]], job.orders.ends = (0, 100), dict.fromkeys(ORDERS, (0, 40))
+    plan = job.epoch({PAYMENTS[0]: 110})
+    assert records(plan) == {PAYMENTS[0]: (10, 70)}, "the table has surely reached 96 only: its delay is 3"
+    assert (plan.reached, plan.unread) == ({"payments": 96}, ("orders",))
+    plan = job.epoch({PAYMENTS[0]: 120, ORDERS[0]: 115, ORDERS[1]: 115})
+    assert records(plan) == {PAYMENTS[0]: (70, 100), ORDERS[0]: (10, 25), ORDERS[1]: (10, 25)}
+    assert plan.reached == {"orders": 84}, "the epoch before has left records of it"
+    job.restart()
+    assert job.epoch({}).reached == {"orders": 109}
+
+
+def test_a_plan_says_how_far_a_table_was_read_that_it_does_not_read_to_its_end() -> None:
+    job = caught_up(max_records=60)
+    job.payments.ends[PAYMENTS[0]], job.orders.ends = (0, 1_000), dict.fromkeys(ORDERS, (0, 40))
+    plan = job.epoch({})
+    assert records(plan) == {PAYMENTS[0]: (10, 30), ORDERS[0]: (10, 30), ORDERS[1]: (10, 30)}
+    assert plan.reached == {"payments": 96}
+    assert plan.times["payments"].reached == 96
+    assert EpochPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_what_has_arrived_since_the_stream_was_read_to_its_end_is_no_backlog() -> None:
+    job = caught_up()
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 40))
+    plan = job.epoch({})
+    assert (plan.reached, plan.unread) == ({}, ())
+
+
+def test_a_smaller_plan_that_reads_less_of_a_table_joins_nothing() -> None:
+    job = caught_up()
+    job.payments.ends[PAYMENTS[0]], job.orders.ends = (0, 110), dict.fromkeys(ORDERS, (0, 60))
+    plan = job.plan()
+    assert plan is not None
+    plan = replace(plan, horizons={"left": Horizon(80, 90)})
+    job.max_records = 100
+    job.restart()
+    smaller = job.planner.smaller(plan)
+    assert smaller is not None
+    assert records(smaller) == {PAYMENTS[0]: (10, 60)}
+    assert smaller.horizons == {"left": Horizon(80, 80)}
+    assert (smaller.reached, smaller.unread) == ({"payments": BEGIN_OF_TIME}, ("orders",))
+
+
+def test_a_partition_of_a_table_that_was_never_read_keeps_the_stream_out() -> None:
+    job = caught_up(max_records=60)
+    job.payments.ends[PartitionRef("payments", "payments", 1)] = (0, 500)
+    job.orders.ends = dict.fromkeys(ORDERS, (0, 40))
+    assert {ref.input for ref in records(job.epoch({}))} == {"payments"}
 
 
 def test_the_first_plan_fixes_where_a_stream_starts_that_waits_for_its_table() -> None:

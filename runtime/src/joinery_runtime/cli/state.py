@@ -185,7 +185,8 @@ class NextEpoch:
 
     @property
     def outlook(self) -> Outlook:
-        return Outlook(self.watermarks, self.horizons)
+        reached = {name: time.reached for name, time in self.times.items()}
+        return Outlook(self.watermarks, self.horizons, reached)
 
     def horizon(self, part: str) -> Watermark:
         return self.horizons[part].current

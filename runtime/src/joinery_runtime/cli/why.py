@@ -31,6 +31,7 @@ from joinery_runtime.cli.why_outcomes import (
     RecordOutcomes,
     WaitingRows,
     horizons_of,
+    outlook_of,
     rule_of,
     still_there,
 )
@@ -258,7 +259,7 @@ def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | N
     """What the next epoch will close, or what epoch `last`, where the answer ends, has closed."""
     if last is None:
         return NextEpoch.of(pipeline, record_of(job, store)).outlook
-    return Outlook(last.watermarks, horizons_of(pipeline, last))
+    return outlook_of(pipeline, last)
 
 
 def whole_topic(topic: str, plans: Sequence[EpochPlan]) -> str:

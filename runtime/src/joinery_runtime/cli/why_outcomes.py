@@ -57,6 +57,10 @@ def horizons_of(pipeline: Pipeline, plan: EpochPlan) -> Horizons:
     return plan.horizons or times.horizons(pipeline, plan.times, {})
 
 
+def outlook_of(pipeline: Pipeline, plan: EpochPlan) -> Outlook:
+    return Outlook(plan.watermarks, horizons_of(pipeline, plan), plan.reached)
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How long a record stays in the state. `evicted_in` is the epoch in which it was gone (None: it is kept). `words`
@@ -289,29 +293,29 @@ class RecordOutcomes:
 
     def _retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Retention:
         """How long the one row `own` stays, which arrived in this epoch (0: before the first one)."""
-        part, kind = step.sides[side].part, step.kind
+        kind = step.kind
         rule = kind.leaves_by(side)
         near = self._of_key(step, own)
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
             row = _taken(side, own, near, max(plan.epoch, epoch + 1))
-            horizons = horizons_of(self._pipeline, plan)
-            if kind.is_evicted(step, row, horizons[part].current):
-                return Retention(plan.epoch, kind.leaves_when(step, row, Outlook(plan.watermarks, horizons)), rule)
+            outlook = outlook_of(self._pipeline, plan)
+            if kind.is_evicted(step, row, outlook):
+                return Retention(plan.epoch, kind.leaves_when(step, row, outlook), rule)
         return self._still_kept(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
 
     def _merged_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Retention:
         """How long a row stays that was merged into another one, such as a session: it leaves with that."""
         (ts,) = own.numbers(TS).tolist()
-        part, kind, last = step.sides[side].part, step.kind, ts
+        kind, last = step.kind, ts
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
-            outlook = Outlook(plan.watermarks, horizons_of(self._pipeline, plan))
+            outlook = outlook_of(self._pipeline, plan)
             row = TakenRow(side, last, np.array([last]))
             gone = Retention(plan.epoch, kind.leaves_when(step, row, outlook), kind.leaves_by(side))
-            if plan.epoch > epoch and kind.is_evicted(step, row, outlook.horizon(part)):
+            if plan.epoch > epoch and kind.is_evicted(step, row, outlook):
                 return gone
             if plan.epoch in self._spans:
                 having = [span for span in self._spans[plan.epoch] if span.start <= ts <= span.last]
@@ -335,7 +339,7 @@ class RecordOutcomes:
     def _still_kept(self, step: StepSpec, side: int, row: TakenRow) -> Retention:
         """How long a row stays that is in the state after the last plan."""
         words = step.kind.leaves_when(step, row, self._outlook)
-        if step.kind.is_evicted(step, row, self._outlook.horizon(step.sides[side].part)):
+        if step.kind.is_evicted(step, row, self._outlook):
             words = f"the next epoch: {words}"
         return Retention(None, words, step.kind.leaves_by(side))
 

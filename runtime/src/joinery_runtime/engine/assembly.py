@@ -31,6 +31,7 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
         fingerprint=fingerprint(identity.signature),
         definition=definition_hash(identity.definition),
         tables=frozenset(side.name for side in job.inputs if side.table is not None),
+        delays={side.name: side.watermark.delay for side in job.inputs},
         limits=state_limits(job),
         late_warnings={side.name: side.watermark.late_share for side in job.inputs},
         co_partitioned=job.co_partitioned,

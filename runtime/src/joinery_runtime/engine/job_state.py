@@ -137,6 +137,18 @@ class JobState:
         reached = times.settled(self.pipeline, now, self.floors)
         return any(times.closes(self.pipeline, meta, reached) for meta in self.remaining)
 
+    def due_from(self, now: Times) -> dict[str, int]:
+        """For each input with kept rows that an epoch with these times lets go, a time below which there is none."""
+        horizons = self.horizons(now)
+        found: dict[str, int] = {}
+        for meta in self.remaining:
+            if times.closes(self.pipeline, meta, horizons):
+                step, side = self.pipeline.side(meta.part)
+                before, name = horizons[meta.part].previous, step.sides[side].time
+                lowest = meta.ts_min if before is None else max(meta.ts_min, before + 1)
+                found[name] = min(lowest, found.get(name, lowest))
+        return found
+
     # --- what changes it ----------------------------------------------------------------------------------------------
 
     def planned(self, plan: EpochPlan | None) -> JobState:

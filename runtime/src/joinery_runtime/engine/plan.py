@@ -14,7 +14,7 @@ from typing import Any
 
 from joinery_runtime.core.pipeline.future import FormerFutureRows, FutureCheck, FutureRows
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, Watermark
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, InputTime, Watermark
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import PartitionRef, Range, StoredOffsets
 from joinery_runtime.state.store import JobRecord
@@ -43,7 +43,9 @@ class EpochPlan:
     which to read partitions that the consumer group has not assigned to this job yet, where no earlier plan says so.
     `unplanned` names the inputs with a partition that neither an earlier plan nor a range of this one has.
     `definition` names the definition of the job that made the plan (`definition_hash`; "": an earlier release made it).
-    `format` is that of the release that made the plan, `generation` that of the driver (0: unknown)."""
+    `format` is that of the release that made the plan, `generation` that of the driver (0: unknown).
+    `reached` names the inputs of an as-of join that are behind, each with the event time up to which it was read
+    (`InputTime.reached`). `unread` names the streams of such a join of which this plan leaves records unread."""
 
     epoch: int
     shards: int
@@ -66,12 +68,17 @@ class EpochPlan:
     starts: Mapping[PartitionRef, int] = field(default_factory=dict)
     unplanned: tuple[str, ...] = ()
     definition: str = ""
+    reached: Mapping[str, int] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     format: int = PLAN_FORMAT
     generation: int = 0
 
     @property
     def times(self) -> dict[str, InputTime]:
-        return {name: InputTime(watermark, self.highest.get(name)) for name, watermark in self.watermarks.items()}
+        return {
+            name: InputTime(watermark, self.highest.get(name), self.reached.get(name, END_OF_TIME))
+            for name, watermark in self.watermarks.items()
+        }
 
     @property
     def partitions(self) -> tuple[PartitionRef, ...]:
@@ -114,6 +121,8 @@ class EpochPlan:
             **({"unplanned": list(self.unplanned)} if self.unplanned else {}),
             **({"generation": self.generation} if self.generation else {}),
             **({"definition": self.definition} if self.definition else {}),
+            **({"reached": dict(self.reached)} if self.reached else {}),
+            **({"unread": list(self.unread)} if self.unread else {}),
         }
 
     @classmethod
@@ -143,6 +152,8 @@ class EpochPlan:
             unplanned=tuple(doc.get("unplanned", [])),
             generation=doc.get("generation", 0),
             definition=doc.get("definition", ""),
+            reached=dict(doc.get("reached", {})),
+            unread=tuple(doc.get("unread", [])),
         )
 
 
@@ -158,13 +169,15 @@ def _offsets_from_json(doc: Iterable[tuple[str, str, int, int]]) -> dict[Partiti
 class InputState:
     """Where one input stands after the newest committed epoch: next offset per partition, event-time progress, where
     its partitions stop if it is bounded, and the id of the topic that its offsets belong to (another topic may get the
-    same name). `first_read`: the input is a table, and has been read to where it ended at the very first start."""
+    same name). `first_read`: the input is a table, and has been read to where it ended at the very first start.
+    `behind`: the input is the stream of a table, and the newest epoch has left records of it unread."""
 
     positions: Mapping[PartitionRef, int] = field(default_factory=dict)
     progress: InputProgress = field(default_factory=InputProgress)
     stops: Mapping[PartitionRef, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     first_read: bool = False
+    behind: bool = False
 
     @property
     def known(self) -> StoredOffsets:
@@ -192,7 +205,7 @@ class InputState:
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
         positions, stops = {**known.positions, **read_to}, {**known.stops, **stops}
-        return replace(known, positions=positions, progress=progress, stops=stops, first_read=first_read)
+        return InputState(positions, progress, stops, known.topic_ids, first_read, name in plan.unread)
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
         """The state with these topic ids, and without what was stored about topics that had other ids."""
@@ -217,6 +230,8 @@ class InputState:
             "topic_ids": dict(self.topic_ids),
             "first_read": self.first_read,
         }
+        if self.behind:
+            doc["behind"] = True
         if self.progress.idle_from is not None:
             doc["pace"] = [self.progress.idle_from, self.progress.idle_ms]
         return json.dumps(doc).encode()
@@ -230,7 +245,9 @@ class InputState:
             for key in ("positions", "stops")
         )
         progress = InputProgress(doc["highest"], doc["watermark"], *doc.get("pace", (None, 0)))
-        return cls(positions, progress, stops, doc.get("topic_ids", {}), doc.get("first_read", False))
+        return cls(
+            positions, progress, stops, doc.get("topic_ids", {}), doc.get("first_read", False), doc.get("behind", False)
+        )
 
 
 def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:

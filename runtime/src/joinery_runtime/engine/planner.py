@@ -11,7 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, InputTime, advance, all_idle
+from joinery_runtime.core.pipeline.watermark import (
+    END_OF_TIME,
+    InputClock,
+    InputProgress,
+    InputTime,
+    advance,
+    all_idle,
+)
 from joinery_runtime.engine.alignment import Backlog, Budget, Densities, allocate
 from joinery_runtime.engine.idleness import Idleness
 from joinery_runtime.engine.job_state import JobState
@@ -19,6 +26,14 @@ from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
+from joinery_runtime.engine.table_order import (
+    reached_time,
+    reads_ahead_of_tables,
+    streams_waiting_for_tables,
+    tables_first_read,
+    unread_partitions,
+    without_overtaking,
+)
 from joinery_runtime.errors import SourceError, Unavailable
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
 from joinery_runtime.store_identity import StoreIdentity
@@ -39,6 +54,7 @@ class PlanSettings:
     fingerprint: str
     definition: str = ""  # its name, see `definition_hash`
     tables: frozenset[str] = frozenset()  # inputs that are changelogs
+    delays: Mapping[str, int] = field(default_factory=dict)  # by input, ms (T1)
     max_future: Mapping[str, int] = field(default_factory=dict)  # by input, ms (T11)
     limits: StateLimits = field(default_factory=StateLimits)
     late_warnings: Mapping[str, float | None] = field(default_factory=dict)  # by input: a share, None: never warns
@@ -100,6 +116,33 @@ class SourceSnapshot:
 
         bounds, waiting = (tuple(map(unread, some)) for some in (self.bounds, self.waiting))
         return replace(self, bounds=bounds, waiting=waiting, deleted=())
+
+    def reached_times(self, inputs: Inputs, ranges: Collection[Range], settings: PlanSettings) -> dict[str, int]:
+        """`InputTime.reached` of the inputs that are behind, in an epoch that reads these ranges.
+
+        A table is behind if the epoch leaves records of it unread. A stream is behind if the epoch before did: what has
+        arrived since then is no backlog."""
+        reached: dict[str, int] = {}
+        for name, state in inputs.items() if settings.tables else ():
+            delay = settings.delays.get(name, 0)
+            bounds = self.of_input(name)
+            if name in settings.tables:
+                reached[name] = reached_time(state, unread_partitions(bounds, ranges), delay)
+            elif state.behind:
+                # What waits for other partitions has later times than they have.
+                reached[name] = reached_time(state, unread_partitions(b for b in bounds if not b.waits), delay)
+        return {name: at for name, at in reached.items() if at != END_OF_TIME}
+
+    def unread_streams(self, inputs: Inputs, ranges: Collection[Range], tables: Collection[str]) -> tuple[str, ...]:
+        """The streams of which an epoch with these ranges leaves records unread. None at a table's first read, which
+        does not wait for streams (A4)."""
+        if not tables or not all(inputs[name].first_read for name in tables):
+            return ()
+        streams = sorted(inputs.keys() - tables)
+        return tuple(name for name in streams if unread_partitions(self.of_input(name), ranges))
+
+    def of_input(self, name: str) -> list[Bounds]:
+        return [bound for bound in (*self.bounds, *self.waiting) if bound.partition.input == name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +237,7 @@ class Planner:
         if lacks or not reads:
             snapshot = snapshot.unread(state.inputs if reads else None)
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
-            first_ends, paused = self._history.first_ends, self.status.paused
-            shares = read_shares(
-                state.inputs, snapshot, self._settings, first_ends, paused, self._densities, self._sizes
-            )
-            ranges = [
-                self._sources[bound.partition.input].cut(bound, count)
-                if count
-                else Range(bound.partition, bound.start, bound.start)
-                for bound, count in shares
-            ]
+            ranges = self._ranges(state.inputs, snapshot)
         shards = self._settings.shards
         if cores is not None and not self._settings.co_partitioned:
             shards = shards_for_cores(shards, cores, self._newest_shards)
@@ -217,6 +251,26 @@ class Planner:
             if reads:
                 self._planned_at_ms = now_ms
         return plan
+
+    def _ranges(self, inputs: Inputs, snapshot: SourceSnapshot) -> list[Range]:
+        """What the next epoch reads. Nothing of a stream that would get ahead of its table (A4)."""
+        tables, known = self._settings.tables, (*snapshot.bounds, *snapshot.waiting)
+        waiting = streams_waiting_for_tables(known, inputs, tables, self._history.first_ends)
+        ranges = self._cut_shares(inputs, snapshot, waiting)
+        reached = snapshot.reached_times(inputs, ranges, self._settings)
+        if not waiting and reads_ahead_of_tables(inputs, ranges, tables, reached):
+            ranges = self._cut_shares(inputs, snapshot, inputs.keys() - tables)
+        return ranges
+
+    def _cut_shares(self, inputs: Inputs, snapshot: SourceSnapshot, waiting: Collection[str]) -> list[Range]:
+        settings, paused = self._settings, self.status.paused
+        shares = read_shares(inputs, snapshot, settings, waiting, paused, self._densities, self._sizes)
+        return [
+            self._sources[bound.partition.input].cut(bound, count)
+            if count
+            else Range(bound.partition, bound.start, bound.start)
+            for bound, count in shares
+        ]
 
     def _lacks_partitions(self, state: JobState, snapshot: SourceSnapshot) -> bool:
         """Whether the number of partitions that co-partitioned inputs have in common is still unknown, because an
@@ -355,7 +409,9 @@ class Planner:
 
     def smaller(self, plan: EpochPlan) -> EpochPlan | None:
         """Returns the same epoch cut to the present budget; None if the plan is within it."""
-        return smaller_plan(plan, self._sizes, self._settings.budget, self._records, self._cut)
+        smaller = smaller_plan(plan, self._sizes, self._settings.budget, self._records, self._cut)
+        tables = self._settings.tables
+        return smaller if smaller is None or not tables else without_overtaking(smaller, plan, tables)
 
     def _records(self, planned: Range, record_bytes: float) -> int:
         return self._sources[planned.partition.input].records(planned, record_bytes)
@@ -391,15 +447,14 @@ def read_shares(
     inputs: Inputs,
     snapshot: SourceSnapshot,
     settings: PlanSettings,
-    first_ends: Mapping[PartitionRef, int],
+    waiting: Collection[str],
     paused: Collection[str],
     densities: Densities[PartitionRef],
     sizes: RecordSizes,
 ) -> list[tuple[Bounds, int]]:
-    """How many records the next epoch reads of each partition. 0 only fixes where a partition starts that was never
-    planned."""
+    """How many records the next epoch reads of each partition; none of inputs that are `waiting` or `paused`. 0 only
+    fixes where a partition starts that was never planned."""
     held = [bound for bound in snapshot.bounds if bound.held]
-    waiting = _wait_for_tables((*snapshot.bounds, *snapshot.waiting), inputs, settings.tables, first_ends)
     backlogs = [
         Backlog(
             partition=bound.partition,
@@ -414,13 +469,26 @@ def read_shares(
     if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, settings.budget):
         share = {backlog.partition: backlog.records for backlog in backlogs}
     else:
-        share = allocate(backlogs, settings.budget)
+        share = _allocated(backlogs, settings)
     counted = [(bound, share.get(bound.partition, 0)) for bound in held]
     return [
         (bound, count)
         for bound, count in counted
         if count or inputs[bound.partition.input].positions.get(bound.partition) != bound.start
     ]
+
+
+def _allocated(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanSettings) -> dict[PartitionRef, int]:
+    """Reads tables to their ends before streams if they take at most half of the budget: then no row of a stream has to
+    wait for them, and the other half is for the streams, however fast a table grows."""
+    budget = settings.budget
+    tables = [backlog for backlog in backlogs if backlog.partition.input in settings.tables]
+    records, size = sum(each.records for each in tables), sum(each.records * each.record_bytes for each in tables)
+    if not records or 2 * records > budget.records or 2 * size > budget.bytes:
+        return allocate(backlogs, budget)
+    streams = [backlog for backlog in backlogs if backlog.partition.input not in settings.tables]
+    rest = Budget(budget.records - records, int(budget.bytes - size))
+    return {each.partition: each.records for each in tables} | allocate(streams, rest)
 
 
 def _is_one_epoch(bounds: Sequence[Bounds], sizes: RecordSizes, budget: Budget) -> bool:
@@ -455,6 +523,12 @@ def next_plan(
     known = (*bounds, *snapshot.waiting)
     # The watermarks in force, and the event times that the rows read so far have reached.
     now = {name: InputTime(value.watermark, inputs[name].progress.newest) for name, value in snapshot.progress.items()}
+    reached = snapshot.reached_times(inputs, ranges, settings)
+    if settings.tables:
+        # Rows that have only waited for their table are not joined yet: the table must keep their versions (A2).
+        for name, due in state.due_from(now).items():
+            reached[name] = min(due, reached.get(name, due))
+    now = {name: replace(time, reached=reached.get(name, END_OF_TIME)) for name, time in now.items()}
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
     stuck = None if closes else pauses.stuck(_activity(snapshot))
@@ -492,7 +566,7 @@ def next_plan(
         topic_ids=_new_topic_ids([*known, *snapshot.deleted], inputs),
         horizons=horizons,
         highest={name: time.highest for name, time in now.items()},
-        tables_read=_tables_read(known, ranges, inputs, settings.tables, history.first_ends),
+        tables_read=tables_first_read(known, ranges, inputs, settings.tables, history.first_ends),
         max_future=settings.max_future,
         pace={
             name: (value.idle_from, value.idle_ms)
@@ -502,6 +576,8 @@ def next_plan(
         co_partitions=common_partitions(bounds, inputs, state.co_partitions) if settings.co_partitioned else 0,
         starts=starts,
         unplanned=tuple(sorted({ref.input for ref in unplanned})),
+        reached=reached,
+        unread=snapshot.unread_streams(inputs, ranges, settings.tables),
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
@@ -539,36 +615,6 @@ def _activity(snapshot: SourceSnapshot) -> InputActivity:
         ended=snapshot.ended,
         watermarks={name: value.watermark for name, value in snapshot.progress.items()},
     )
-
-
-def _wait_for_tables(
-    bounds: Iterable[Bounds], inputs: Inputs, tables: Collection[str], first_ends: Mapping[PartitionRef, int]
-) -> Collection[str]:
-    """Inputs that have to wait (A4): every stream waits until each table has been read to where it ended when first
-    seen. What is added to a table meanwhile does not count, or a busy table would hold up its stream for ever."""
-    reached = {bound.partition: bound.start for bound in bounds}
-    unread = [name for name in tables if not _first_read(name, reached, inputs, first_ends)]
-    return inputs.keys() - tables if unread else ()
-
-
-def _tables_read(
-    bounds: Iterable[Bounds],
-    ranges: Iterable[Range],
-    inputs: Inputs,
-    tables: Iterable[str],
-    first_ends: Mapping[PartitionRef, int],
-) -> tuple[str, ...]:
-    """Tables whose first read is complete with these ranges."""
-    reached = {bound.partition: bound.start for bound in bounds} | {r.partition: r.end_exclusive for r in ranges}
-    unread = (name for name in tables if not inputs[name].first_read)
-    return tuple(sorted(name for name in unread if _first_read(name, reached, inputs, first_ends)))
-
-
-def _first_read(
-    name: str, reached: Mapping[PartitionRef, int], inputs: Inputs, first_ends: Mapping[PartitionRef, int]
-) -> bool:
-    ends = {ref: end for ref, end in first_ends.items() if ref.input == name}
-    return inputs[name].first_read or all(reached.get(ref, end) >= end for ref, end in ends.items())
 
 
 def _unless_ended(bound: Bounds, state: InputState) -> Bounds:

@@ -13,6 +13,7 @@ from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepRun, StepWork, with_flags
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
@@ -155,7 +156,8 @@ class StepTask:
         )
         accept_from = self._step.kind.accept_from(self._step, self._work.plan.watermarks)
         complete = self._work.plan.horizons.get(self._step.sides[0].complete, Horizon())
-        work = StepWork(arrivals, kept, self._horizons, accept_from, complete, ordered)
+        reached = self._work.plan.reached.get(self._step.sides[-1].time, END_OF_TIME)
+        work = StepWork(arrivals, kept, self._horizons, accept_from, complete, ordered, reached)
         return self._step.kind.run(self._step, work)
 
     def kept_runs(self, side: int) -> list[KeptRun]:

@@ -94,15 +94,16 @@ class AsOfJoin(Join):
         return side == RIGHT
 
     def _arriving(self, step: StepSpec, work: StepWork) -> tuple[pa.RecordBatch | None, Run | None]:
-        """Splits the stream's arrivals into those that go out at once, by (partition, offset), and those that wait
-        (A3). A row that cannot match has nothing to wait for (O2)."""
+        """Splits the stream's arrivals into those that go out at once, by (partition, offset), and those that wait,
+        for late versions (A3) or for versions that are not read yet (A4). A row that cannot match has nothing to wait
+        for (O2)."""
         rows = work.arrivals[LEFT]
         if rows is None:
             return None, None
-        now = work.horizons[LEFT].current
-        waits = _joinable(rows) & (self.grace > 0)
+        ts, now = rows.column(TS).to_numpy(), work.horizons[LEFT].current
+        waits = _joinable(rows) & ((self.grace > 0) | (ts > work.reached))
         if now is not None:
-            waits &= rows.column(TS).to_numpy() > now
+            waits &= ts > now
         at_once = _sorted(rows.filter(pa.array(~waits)), PARTITION, OFFSET)
         return at_once, _stored(step, LEFT, rows.filter(pa.array(waits)))
 
@@ -113,12 +114,14 @@ class AsOfJoin(Join):
         return horizons[RIGHT].current if side == LEFT else None
 
     def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
-        """The stream's horizon is the time up to which rows have waited long enough (A3); `end` releases them all (A4).
-        A table that has ended forgets nothing: its time stays at its last row (A2)."""
+        """The stream's horizon is the time up to which rows have waited long enough (A3) and the table was read (A4);
+        `end` ends the waiting for late versions. A table that has ended forgets nothing: its time stays at its last
+        row. Rows that are not read yet, or wait for the table, will ask for versions of their times (A2)."""
         left, right = step.sides
         stream, table = times[left.time], times[right.time]
         waited = END_OF_TIME if stream.watermark == END_OF_TIME else earlier(stream.highest, self.grace)
-        return {left.part: waited, right.part: earlier(table.highest, self.history_retention)}
+        asked = _lowest(table.highest, table.reached, stream.reached)
+        return {left.part: _lowest(waited, table.reached), right.part: earlier(asked, self.history_retention)}
 
     def keep_from(self, side: int, horizon: int) -> int | None:
         return horizon + 1 if side == LEFT else None  # a version stays until a later one supersedes it
@@ -142,7 +145,10 @@ class AsOfJoin(Join):
         return [kept.where(chosen) for kept, chosen in zip(runs, there, strict=True)]
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
-        return set(step.sides[side].inputs)
+        stream, table = (side.time for side in step.sides)
+        if side == RIGHT:
+            return {table}
+        return {stream, table} if self.grace else {table}
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
@@ -165,17 +171,22 @@ class AsOfJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "a3" if side == LEFT else "a2"
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> bool:
+        horizon = outlook.horizon(step.sides[row.side].part)
         if row.side == LEFT:
-            return self.grace == 0 or (horizon is not None and row.ts <= horizon)
+            at_once = self.grace == 0 and row.ts <= outlook.reached.get(step.sides[RIGHT].time, END_OF_TIME)
+            return at_once or (horizon is not None and row.ts <= horizon)
         return horizon is not None and row.newer is not None and row.newer <= horizon
 
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
         stream, table = (side.time for side in step.sides)
-        if row.side == LEFT and self.grace == 0:
-            return "a row of the stream is joined when it comes"
         if row.side == LEFT:
-            return f"the highest event time of {stream} is {format_time(row.ts + self.grace)} or above"
+            reached = outlook.reached.get(table, END_OF_TIME)
+            waits_for_table = f"{table} is read up to {format_time(row.ts)}"
+            if self.grace == 0:
+                return "a row of the stream is joined when it comes" if row.ts <= reached else waits_for_table
+            waited = f"the highest event time of {stream} is {format_time(row.ts + self.grace)} or above"
+            return waited if row.ts <= reached else f"{waited}, and {waits_for_table}"
         if row.newer is None:
             return f"a newer version of its key comes (of {table})"
         until = format_time(row.newer + self.history_retention)
@@ -185,8 +196,10 @@ class AsOfJoin(Join):
         return [self._waiting(step, row) if row.side == LEFT else _version(step, rows, row, outlook) for row in rows]
 
     def _waiting(self, step: StepSpec, row: StoredRow) -> RowStatus:
-        until, stream = row.ts + self.grace, step.sides[LEFT].time
-        words = f"waits until the highest event time of {stream} is {format_time(until)}"
+        until, (stream, table) = row.ts + self.grace, (side.time for side in step.sides)
+        words = f"waits until {table} is read up to {format_time(row.ts)}"
+        if self.grace:
+            words = f"waits until the highest event time of {stream} is {format_time(until)}"
         return RowStatus(words, {"until_input": stream, "until": until})
 
 
@@ -210,6 +223,11 @@ def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, outlook:
 
 
 # --- what goes out, what stays ----------------------------------------------------------------------------------------
+
+
+def _lowest(time: int | None, *reached: int) -> int | None:
+    lowest = min(reached)
+    return None if time is None or lowest == BEGIN_OF_TIME else min(time, lowest)
 
 
 def _take_in(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:

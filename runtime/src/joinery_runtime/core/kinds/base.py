@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import ClassVar, Self
 
@@ -13,7 +14,8 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, ShownRow, StoredRow, StoredRows, TakenRow, ToJson
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
-from joinery_runtime.core.pipeline.watermark import Lows
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, Lows
 from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS
 from joinery_runtime.job import JoinStep
 from joinery_runtime.job.kinds.base import StepKind
@@ -69,16 +71,15 @@ class Join(Kind):
             after.ts if after is not None and after.side == row.side else None
             for row, after in zip_longest(rows, rows[1:])
         ]
+        # What is stored was not emitted when it arrived, and left by the committed horizons alone.
+        horizons = {part: Horizon(at.previous, at.previous) for part, at in outlook.horizons.items()}
+        before = replace(outlook, horizons=horizons, reached=dict.fromkeys(outlook.watermarks, BEGIN_OF_TIME))
         return [
             ShownRow(
                 " + ".join(step.sides[row.side].inputs),
                 row,
                 status,
-                self.is_evicted(
-                    step,
-                    TakenRow(row.side, row.ts, times, next_ts),
-                    outlook.horizons[step.sides[row.side].part].previous,
-                ),
+                self.is_evicted(step, TakenRow(row.side, row.ts, times, next_ts), before),
             )
             for row, next_ts, status in zip(rows, newer, self.statuses(step, rows, outlook), strict=True)
         ]

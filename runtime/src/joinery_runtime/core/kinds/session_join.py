@@ -131,8 +131,8 @@ class SessionWindowJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "w2"
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
-        open_from = self.open_from(horizon)
+    def is_evicted(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> bool:
+        open_from = self.open_from(outlook.horizon(step.sides[row.side].part))
         return open_from is not None and last_of_session(row.ts, row.times, self.gap) < open_from
 
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:

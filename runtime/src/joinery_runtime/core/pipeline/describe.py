@@ -21,10 +21,12 @@ ToJson = Callable[[pa.Table], Sequence[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The watermarks and horizons of the next epoch."""
+    """The watermarks and horizons of the next epoch, and up to which event times inputs were read that are behind
+    (`InputTime.reached`)."""
 
     watermarks: Mapping[str, Watermark]
     horizons: Horizons
+    reached: Mapping[str, int] = field(default_factory=dict)
 
     def horizon(self, part: str) -> int | None:
         return self.horizons[part].current

@@ -184,9 +184,10 @@ class Kind(ABC):
     def leaves_by(self, side: int) -> str:
         """The id of the rule in docs/semantics.md that says when a row of the side leaves the state."""
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
-        """Whether the row is gone from the state in an epoch in which its part has this horizon; by default, whether
-        `keep_from` is above it."""
+    def is_evicted(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> bool:
+        """Whether the row is gone from the state in an epoch with this outlook; by default, whether `keep_from` is
+        above it."""
+        horizon = outlook.horizon(step.sides[row.side].part)
         since = None if horizon is None else self.keep_from(row.side, horizon)
         return since is not None and row.ts < since
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.columns import FLAG
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run
@@ -88,7 +89,8 @@ class StepWork:
 
     `arrivals` are prepared rows (None: no rows), with `$joinable` where the side is preserved. `kept` is the state.
     `accept_from` is the lowest event time of each side that is not late (None: nothing is late). `ordered` asks for
-    ORDER_COLUMNS after the output columns. `complete` is the horizon behind which sessions go out (S5).
+    ORDER_COLUMNS after the output columns. `complete` is the horizon behind which sessions go out (S5). `reached` is
+    the event time up to which a table was read (`InputTime.reached`).
     """
 
     arrivals: tuple[pa.RecordBatch | None, ...]
@@ -97,6 +99,7 @@ class StepWork:
     accept_from: tuple[int | None, ...] = (None, None)
     complete: Horizon = Horizon()
     ordered: bool = False
+    reached: int = END_OF_TIME
 
 
 @dataclass(frozen=True, slots=True)

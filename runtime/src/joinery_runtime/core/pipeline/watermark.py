@@ -30,10 +30,15 @@ def earlier(watermark: Watermark, by_ms: int) -> Watermark:
 
 @dataclass(frozen=True, slots=True)
 class InputTime:
-    """An input's watermark in an epoch's plan, and the highest event time that earlier epochs have read from it."""
+    """An input's watermark in an epoch's plan, and the highest event time that earlier epochs have read from it.
+
+    `reached` is the event time up to which an input of a join with a table was read, as far as its records can be read
+    at all. END_OF_TIME: all of them were; BEGIN_OF_TIME: nothing is known of some partition. A table is judged by what
+    is left unread after the epoch (its rows come first), a stream by what was unread before it."""
 
     watermark: Watermark = None
     highest: int | None = None
+    reached: int = END_OF_TIME
 
 
 Times = Mapping[str, InputTime]

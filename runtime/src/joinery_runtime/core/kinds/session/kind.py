@@ -127,7 +127,8 @@ class SessionAggregation(SessionParameters, Kind):
     def leaves_by(self, side: int) -> str:
         return "s4" if self.drop_late else "s5"
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, horizon: int | None) -> bool:
+    def is_evicted(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> bool:
+        horizon = outlook.horizon(step.sides[row.side].part)
         return horizon is not None and last_of_session(row.ts, row.times, self.gap) < horizon
 
     def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
