@@ -148,9 +148,12 @@ class LastError:
 
 def silence(admin: AdminClient, errors: LastError, seconds: float) -> str | None:
     """Why no broker answers within `seconds`. None if one does, or if waiting would not help. `errors` is the client's
-    `error_cb`. Safe to call from any thread."""
+    `error_cb`. Safe to call from any thread.
+
+    Asks for metadata: when a request of the Admin API times out at a broker that hangs, librdkafka may abort the
+    process (an assertion in `rd_kafka_admin_response_parse`)."""
     try:
-        admin.describe_cluster(request_timeout=seconds).result()
+        admin.list_topics(timeout=seconds)
     except KafkaException as error:
         admin.poll(0)
         if is_away(error.args[0]) and errors.denied is None:
