@@ -29,6 +29,7 @@ NODE_PACKAGES: Mapping[str, str] = MappingProxyType(
 )
 BUSYBOX: Mapping[str, str] = MappingProxyType({"/bin/busybox": "busybox-static"})
 IMAGE_PACKAGES: Mapping[str, str] = MappingProxyType({"buildah": "buildah", "debootstrap": "debootstrap"})
+COMPILER: Mapping[str, str] = MappingProxyType({"cc": "build-essential"})
 POOLER: Mapping[str, str] = MappingProxyType({"pgbouncer": "pgbouncer"})
 ALL: Mapping[str, str] = MappingProxyType({**NODE_PACKAGES, **BUSYBOX, **IMAGE_PACKAGES})
 _LOCK_SECONDS = 300
