@@ -79,6 +79,7 @@ class Scripted:
     last: list[bool] = field(default_factory=list)
     read: list[bool] = field(default_factory=list)
     paused: Mapping[str, str] = field(default_factory=dict)
+    beyond_end: Mapping[str, str] = field(default_factory=dict)
 
     def away(self) -> Unavailable | None:
         return None
@@ -173,6 +174,11 @@ def test_hot_keys_and_paused_inputs_are_told_once() -> None:
         "Input orders is read again",
         "Input payments is read again",
     ]
+
+
+def test_what_was_added_to_an_input_that_has_ended_is_told_once() -> None:
+    driver = Scripted(iter([None, None, None]), beyond_end={"orders": "more was added"})
+    assert loop([driver], Waits(at=3)).noticed == ["more was added"]
 
 
 def test_it_ends_when_there_is_nothing_to_do_and_all_inputs_have_ended() -> None:

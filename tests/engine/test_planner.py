@@ -504,8 +504,45 @@ def test_a_job_is_finished_when_all_its_inputs_are() -> None:
     job.orders.final = job.payments.final = True
     job.epoch({})
     assert not job.planner.status.finished
+    ends = job.epoch({})
+    assert (ends.ended, ends.ranges) == (("orders", "payments"), ())
     assert job.plan() is None
     assert job.planner.status.finished
+
+
+def test_the_end_of_an_input_is_committed_and_what_is_added_later_is_never_read() -> None:
+    """Whether a later epoch runs, which would commit it too, depends on the kind of join and on other inputs."""
+    job = with_records()
+    job.orders.final = True
+    job.epoch({})
+    assert job.epoch({}).ended == ("orders",)
+    assert job.inputs["orders"].progress.ended
+    assert job.plan() is None
+    assert not job.planner.status.beyond_end
+    job.orders.ends |= {ORDERS[0]: (0, 12)}
+    job.restart()
+    assert job.plan() is None
+    assert job.planner.status.backlog == {"orders": 0, "payments": 0}
+    assert list(job.planner.status.beyond_end) == ["orders"]
+    assert "more was added since: to orders. It is not read" in job.planner.status.beyond_end["orders"]
+
+
+def test_what_an_earlier_release_did_not_commit_is_committed_at_the_next_start() -> None:
+    job = with_records()
+    job.orders.final = job.payments.final = True
+    job.epoch({})
+    job.restart()
+    assert job.epoch({}).ended == ("orders", "payments")
+    assert job.plan() is None
+
+
+def test_a_run_once_ends_no_input() -> None:
+    job = with_records()
+    job.once, job.orders.final = True, True
+    job.restart()
+    job.epoch({})
+    assert job.plan() is None
+    assert not job.inputs["orders"].progress.ended
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -656,6 +693,7 @@ def test_a_group_that_has_given_nothing_yet_makes_no_epoch() -> None:
 def test_a_bounded_input_is_not_finished_while_another_member_has_its_records() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10)), final=True), Source(dict.fromkeys(PAYMENTS, (0, 0)), final=True))
     taken(job, *ORDERS)
+    assert job.epoch({}).ended == ("payments",)
     assert job.plan() is None
     assert not job.planner.status.finished
 

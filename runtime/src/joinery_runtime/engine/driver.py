@@ -146,6 +146,11 @@ class Driver:
         return self._parts.planner.status.paused
 
     @property
+    def beyond_end(self) -> Mapping[str, str]:
+        """By ended input, a warning of what was added after its end, as of the newest call of `plan`."""
+        return self._parts.planner.status.beyond_end
+
+    @property
     def backlog(self) -> Mapping[str, int]:
         """Unread records per input, as of the newest call of `plan`."""
         return self._parts.planner.status.backlog

@@ -194,6 +194,7 @@ class _DriverLoop:
         self._outages = outages
         self._polls = Backoff(POLL_FIRST_S, POLL_LAST_S)
         self._paused: frozenset[str] = frozenset()
+        self._beyond_end: frozenset[str] = frozenset()  # inputs that were warned of
 
     def go(self, *, settle: bool) -> None:
         self._listener.started(self._driver)
@@ -259,6 +260,9 @@ class _DriverLoop:
         for name in sorted(self._paused - paused.keys()):
             self._listener.warned(f"Input {name} is read again")
         self._paused = frozenset(paused)
+        for name in sorted(self._driver.beyond_end.keys() - self._beyond_end):
+            self._listener.warned(self._driver.beyond_end[name])
+        self._beyond_end |= self._driver.beyond_end.keys()
 
     def _wait(self) -> None:
         pause = self._polls.next()

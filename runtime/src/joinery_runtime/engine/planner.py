@@ -72,6 +72,7 @@ class SourceStatus:
     backlog: Mapping[str, int] = field(default_factory=dict)  # by input: unread records
     not_held: tuple[PartitionRef, ...] = ()  # with unread records, held by other members of the consumer group
     paused: Mapping[str, str] = field(default_factory=dict)  # by input: which limit keeps it from being read
+    beyond_end: Mapping[str, str] = field(default_factory=dict)  # by ended input: a warning of what came after its end
     finished: bool = False  # every input has been read to its final end, or to where this run ends
 
     @classmethod
@@ -79,7 +80,7 @@ class SourceStatus:
         not_held = tuple(b.partition for b in snapshot.bounds if not b.held and b.start < b.end_exclusive)
         done = all(bound.final and bound.start >= bound.end_exclusive for bound in snapshot.bounds)
         finished = done and {bound.partition.input for bound in snapshot.bounds} == snapshot.backlog.keys()
-        return cls(snapshot.backlog, not_held, paused, finished)
+        return cls(snapshot.backlog, not_held, paused, snapshot.beyond_end, finished)
 
     def of_one_run(self, snapshot: SourceSnapshot, inputs: Inputs) -> SourceStatus:
         """The status for a run that reads up to where the inputs ended at its start. It is finished only once each
@@ -105,6 +106,7 @@ class SourceSnapshot:
     ended: tuple[str, ...]  # inputs that have been read to their final end
     progress: Mapping[str, InputProgress]  # with idleness and ends applied
     now_ms: int
+    beyond_end: Mapping[str, str] = field(default_factory=dict)  # as in SourceStatus
 
     def unread(self, first: Inputs | None = None) -> SourceSnapshot:
         """The snapshot for a plan that reads nothing. Lost records and replaced topics wait for the plan that reads on
@@ -213,11 +215,11 @@ class Planner:
         records wait that no later plan could read either.
 
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
-        where it starts, to store that an input has begun which has no partition yet, and when rows of the state are due
-        to go out (T3). A plan that reads also fixes where the partitions of other members start: `startFrom: latest`
-        may mean another offset after a restart. Without `reads` the plan reads nothing. `clock_ms` is the wall clock
-        that the plan records (T11). `cores` are those of the epoch's tasks; None: unknown, and the epoch has all
-        shards.
+        where it starts, to store that an input has begun which has no partition yet, to store that an input has ended
+        (T7), and when rows of the state are due to go out (T3). A plan that reads also fixes where the partitions of
+        other members start: `startFrom: latest` may mean another offset after a restart. Without `reads` the plan reads
+        nothing. `clock_ms` is the wall clock that the plan records (T11). `cores` are those of the epoch's tasks; None:
+        unknown, and the epoch has all shards.
         """
         snapshot = self._observe(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
@@ -312,6 +314,7 @@ class Planner:
             ended=ended,
             progress=self.watermarks(_with_partitions(inputs, there), idle, ended, now_ms),
             now_ms=now_ms,
+            beyond_end=_beyond_end(bounds, inputs),
         )
 
     def _up_to_now(self, bounds: tuple[Bounds, ...], inputs: Inputs) -> tuple[Bounds, ...]:
@@ -546,7 +549,8 @@ def next_plan(
     unplanned = _new_starts(bounds, ranges, inputs)
     starts = unplanned if fixes_starts else {}
     begins = _new_topic_ids(snapshot.waiting, inputs).keys() - {bound.partition.input for bound in bounds}
-    reasons = (ranges, _is_shared(starts, bounds), begins, checkpoint, snapshot.deleted, always, closes, saves)
+    ends = any(not inputs[name].progress.ended for name in snapshot.ended)
+    reasons = (ranges, _is_shared(starts, bounds), begins, ends, checkpoint, snapshot.deleted, always, closes, saves)
     if not any(reasons):
         return None, history
     if checkpoint:
@@ -620,6 +624,22 @@ def _activity(snapshot: SourceSnapshot) -> InputActivity:
 def _unless_ended(bound: Bounds, state: InputState) -> Bounds:
     """Keeps an input that has ended at its end (T7): records added later would meet a watermark of +infinity."""
     return replace(bound, end_exclusive=bound.start, final=True) if state.progress.ended else bound
+
+
+def _beyond_end(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, str]:
+    """Return a warning for each input that has ended and has more than was read by then."""
+    more: dict[str, list[str]] = {}
+    for bound in bounds:
+        name = bound.partition.input
+        if inputs[name].progress.ended and bound.end_exclusive > bound.start:
+            more.setdefault(name, []).append(bound.partition.topic)
+    return {
+        name: f"The end of input {name} is committed, and more was added since: to {places[0]}"
+        f"{f' and {len(places) - 1} more' if len(places) > 1 else ''}. It is not read. For files that are added while "
+        "a job lives, use watch: true, or run the job with --once, which ends no input; to read this now, start the "
+        "job with new state (joinery state delete)"
+        for name, places in more.items()
+    }
 
 
 def _with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, InputState]:
