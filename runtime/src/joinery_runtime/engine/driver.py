@@ -21,6 +21,7 @@ from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with
 from joinery_runtime.engine.late_rows import LateRows, closed_words
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
+from joinery_runtime.engine.null_keys import key_parts, refuse_null_keys
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.planner import REJOINS_MS, Planner
 from joinery_runtime.engine.protocol import (
@@ -109,6 +110,7 @@ class Driver:
             for found in pipeline.inputs
             if pa.types.is_int64((intake := pipeline.intake(found.name)).schema.field(intake.event_time).type)
         }
+        self._keys = key_parts(pipeline)
         self._input_warnings = InputWarnings(self._milliseconds)
         delays = {name: clock.delay_ms for name, clock in parts.planner.clocks.items()}
         self._late_rows = LateRows(delays, parts.planner.late_warnings)
@@ -342,13 +344,15 @@ class Driver:
     def run(self, plan: EpochPlan) -> EpochOutcome:
         """Runs all tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, and
         PlanTooLarge when the next recovery has to make the plan smaller."""
+        work = self._work(plan)
         try:
-            outcome = self._parts.host.run(self._work(plan))
+            outcome = self._parts.host.run(work)
         except PlanTooLarge as error:
             name, topic, partition, records, size = error.read
             self._parts.planner.learn_size(PartitionRef(name, topic, partition), records, size)
             raise
         check_arrivals(outcome)
+        refuse_null_keys(outcome.read.partitions, work.new_keys)
         if self._parts.dead_letters is None:
             refuse_dead(outcome)
         return outcome
@@ -370,6 +374,7 @@ class Driver:
                 for name, column in self._milliseconds.items()
                 if state.inputs[name].progress.newest is None
             },
+            new_keys={name: parts for name, parts in self._keys.items() if state.inputs[name].progress.newest is None},
         )
 
     # --- commit -----------------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ class EpochWork:
     `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to go on.
     `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave. `milliseconds`
     are inputs of which no event time is known yet, with the int64 column that is taken for milliseconds without a word
-    of the user: times that most likely count seconds are refused there. `careful`: processes have died of this plan, so
-    each batch is decoded in another process first."""
+    of the user: times that most likely count seconds are refused there. `new_keys` are the keys (`null_keys`) of these
+    inputs. `careful`: processes have died of this plan, so each batch is decoded in another process first."""
 
     generation: int
     plan: EpochPlan
@@ -67,6 +67,7 @@ class EpochWork:
     allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
     merge_all: bool = False
     milliseconds: Mapping[str, str] = field(default_factory=dict)
+    new_keys: Mapping[str, tuple[frozenset[str], ...]] = field(default_factory=dict)
     careful: bool = False
 
     def reach(self, point: str) -> None:
@@ -82,7 +83,7 @@ class PartitionRead:
     range, rows `dropped` by reason, `dead` records for the dead-letter output
     with the first of them in words, and `lost` offsets that the broker deleted after they were planned (`onDataLoss:
     continue`). `decoded` counts the rows decoded, without deletions of a table. `empty` columns are null in all of
-    these rows (None: there are no such rows)."""
+    these rows (None: there are no such rows). `paths` are those of a record's values, if a key looks wrong."""
 
     partition: PartitionRef
     records: int = 0
@@ -97,6 +98,7 @@ class PartitionRead:
     lost: int = 0
     decoded: int = 0
     empty: frozenset[str] | None = None
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

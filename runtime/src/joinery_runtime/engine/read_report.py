@@ -4,7 +4,7 @@ records that may be late."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,14 @@ from joinery_runtime.core.pipeline.spec import InputSpec
 from joinery_runtime.core.table.columns import OFFSET, TS, UNAVAILABLE
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.engine.null_keys import KeyParts, missing_part
 from joinery_runtime.sinks import dead_letter_rows
 from joinery_runtime.sources import BadRecord, Decoded, line_number
 from joinery_runtime.sources.base import Range, RawBatch
 from joinery_runtime.sources.records import records_of
+
+RecordPaths = Callable[[str, bytes], tuple[str, ...]]
+"""Lists the paths of the values in a record of an input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +129,11 @@ class LateRecords:
 class ReadCounter:
     """Adds up the batches of one range while it is read: its `records`, and their undecoded `bytes`."""
 
-    def __init__(self, planned: Range) -> None:
+    def __init__(self, planned: Range, key: KeyParts = (), paths_of: RecordPaths | None = None) -> None:
+        """`paths_of` is asked for the paths of a record if the `key` is null in all of them."""
         self.planned = planned
+        self._key, self._paths_of = key, paths_of
+        self._example: bytes | None = None
         self._rows = self._lost = 0
         self.records = self.bytes = 0
         self._lowest: int | None = None
@@ -160,6 +167,8 @@ class ReadCounter:
             self._decoded += rows.num_rows - deleted
             empty = frozenset(name for name in rows.column_names if rows[name].null_count == rows.num_rows)
             self._empty = empty if self._empty is None else self._empty & empty
+            if self._example is None and missing_part(self._key, empty) is not None:
+                self._example = records_of(raw, [int(decoded.index[0])])[0].as_py()
 
     def report(self, lost: int = 0) -> ReadReport:
         read = PartitionRead(
@@ -176,5 +185,12 @@ class ReadCounter:
             lost=self._lost + lost,
             decoded=self._decoded,
             empty=self._empty,
+            paths=self._paths(),
         )
         return ReadReport(read, encode(concat([dead.rows for dead in self._dead])) if self._dead else None)
+
+    def _paths(self) -> tuple[str, ...]:
+        wrong = missing_part(self._key, self._empty) is not None
+        if not wrong or self._example is None or self._paths_of is None:
+            return ()
+        return self._paths_of(self.planned.partition.input, self._example)

@@ -32,9 +32,17 @@ from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
+from joinery_runtime.engine.null_keys import refuse_null_keys
 from joinery_runtime.engine.output_limit import OutputLimit, with_dead_letters
 from joinery_runtime.engine.plan import NAMED_BY_LIFE
-from joinery_runtime.engine.read_report import DeadLetters, LateRecords, PossiblyLate, ReadCounter, ReadReport
+from joinery_runtime.engine.read_report import (
+    DeadLetters,
+    LateRecords,
+    PossiblyLate,
+    ReadCounter,
+    ReadReport,
+    RecordPaths,
+)
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.sinks.base import Attempt, AttemptId, RowLimit, SinkWriter
@@ -75,7 +83,7 @@ class InputAccess(Protocol):
 class WorkerParts:
     """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes.
     `ordered` adds the order columns of traces to output rows. Without `dead_letters` bad records are only reported;
-    with them, output rows over the `row_limit` are dead letters, too.
+    with them, output rows over the `row_limit` are dead letters, too. `paths_of` lists what a record has, for messages.
     """
 
     job: str
@@ -89,6 +97,7 @@ class WorkerParts:
     ordered: bool = False
     row_limit: RowLimit | None = None
     hasher: KeyHash = key_hash
+    paths_of: RecordPaths | None = None
 
 
 class Worker:
@@ -133,7 +142,8 @@ class Worker:
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         if work.careful:
             decoder = carefully(decoder)
-        counters = {planned.partition: ReadCounter(planned) for planned in ranges}
+        key = work.new_keys.get(name, ())
+        counters = {planned.partition: ReadCounter(planned, key, self._parts.paths_of) for planned in ranges}
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         checks = {ref: RecordChecks(plan.future_check(name), late, plan.co_partitions) for ref in counters}
         may_be_late: list[Sent] = []
@@ -154,6 +164,7 @@ class Worker:
             yield from self._blocks(name, rows, plan.shards)
         yield from may_be_late
         reports = [counter.report() for counter in counters.values()]
+        refuse_null_keys((report.read for report in reports), work.new_keys)
         if name in work.milliseconds:
             for report in reports:
                 refuse_seconds(report.read, work.milliseconds[name])

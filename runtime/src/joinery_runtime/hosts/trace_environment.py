@@ -22,6 +22,7 @@ from joinery_runtime.job import Job
 from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Sink, Takeover
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 from joinery_runtime.sources import Decoder, guarded, json_decoder_for
+from joinery_runtime.sources.record_paths import paths_of
 from joinery_runtime.state.store import StateStore
 
 
@@ -120,5 +121,15 @@ class _LocalEnvironment:
 
     def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host:
         inputs, dead = StepInputs(job, logs), self.dead_letters if job.spec.dead_letter else None
-        parts = WorkerParts(job.name, compile_job(job), inputs, self.store, self.output, dead, self.cache, ordered=True)
+        parts = WorkerParts(
+            job.name,
+            compile_job(job),
+            inputs,
+            self.store,
+            self.output,
+            dead,
+            self.cache,
+            ordered=True,
+            paths_of=paths_of(job),
+        )
         return LocalHost(Worker(parts))

@@ -25,6 +25,7 @@ from joinery_runtime.sources import Decoder, decoder_for, guarded, reader_for
 from joinery_runtime.sources.base import SourceReader
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.compiled_hash import compiled_key_hash
+from joinery_runtime.sources.record_paths import paths_of
 from joinery_runtime.state.store import TaskStore
 
 CACHE_BYTES = "JOINERY_CACHE_BYTES"
@@ -80,7 +81,7 @@ def worker_of(
     # A worker that reads from Kafka loads kernels anyway; others would lose more time by loading than they save.
     hasher = compiled_key_hash() if any(side.kafka is not None for side in job.inputs) else key_hash
     parts = WorkerParts(job.name, compile_job(job), access, store, output.writer(), dead_writer, cache, hasher=hasher)
-    return Worker(replace(parts, cache_bytes=cache_bytes(), row_limit=row_limit(job)))
+    return Worker(replace(parts, cache_bytes=cache_bytes(), row_limit=row_limit(job), paths_of=paths_of(job)))
 
 
 def load_kernels(job: Job) -> None:

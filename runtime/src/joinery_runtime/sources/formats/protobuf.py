@@ -40,7 +40,7 @@ class ProtobufDecoder(OneByOne):
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
-        return cls(schema, {column.name: column.steps for column in model.columns}, _written_with(model))
+        return cls(schema, {column.name: column.steps for column in model.columns}, written_with(model))
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Any) -> None:
         super().__init__(schema, paths)
@@ -102,7 +102,9 @@ def _getter(descriptor: Any, path: Path) -> Callable[[Any], Any]:
 
 
 def _found(message: Any, path: Path) -> Any:
-    """The value in a message at a path of at least one step; None if the path leads nowhere."""
+    """The value in a message at a path; None if the path leads nowhere."""
+    if not path:
+        return _whole(message)
     descriptor, step = message.DESCRIPTOR, path[0]
     if descriptor.full_name in _JSON:
         return inside(_whole(message), path)
@@ -161,7 +163,7 @@ def _whole(message: Any) -> Any:
     return {field.name: _found(message, (field.name,)) for field in descriptor.fields}
 
 
-def _written_with(model: Input) -> Any:
+def written_with(model: Input) -> Any:
     """The schemas that the input's records name, or the message of the schema in the job. Raises SourceError if either
     of these is not valid."""
     if model.protobuf_schema is None:

@@ -1,0 +1,72 @@
+"""Refuses an input whose key never has a value, before anything of the input is committed: most often the name or the
+path of a column does not match the records, and no row would ever find another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.errors import RecordError
+from joinery_runtime.job.model.wording import listed
+
+ENOUGH_RECORDS = 100
+
+KeyParts = tuple[frozenset[str], ...]
+"""Sets of an input's columns. Its key is null in a record in which all columns of one set are null."""
+
+
+def key_parts(pipeline: Pipeline) -> dict[str, KeyParts]:
+    """Return the columns on which the key of each input depends. A join's key is null if one of its columns is null; in
+    a session's key null is a value like others, unless nothing else is there."""
+    parts: dict[str, set[frozenset[str]]] = {}
+    for step in pipeline.steps:
+        for side in step.sides:
+            intake = side.intake
+            by_input: dict[str, list[frozenset[str]]] = {}
+            for key in intake.keys:
+                name, _, column = key.partition(".") if intake.chained else (side.time, "", key)
+                by_input.setdefault(name, []).append(_read_columns(pipeline, name, column))
+            for name, columns in by_input.items():
+                known = [frozenset().union(*columns)] if intake.grouped else columns
+                parts.setdefault(name, set()).update(part for part in known if part)
+    return {name: tuple(sorted(found, key=sorted)) for name, found in parts.items()}
+
+
+def _read_columns(pipeline: Pipeline, name: str, column: str) -> frozenset[str]:
+    """Return the columns of records that a key column is made of."""
+    computed = dict(pipeline.intake(name).computed)
+    if column not in computed:
+        return frozenset({column})
+    return frozenset(ref.column for ref in computed[column].columns)
+
+
+def missing_part(parts: KeyParts, empty: frozenset[str] | None) -> frozenset[str] | None:
+    """Return a set of columns without which the key is null, if all of them are `empty`."""
+    return None if empty is None else next((part for part in parts if part <= empty), None)
+
+
+def refuse_null_keys(reads: Iterable[PartitionRead], keys: Mapping[str, KeyParts]) -> None:
+    """Raise RecordError if the key of an input is null in each of at least ENOUGH_RECORDS records. `keys` are those of
+    inputs of which nothing is committed."""
+    by_input: dict[str, list[PartitionRead]] = {}
+    for read in reads:
+        if read.empty is not None and read.partition.input in keys:
+            by_input.setdefault(read.partition.input, []).append(read)
+    for name, of_input in by_input.items():
+        empty = frozenset.intersection(*(read.empty for read in of_input if read.empty is not None))
+        part, records = missing_part(keys[name], empty), sum(read.decoded for read in of_input)
+        if part is not None and records >= ENOUGH_RECORDS:
+            raise _refusal(name, sorted(part), records, next((read.paths for read in of_input if read.paths), ()))
+
+
+def _refusal(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> RecordError:
+    there = f"; the first record has {', '.join(paths)}" if paths else ""
+    are = "columns {} are" if len(columns) > 1 else "column {} is"
+    return RecordError(
+        f"Input {name}: the key has no value in any of the {records:,} records read so far",
+        facts=f"{are.format(listed(columns))} null in all of them{there}; nothing of the input was committed",
+        todo="Correct the column's name or path in the schema; a value inside of an object is written as "
+        "path: customer.id, of an array as path: items[0].sku. If the records are right, start the job once a record "
+        "has the key",
+    )

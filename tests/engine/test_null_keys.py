@@ -1,0 +1,142 @@
+"""Keys that are null in all records of an input of which nothing is committed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from joinery_runtime import trace
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, key_parts, refuse_null_keys
+from joinery_runtime.errors import RecordError
+from joinery_runtime.job import job_from
+from joinery_runtime.sources.base import PartitionRef
+
+
+def job(joins: dict[str, Any] | None = None, **sides: Any) -> dict[str, Any]:
+    """A left join of `l` and `r`, with an other name or path of a column by input."""
+    inputs = [
+        {
+            "name": name,
+            "file": {"path": f"{name}.jsonl"},
+            "format": "json",
+            "eventTime": "ts",
+            "schema": [
+                {"name": "k", "type": "string", **sides.get(name, {})},
+                {"name": "n", "type": "int64"},
+                {"name": "ts", "type": "timestamp"},
+            ],
+        }
+        for name in ("l", "r")
+    ]
+    interval = {"of": "l", "lower": "0s", "upper": "1h"}
+    spec = {
+        "inputs": inputs,
+        "joins": [{"right": "r", "type": "left", "keys": {"l.k": "r.k"}, "interval": interval, **(joins or {})}],
+        "output": {"file": {"path": "out"}},
+        "stateStore": {"memory": {}},
+    }
+    return {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "keys"}, "spec": spec}
+
+
+def sessions(*columns: str) -> dict[str, Any]:
+    side = job(l={"path": "key"})["spec"]["inputs"][0]
+    spec = {
+        "input": side,
+        "groupBy": list(columns),
+        "gap": "30m",
+        "maxDuration": "12h",
+        "aggregates": [{"function": "count", "as": "rows"}],
+        "output": {"file": {"path": "out"}},
+        "stateStore": {"memory": {}},
+    }
+    return {"apiVersion": "joinery.dev/v1alpha1", "kind": "SessionWindow", "metadata": {"name": "keys"}, "spec": spec}
+
+
+def step(name: str, count: int, **row: Any) -> dict[str, Any]:
+    return {"input": name, "rows": [{**row, "ts": 1_000 + at} for at in range(count)]}
+
+
+ROW = {"order": {"k": "a", "items": [{"sku": 1}], "a.b": 2}}
+
+
+def test_the_error_shows_the_paths_that_the_records_have() -> None:
+    with pytest.raises(RecordError) as caught:
+        trace(job(l={"path": "order.key"}), [step("l", 100, **ROW)])
+    text = str(caught.value)
+    assert text.startswith(
+        "Input l: the key has no value in any of the 100 records read so far: column k is null in all"
+    )
+    assert 'the first record has order.k, order.items[0].sku, order."a.b", ts; nothing of the input was' in text
+    assert "path: customer.id" in text
+
+
+def test_fewer_records_may_lack_their_key_and_one_that_has_it_is_enough() -> None:
+    wrong = job(l={"path": "order.key"})
+    trace(wrong, [step("l", 99, **ROW), step("l", 99, **ROW)])
+    right = step("l", 100, **ROW)
+    right["rows"].append({"order": {"key": "a"}, "ts": 1})
+    trace(wrong, [right])
+
+
+def test_once_something_of_the_input_is_committed_it_is_a_warning() -> None:
+    """What is there stays usable, and a time in which records have no key may pass."""
+    steps = [step("r", 1, k="a"), step("l", 1, order={"key": "a"}), step("l", 500, **ROW), step("r", 500)]
+    trace(job(l={"path": "order.key"}), steps)
+
+
+def test_the_other_input_may_be_committed() -> None:
+    with pytest.raises(RecordError, match="Input r: the key has no value in any of the 120 records"):
+        trace(job(r={"path": "key"}), [step("l", 500, k="a"), step("r", 120, k="a")])
+
+
+@pytest.mark.parametrize("columns", [("k",), ("k", "n")])
+def test_a_session_s_key_is_null_if_all_its_columns_are(columns: tuple[str, ...]) -> None:
+    with pytest.raises(RecordError, match=f"column.*{columns[0]}.*null in all of them; the first record has id, ts"):
+        trace(sessions(*columns), [step("l", 100, id="a")])
+    if len(columns) > 1:
+        trace(sessions(*columns), [step("l", 100, n=1)])
+
+
+def test_any_column_of_a_composite_key_of_a_join_counts() -> None:
+    composite = {"keys": {"l.k": "r.k", "l.n": "r.n"}}
+    with pytest.raises(RecordError, match="column n is null in all of them; the first record has k, number, ts"):
+        trace(job(composite), [step("l", 100, k="a", number=1)])
+
+
+def test_a_computed_key_counts_by_the_columns_that_it_reads() -> None:
+    document = sessions("user")
+    document["spec"]["compute"] = [{"expression": "LOWER(l.k)", "as": "user"}]
+    assert key_parts(compile_job(job_from(document))) == {"l": (frozenset({"k"}),)}
+
+
+def test_partitions_count_together() -> None:
+    """Each may be read by a task of its own."""
+    reads = [
+        PartitionRead(PartitionRef("l", "t", at), records=60, decoded=60, empty=frozenset({"k"}), paths=("x",))
+        for at in range(2)
+    ]
+    keys = {"l": (frozenset({"k"}),)}
+    refuse_null_keys(reads[:1], keys)
+    with pytest.raises(RecordError, match="in any of the 120 records"):
+        refuse_null_keys(reads, keys)
+    having = PartitionRead(PartitionRef("l", "t", 2), records=1, decoded=1, empty=frozenset())
+    refuse_null_keys([*reads, having], keys)
+    refuse_null_keys(reads, {})
+    assert ENOUGH_RECORDS == 100
+
+
+def test_each_step_of_a_chain_has_keys_of_the_inputs_before_it() -> None:
+    document = job({"type": "inner"})
+    third = json.loads(json.dumps(document["spec"]["inputs"][1])) | {"name": "x"}
+    document["spec"]["inputs"].append(third)
+    interval = {"of": "r", "lower": "0s", "upper": "1h"}
+    document["spec"]["joins"].append({"right": "x", "keys": {"l.n": "x.n"}, "interval": interval})
+    assert key_parts(compile_job(job_from(document))) == {
+        "l": (frozenset({"k"}), frozenset({"n"})),
+        "r": (frozenset({"k"}),),
+        "x": (frozenset({"n"}),),
+    }
