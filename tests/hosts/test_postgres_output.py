@@ -93,13 +93,14 @@ class Scene:
 
 
 @pytest.fixture(params=[False, True], ids=["beside", "apart"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path, postgres_dsn: str) -> Scene:
+def scene(request: pytest.FixtureRequest, tmp_path: Path, postgres_dsn: str, worker_id: str) -> Scene:
     if not request.param:
         return Scene(tmp_path, postgres_dsn, postgres_dsn)
+    name = f"outputs_{worker_id}"  # the workers' tables have the same names
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'outputs'").fetchone():
-            connection.execute("CREATE DATABASE outputs")
-    return Scene(tmp_path, postgres_dsn, make_conninfo(postgres_dsn, dbname="outputs"))
+        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone():
+            connection.execute(f"CREATE DATABASE {name}")
+    return Scene(tmp_path, postgres_dsn, make_conninfo(postgres_dsn, dbname=name))
 
 
 def test_a_column_that_is_selected_later_comes_to_the_table(scene: Scene) -> None:
