@@ -82,8 +82,9 @@ class InputAccess(Protocol):
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes.
-    `ordered` adds the order columns of traces to output rows. Without `dead_letters` bad records are only reported;
-    with them, output rows over the `row_limit` are dead letters, too. `paths_of` lists what a record has, for messages.
+    `ordered` adds ORDER_COLUMNS to output rows, for a writer that knows them. Without `dead_letters` bad records are
+    only reported; with them, output rows over the `row_limit` are dead letters, too. `paths_of` lists what a record
+    has, for messages.
     """
 
     job: str

@@ -20,7 +20,7 @@ from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.quantity import parse_bytes
-from joinery_runtime.sinks import dead_letter_sink, row_limit, sink_for
+from joinery_runtime.sinks import dead_letter_sink, replaces_rows, row_limit, sink_for
 from joinery_runtime.sources import Decoder, decoder_for, guarded, reader_for
 from joinery_runtime.sources.base import SourceReader
 from joinery_runtime.sources.compiled import kernels
@@ -81,7 +81,8 @@ def worker_of(
     # A worker that reads from Kafka loads kernels anyway; others would lose more time by loading than they save.
     hasher = compiled_key_hash() if any(side.kafka is not None for side in job.inputs) else key_hash
     parts = WorkerParts(job.name, compile_job(job), access, store, output.writer(), dead_writer, cache, hasher=hasher)
-    return Worker(replace(parts, cache_bytes=cache_bytes(), row_limit=row_limit(job), paths_of=paths_of(job)))
+    parts = replace(parts, cache_bytes=cache_bytes(), row_limit=row_limit(job))
+    return Worker(replace(parts, ordered=replaces_rows(job), paths_of=paths_of(job)))
 
 
 def load_kernels(job: Job) -> None:

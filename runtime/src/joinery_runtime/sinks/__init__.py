@@ -11,6 +11,7 @@ from joinery_runtime.sinks.factory import (
     lake_table,
     output_content,
     output_topic,
+    replaces_rows,
     row_limit,
     sink_for,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "lake_table",
     "output_content",
     "output_topic",
+    "replaces_rows",
     "row_limit",
     "rows_to_json",
     "sink_for",

@@ -133,9 +133,17 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
     return ApartPostgresSink(output.dsn, table, staging, compile_job(job).output_schema())
 
 
+def replaces_rows(job: Job) -> bool:
+    """Whether the output has one row per key, for which the writer needs the rows' order. Sessions have a key of their
+    own, which one shard has, and so have rows that take each other back."""
+    output = job.spec.output.postgres
+    return output is not None and bool(output.upsert_key) and job.retracted is None
+
+
 def _table(output: PostgresOutput, job: Job) -> TargetTable:
     key, nested = job.upsert_key, job.nested_columns
-    return TargetTable(output.table, key, job.retracted, nested, output.table_owner, output.allow_triggers)
+    allowed = output.table_owner, output.allow_triggers
+    return TargetTable(output.table, key, job.retracted, nested, *allowed, ordered=replaces_rows(job))
 
 
 def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | None:

@@ -26,6 +26,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.postgres_client import CATALOG_ONLY, advice, connect, create_schema, is_away, is_stale
@@ -194,10 +195,17 @@ class PostgresSink(NamesNoStore):
     def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
         """Creates a staging table, unless it has the right columns: a task of the epoch about to be replayed may hold
         it."""
-        wanted = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field) for field in schema}}
+        rows = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field) for field in schema}}
+        order = dict.fromkeys(ORDER_COLUMNS if self.target.ordered else (), "bigint")
+        wanted = rows | order
         comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(_comment(self._staging.job)))
         existing = columns_of(connection, table)
-        if {name: column.type for name, column in existing.items()} == wanted:
+        types = {name: column.type for name, column in existing.items()}
+        if types == rows and order:  # an earlier release made it, and may have committed rows in it
+            added = (sql.SQL("ADD COLUMN {} bigint").format(sql.Identifier(name)) for name in order)
+            connection.execute(sql.SQL("ALTER TABLE {} {}").format(table, sql.SQL(", ").join(added)))
+            types = wanted
+        if types == wanted:
             # Earlier releases made tables without a comment. A table of another role stays without one.
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
                 connection.execute(comment)

@@ -1,7 +1,8 @@
 """Moves staged rows into the target table: the statements that the commit's transaction runs.
 
-With an upsert key, the last row that a shard wrote for a key in an epoch counts. If the output has a retraction column,
-a retracted row deletes the one with its key.
+With an upsert key, the last row for a key in an epoch counts, in the defined order (rule J2), which is staged beside
+the rows: their shards wrote them in no common order. If the output has a retraction column, a retracted row deletes the
+one with its key, and the last row that a shard wrote counts.
 
 Rows with a key arrive sorted by it, so that neighbours in the index are written together. Decision 19 has the costs of
 these and other statements.
@@ -20,6 +21,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.postgres_client import CATALOG_ONLY, OWN_PATH
 from joinery_runtime.sinks.postgres_table import TargetTable, column_type, names
 
@@ -111,15 +113,17 @@ class StagingMerge:
     def _newest(self, staging: sql.Identifier, chosen: sql.Composable, *among: sql.Composable) -> sql.Composed:
         """The last row for each key, among rows that fulfil `among`, if that row fulfils `chosen`."""
         key = sql.SQL(", ").join(_sorted_by(self.schema.field(name)) for name in self.target.upsert_key)
+        # Rows that an earlier release staged have no order.
+        ordered = ORDER_COLUMNS if self.target.ordered else ()
         query = sql.SQL(
-            "(SELECT DISTINCT ON ({key}) * FROM {staging} WHERE {among} ORDER BY {key}, {row} DESC, {attempt}) "
+            "(SELECT DISTINCT ON ({key}) * FROM {staging} WHERE {among} ORDER BY {key}, {last} DESC, {attempt}) "
             "AS newest WHERE {chosen}"
         )
         return query.format(
             key=key,
             staging=staging,
             among=sql.SQL(" AND ").join([NAMED, *among]),
-            row=sql.Identifier(ROW),
+            last=sql.SQL(" DESC NULLS LAST, ").join(map(sql.Identifier, (*ordered, ROW))),
             attempt=sql.Identifier(ATTEMPT),
             chosen=chosen,
         )

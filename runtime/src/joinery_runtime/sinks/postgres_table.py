@@ -72,7 +72,8 @@ class TargetTable:
     """The target table. `name` is `table` or `schema.table`. Rows replace those with the same `upsert_key`, if any.
     `retracted` names the output column that says whether a row retracts the one with its key; the table does not have
     this column. `nested` columns are JSON. `owner` and `triggers` are what the job says of a table that is not its
-    role's own. `schema` is that of a name without one, once it has been looked up (`located`)."""
+    role's own. `schema` is that of a name without one, once it has been looked up (`located`). `ordered`: rows come
+    with ORDER_COLUMNS, by which the last one for a key counts."""
 
     name: str
     upsert_key: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ class TargetTable:
     owner: str | None = None
     triggers: bool = False
     schema: str | None = None
+    ordered: bool = False
 
     @property
     def identifier(self) -> sql.Identifier:
