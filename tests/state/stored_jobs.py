@@ -241,7 +241,7 @@ def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
         output.prepare(pipeline.output_schema())
         if dead is not None:
             dead.prepare(DEAD_LETTER_SCHEMA)
-        clock = itertools.count(step=30_000)  # a checkpoint every few epochs
+        clock = itertools.count(step=20_000)  # a checkpoint every few epochs
         parts = DriverParts(store, planner, LocalHost(worker_of(job, store, address, cache)), output, dead)
         driver = Driver(who, pipeline, parts, lambda: next(clock), lambda: None)
         driver.recover()
