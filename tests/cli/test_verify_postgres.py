@@ -30,7 +30,7 @@ metadata: {name: visits}
 spec:
   input: {name: c, file: {path: c.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
   groupBy: [k]
-  gap: 20
+  gap: 20ms
   maxDuration: 1h
   aggregates: [{function: count, as: n}, {function: sum, column: v, as: total}]
   lateData: reopen
