@@ -7,8 +7,9 @@ import json
 from dataclasses import replace
 
 import pytest
+import yaml
 
-from joinery_operator.manifests import forbidden
+from joinery_operator.manifests import forbidden, spark_problems
 from joinery_operator.settings import Settings, settings_from
 from joinery_runtime.errors import EnvironmentProblem
 
@@ -113,6 +114,9 @@ def test_images_and_service_accounts_of_others_are_forbidden(job, field, value, 
         ("spark.executorEnv.SPARK_USER", "root"),
         ("spark.redaction.regex", "x"),
         ("spark.something.new", "x"),
+        ("spark.authenticate", "false"),
+        ("spark.network.crypto.enabled", "false"),
+        ("spark.io.compression.codec", "org.example.Codec"),
     ],
 )
 def test_settings_that_run_code_or_use_another_identity_are_forbidden(job, name, value):
@@ -127,7 +131,7 @@ PRIVILEGED = [
     ("", "hostPID: true", "spec.hostPID"),
     ("", "hostUsers: true", "spec.hostUsers"),
     ("", "securityContext: {runAsUser: 0}", "spec.securityContext.runAsUser"),
-    ("", "securityContext: {sysctls: [{name: k, value: v}]}", "spec.securityContext.sysctls[k].name"),
+    ("", "securityContext: {sysctls: [{name: k, value: v}]}", "spec.securityContext.sysctls[].name"),
     ("", "volumes: [{name: n, hostPath: {path: /}}]", "spec.volumes[n].hostPath.path"),
     ("", "volumes: [{name: n, csi: {driver: d}}]", "spec.volumes[n].csi.driver"),
     ("", "volumes: [{name: n, nfs: {server: s}}]", "spec.volumes[n].nfs.server"),
@@ -136,6 +140,12 @@ PRIVILEGED = [
         "volumes: [{name: n, projected: {sources: [{serviceAccountToken: {path: t}}]}}]",
         "spec.volumes[n].projected.sources[].serviceAccountToken.path",
     ),
+    (
+        "",
+        "volumes: [{name: n, projected: {sources: [{name: x, serviceAccountToken: {path: t}}]}}]",
+        "spec.volumes[n].projected.sources[].serviceAccountToken.path",
+    ),
+    ("", "volumes: [{name: kube-api-access-x, secret: {secretName: s}}]", "spec.volumes[kube-api-access-x].name"),
     ("", "runtimeClassName: other", "spec.runtimeClassName"),
     ("", "priorityClassName: system-node-critical", "spec.priorityClassName"),
     ("", "shareProcessNamespace: true", "spec.shareProcessNamespace"),
@@ -151,13 +161,20 @@ PRIVILEGED = [
     ("env: [{name: LD_PRELOAD, value: x}]", "", "spec.containers[joinery].env[LD_PRELOAD].name"),
     ("env: [{name: 'TZ]', value: x}]", "", "spec.containers[joinery].env[TZ?].name"),
     ("volumeMounts: [{name: n, mountPath: /opt}]", "", "spec.containers[joinery].volumeMounts[/opt].name"),
+    ("volumeMounts: [{name: n, mountPath: //opt}]", "", "spec.containers[joinery].volumeMounts[/opt].name"),
+    (
+        "volumeMounts: [{name: n, mountPath: /etc/ssl/certs}]",
+        "",
+        "spec.containers[joinery].volumeMounts[/etc/ssl/certs].name",
+    ),
+    ("terminationMessagePath: /run/joinery/key", "", "spec.containers[joinery].terminationMessagePath"),
     ("volumeMounts: [{name: n, mountPath: /data/../opt}]", "", "spec.containers[joinery].volumeMounts[/opt].name"),
     (
         "volumeMounts: [{name: n, mountPath: /mnt/a, mountPropagation: Bidirectional}]",
         "",
         "spec.containers[joinery].volumeMounts[/mnt/a].mountPropagation",
     ),
-    ("volumeDevices: [{name: n, devicePath: /mnt/a}]", "", "spec.containers[joinery].volumeDevices[n].name"),
+    ("volumeDevices: [{name: n, devicePath: /mnt/a}]", "", "spec.containers[joinery].volumeDevices[].name"),
     ("", "initContainers: [{name: i, image: x}]", "spec.initContainers[i].name"),
 ]
 
@@ -173,6 +190,8 @@ def test_fields_that_run_code_or_reach_the_node_are_forbidden(job, main, spec, p
     ("annotation", "allowed"),
     [
         ("container.apparmor.security.beta.kubernetes.io/joinery", True),
+        ("vault.hashicorp.com/agent-image", True),
+        ("owner", False),
         ("iam.amazonaws.com/role", True),
         ("k8s.v1.cni.cncf.io/networks", True),
         ("prometheus.io/port", False),
@@ -198,6 +217,23 @@ def test_an_installation_opens_sidecars_without_opening_the_node(job):
     assert of_template(job, node, podTemplate=["spec.volumes[*]", "spec.volumes[n].hostPath"]) == []
 
 
+def test_a_template_mounts_no_volume_of_the_operators(job):
+    mount = "volumeMounts: [{name: VOLUME, mountPath: /mnt/k}]"
+    for volume in ("joinery-exchange-key", "secret-1234", "job", "tmp"):
+        text = template(mount.replace("VOLUME", volume), f"volumes: [{{name: {volume}, emptyDir: {{}}}}]")
+        assert of_template(job, text) == ["spec.containers[joinery].volumeMounts[/mnt/k].name"]
+        undefined = template(mount.replace("VOLUME", volume))
+        assert of_template(job, undefined) == ["spec.containers[joinery].volumeMounts[/mnt/k].name"]
+    assert of_template(job, template(mount.replace("VOLUME", "a"), "volumes: [{name: a, emptyDir: {}}]")) == []
+
+
+def test_a_setting_whose_name_would_be_cut_elsewhere_is_no_setting(job):
+    """spark-submit takes what is behind the first "=" for the value."""
+    name = "spark.kubernetes.executor.podTemplateFile=https://evil/pod.yaml?node.selector."
+    (problem,) = spark_problems(job.with_spark(conf={name: "x"}).model.spec.spark)
+    assert problem.message.startswith("is no name of a setting")
+
+
 def test_executors_have_their_own_main_container(job):
     text = template("env: [{name: TZ, value: UTC}]").replace("joinery", "spark-kubernetes-executor")
     assert refused(job.with_template(text, part="executor")) == []
@@ -216,6 +252,8 @@ def test_executors_have_their_own_main_container(job):
         ("/proc/1/environ", True),
         ("secrets/other/key", True),
         ("../../proc/self/environ", True),
+        ("//proc/self/environ", True),
+        ("///run/secrets/x", True),
         ("/mnt/orders/*.csv", False),
         ("/runs/*.csv", False),
         ("/data/[ab]/x.csv", False),
@@ -259,6 +297,9 @@ def test_secrets_do_not_run_code_either(job):
 
     assert {"plugin.library.paths", "sasl.oauthbearer.assertion.file"} <= set(told())
     assert "plugin.library.paths" not in told(properties=["plugin.library.paths"])
+    executor = yaml.safe_load(job.config_map()["data"]["executor.yaml"])
+    variables = {entry["name"]: entry["value"] for entry in executor["spec"]["containers"][0]["env"]}
+    assert "plugin.library.paths" in variables["JOINERY_FORBIDDEN_PROPERTIES"].split(",")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"pods": []}', '{"images": "*"}', '{"images": [""]}'])

@@ -32,6 +32,8 @@ MAIN_CONTAINER = "joinery"
 """The main container of every pod that the operator makes; a pod template's container of this name is merged with
 it."""
 
+EXECUTOR_CONTAINER = "spark-kubernetes-executor"
+
 SCRATCH = "/tmp"
 
 POD_SECURITY = {

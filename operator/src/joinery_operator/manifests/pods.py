@@ -30,7 +30,7 @@ from joinery_operator.manifests.pod_base import (
     secret_volumes,
     template_of,
 )
-from joinery_operator.manifests.policy import forbidden_properties
+from joinery_operator.manifests.policy import forbidden_properties_env
 from joinery_operator.manifests.spark import (
     MASTER,
     UI_PORT,
@@ -42,7 +42,7 @@ from joinery_operator.manifests.spark import (
 from joinery_operator.names import SCALE_ANNOTATION, ChildNames, Role, labels, owner_reference
 from joinery_operator.revision import JobRevision, scale_of
 from joinery_runtime.job import STORED_JOB
-from joinery_runtime.job.crd import ENDING_FILE, FORBIDDEN_PROPERTIES, SCALE_FILE, Scale
+from joinery_runtime.job.crd import ENDING_FILE, SCALE_FILE, Scale
 
 MIGRATE_CONTAINER = "migrate"
 
@@ -216,7 +216,7 @@ def _container(revision: JobRevision) -> dict[str, Any]:
             {"name": ENDING_FILE, "value": _ENDING},
             {"name": "JOINERY_REVISION", "value": revision.revision},
             {"name": STORED_JOB, "value": "true"},
-            {"name": FORBIDDEN_PROPERTIES, "value": ",".join(forbidden_properties(revision.settings))},
+            forbidden_properties_env(revision.settings),
         ],
         "volumeMounts": [
             *(job_mount(file) for file in FILES),

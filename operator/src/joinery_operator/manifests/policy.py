@@ -15,18 +15,24 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from pydantic import BaseModel
 
 from joinery_operator.decision import Manifest
-from joinery_operator.manifests.pod_base import CONFIG, MAIN_CONTAINER, pods_in_templates
-from joinery_operator.manifests.spark import EXECUTOR_CONTAINER
+from joinery_operator.manifests.pod_base import (
+    CONFIG,
+    EXECUTOR_CONTAINER,
+    KEY_VOLUME,
+    MAIN_CONTAINER,
+    SCRATCH_VOLUME,
+    pods_in_templates,
+)
 from joinery_operator.revision import JobRevision
 from joinery_operator.settings import AllowedByInstallation, Settings, allowed_by
 from joinery_runtime.errors import Problem
-from joinery_runtime.job.crd import UNSAFE_PROPERTIES
+from joinery_runtime.job.crd import FORBIDDEN_PROPERTIES, UNSAFE_PROPERTIES
 from joinery_runtime.job.model.inputs import FileInput, History
 
 _VALUE = 80
@@ -34,9 +40,11 @@ _VALUE = 80
 _DOCS = "docs/security.md#what-a-job-may-ask-for"
 
 
-def forbidden_properties(settings: Settings) -> list[str]:
-    """The settings of Kafka's clients that a job may not have here, not even in a secret."""
-    return sorted(name for name in UNSAFE_PROPERTIES if not _any(allowed_by(settings.jobs_allow).properties, name))
+def forbidden_properties_env(settings: Settings) -> dict[str, str]:
+    """The variable by which a job's processes know the settings of clients that no secret of the job may have."""
+    allowed = allowed_by(settings.jobs_allow).properties
+    names = sorted(name for name in UNSAFE_PROPERTIES if not _any(allowed, name))
+    return {"name": FORBIDDEN_PROPERTIES, "value": ",".join(names)}
 
 
 def forbidden(revision: JobRevision) -> Iterator[Problem]:
@@ -57,8 +65,10 @@ def forbidden(revision: JobRevision) -> Iterator[Problem]:
         ref = spark.driver.pod_template if path == _DRIVER_TEMPLATE else spark.executor.pod_template
         where = f"{path}: ConfigMap {ref.name}, key {ref.key}: " if ref else ""
         main = MAIN_CONTAINER if path == _DRIVER_TEMPLATE else EXECUTOR_CONTAINER
+        volumes = {str(volume["name"]) for volume in (pod.get("spec") or {}).get("volumes") or () if "name" in volume}
         for at, value in _leaves(pod):
-            if not _harmless_field(at, value, main) and not _covered(allowed.pod_template, at):
+            harmless = _harmless_field(at, value, main) and not _mounts_ours(at, value, volumes)
+            if not harmless and not _covered(allowed.pod_template, at):
                 yield _problem(f"{where}{at}", _shown(at, value), "podTemplate")
             elif _OTHER_IMAGE.fullmatch(at) and f"[{main}]" not in at and not _any(allowed.images, str(value)):
                 yield _problem(f"{where}{at}", str(value), "images")
@@ -107,10 +117,19 @@ def _outside_brackets(path: str, position: int) -> bool:
 
 # --- Spark's settings -------------------------------------------------------------------------------------------------
 
-# None of them names a class, a file, a module, an identity or options of a process.
+# None of them names a class, a file that is read, a module, an identity or options of a process. `_VALUES` has those
+# with which only some values are harmless.
+_CODECS = frozenset({"lz4", "lzf", "snappy", "zstd"})
+_VALUES = {
+    # Whoever reaches the port of a driver that does not ask for the secret runs code in it.
+    "spark.authenticate": frozenset({"true"}),
+    "spark.network.crypto.enabled": frozenset({"true"}),
+    "spark.eventLog.compression.codec": _CODECS,
+    "spark.io.compression.codec": _CODECS,
+}
 _SPARK_SETTINGS = tuple(
     """
-    spark.authenticate spark.io.encryption.* spark.network.crypto.* spark.ssl.rpc.enabled
+    spark.io.encryption.* spark.network.crypto.cipher spark.ssl.rpc.enabled
     spark.ssl.rpc.openSslEnabled spark.broadcast.* spark.cleaner.* spark.dynamicAllocation.*
     spark.driver.maxResultSize spark.driver.memory* spark.executor.memory* spark.eventLog.* spark.excludeOnFailure.*
     spark.executor.failuresValidityInterval spark.executor.heartbeatInterval spark.executor.maxNumFailures
@@ -147,15 +166,18 @@ _VARIABLES = tuple(
     JOINERY_CACHE_BYTES
     """.split()  # noqa: SIM905 - one entry per line would hide what belongs together
 )
-# Where the images have no files that a process reads by itself.
-_MOUNTS = ("/mnt", "/mnt/*", "/data", "/data/*", "/etc/ssl/certs", "/etc/ssl/certs/*")
+# Where the images have no files that a process reads by itself. Not /etc/ssl/certs: Java's trusted certificates are
+# there, by which a driver knows the API server.
+_MOUNTS = ("/mnt", "/mnt/*", "/data", "/data/*")
 
 
 def _harmless_setting(name: str, value: str) -> bool:
+    if name in _VALUES:
+        return value in _VALUES[name]
     if name.startswith(_VARIABLE_SETTING):
         return _any(_VARIABLES, name.removeprefix(_VARIABLE_SETTING))
     if _MOUNT_SETTING.fullmatch(name):
-        return _any(_SPARK_SETTINGS, name) and _any(_MOUNTS, posixpath.normpath(value))
+        return _any(_SPARK_SETTINGS, name) and _any(_MOUNTS, _normal(value))
     return _any(_SPARK_SETTINGS, name)
 
 
@@ -167,12 +189,13 @@ _WITHOUT_EFFECT = (
     *("spec.serviceAccountName", "spec.automountServiceAccountToken", "spec.restartPolicy", "spec.enableServiceLinks"),
     *(f"spec.containers[MAIN].{name}" for name in ("name", "image", "imagePullPolicy", "command", "args")),
     *(f"spec.containers[MAIN].{name}" for name in ("startupProbe", "livenessProbe", "readinessProbe")),
-    *(f"spec.containers[MAIN].{name}" for name in ("terminationMessagePath", "terminationMessagePolicy")),
 )
 _VOLUMES = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
 _POD_FIELDS = (
-    *("metadata.labels", "metadata.annotations", "spec.activeDeadlineSeconds", "spec.affinity", "spec.nodeSelector"),
-    *("spec.tolerations", "spec.topologySpreadConstraints", "spec.dnsConfig", "spec.dnsPolicy", "spec.hostAliases"),
+    *(f"metadata.annotations[{domain}/*]" for domain in ("prometheus.io", "cluster-autoscaler.kubernetes.io")),
+    *("metadata.annotations[karpenter.sh/*]", "metadata.labels[app.kubernetes.io/*]"),
+    *("spec.activeDeadlineSeconds", "spec.affinity", "spec.nodeSelector", "spec.tolerations"),
+    *("spec.topologySpreadConstraints", "spec.dnsConfig", "spec.dnsPolicy", "spec.hostAliases"),
     *("spec.imagePullSecrets", "spec.terminationGracePeriodSeconds"),
     *(f"spec.volumes[*].{name}" for name in ("name", *_VOLUMES)),
     *(f"spec.containers[MAIN].{name}" for name in ("ports", "resources")),
@@ -181,11 +204,6 @@ _POD_FIELDS = (
 )
 # What must be named itself: a pattern for a whole container or volume does not cover it.
 _EXPLICIT = (
-    "metadata.annotations[container.apparmor.security.beta.kubernetes.io/*]",
-    "metadata.annotations[container.seccomp.security.alpha.kubernetes.io/*]",
-    "metadata.annotations[seccomp.security.alpha.kubernetes.io/*]",
-    "metadata.annotations[iam.amazonaws.com/*]",
-    "metadata.annotations[k8s.v1.cni.cncf.io/*]",
     "spec.securityContext",
     "spec.volumes[*].hostPath",
     "spec.volumes[*].projected.sources[].serviceAccountToken",
@@ -196,14 +214,22 @@ _EXPLICIT = (
     ),
     *(f"spec.{containers}[*].volumeMounts[*].mountPropagation" for containers in _CONTAINERS),
 )
+# Webhooks act by labels and annotations with a domain: they inject containers, agents, roles.
+_ABOUT = re.compile(r"metadata\.(?:labels|annotations)\[(.*)\]", re.DOTALL)
+# A volume of such a name takes the place of the service account's token.
+_TOKEN_VOLUME = "spec.volumes[kube-api-access"
 _SECURITY = re.compile(r"spec\.(?:(?:initC|c)ontainers\[[^\[\]]*\]\.)?securityContext\.(.*)")
 
 
 def _harmless_field(path: str, value: object, main: str) -> bool:
     if match := _SECURITY.fullmatch(path):
         return _restricted(match[1], value)
-    if value is None or value == [] or (value == {} and path in {"spec", "spec.securityContext"}):
+    if value in (None, [], False) or (value == {} and (path == "spec" or path.endswith("ecurityContext"))):
         return True
+    if path.startswith(_TOKEN_VOLUME):
+        return False
+    if match := _ABOUT.fullmatch(path):
+        return "/" not in match[1] or _any(_POD_FIELDS, path)
     prefix = f"spec.containers[{main}]"
     own = f"spec.containers[MAIN]{path.removeprefix(prefix)}" if path.startswith(prefix) else path
     return _covered((*_WITHOUT_EFFECT, *_POD_FIELDS), own)
@@ -218,12 +244,25 @@ def _restricted(name: str, value: object) -> bool:
             return value is True
         case "readOnlyRootFilesystem" | "fsGroupChangePolicy" | "capabilities.drop[]":
             return True
+        case "capabilities" | "capabilities.drop" | "capabilities.add":
+            return not value
         case "seccompProfile.type":
             return value == "RuntimeDefault"
-        case "runAsUser" | "runAsGroup" | "fsGroup":
+        case "runAsUser" | "runAsGroup" | "fsGroup" | "supplementalGroups[]":
             return isinstance(value, int) and value > 0
         case _:
             return value is None
+
+
+def _mounts_ours(path: str, value: object, volumes: Collection[str]) -> bool:
+    """Whether a template mounts a volume of the operator's, such as that of the exchange's key."""
+    volume = str(value)
+    ours = volume not in volumes or volume in _OUR_VOLUMES or volume.startswith("secret-")
+    return _MOUNTED.fullmatch(path) is not None and ours
+
+
+_MOUNTED = re.compile(r"spec\.containers\[[^\[\]]*\]\.volumeMounts\[[^\[\]]*\]\.name")
+_OUR_VOLUMES = frozenset({"job", "scale", KEY_VOLUME["name"], SCRATCH_VOLUME["name"]})
 
 
 def _leaves(pod: Manifest) -> Iterator[tuple[str, object]]:
@@ -246,13 +285,23 @@ def _leaves_below(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _entry_name(path: str, entry: object) -> str:
+    """What a path has in brackets for an entry. Only where Kubernetes itself tells entries apart by name: in other
+    lists, a name that it ignores would hide what the entry is."""
     if not isinstance(entry, Mapping):
         return ""
     if path.endswith(".volumeMounts"):
-        mounted = posixpath.normpath(str(entry.get("mountPath", "")))
-        return re.sub(r"[\[\]]", "?", mounted)
-    name = entry.get("name")
-    return re.sub(r"[\[\]]", "?", name) if isinstance(name, str) else ""
+        name = _normal(str(entry.get("mountPath", "")))
+    else:
+        name = str(entry.get("name", "")) if _NAMED.fullmatch(path) else ""
+    return re.sub(r"[\[\]]", "?", name)
+
+
+_NAMED = re.compile(r"spec\.(?:volumes|(?:initC|c)ontainers(?:\[[^\[\]]*\]\.(?:env|ports))?)")
+
+
+def _normal(path: str) -> str:
+    """A path without "..", and with one slash where it has several: `normpath` leaves two at the start."""
+    return re.sub(r"^/+", "/", posixpath.normpath(path))
 
 
 def _shown(path: str, value: object) -> str:
@@ -284,7 +333,7 @@ def _forbidden_in_spec(path: str, value: object, allowed: AllowedByInstallation)
 def _own_file(pattern: str) -> bool:
     """Whether an input's path may lead to the pod's own files. A relative path counts from the job's folder."""
     literal = re.split(r"[*?\[]", pattern.removeprefix("file://"), maxsplit=1)[0]
-    start = posixpath.normpath(posixpath.join(CONFIG, literal))
+    start = _normal(posixpath.join(CONFIG, literal))
     if len(literal) < len(pattern.removeprefix("file://")):
         # The last part is only the beginning of a name.
         start = start if literal.endswith("/") or not literal else posixpath.dirname(start)

@@ -17,6 +17,7 @@ from typing import Any
 from joinery_operator.manifests.pod_base import (
     CONFIG,
     CONTAINER_SECURITY,
+    EXECUTOR_CONTAINER,
     JOB_FILE,
     KEY_ENV,
     KEY_MOUNT,
@@ -33,6 +34,7 @@ from joinery_operator.manifests.pod_base import (
     secret_volumes,
     template_of,
 )
+from joinery_operator.manifests.policy import forbidden_properties_env
 from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
 from joinery_operator.revision import JobRevision, ManifestError
 from joinery_runtime.errors import Problem
@@ -70,7 +72,6 @@ def overhead(heap: int, python_processes: int) -> int:
 MASTER = "k8s://https://kubernetes.default.svc"
 EXECUTOR_FILE = "executor.yaml"
 DEFAULTS_FILE = "spark-defaults.conf"
-EXECUTOR_CONTAINER = "spark-kubernetes-executor"
 UI_PORT = 4040
 # Spark's own defaults on Kubernetes, set explicitly so that a NetworkPolicy can name them.
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
@@ -123,12 +124,15 @@ _OWN_SETTINGS = {
     "spark.driver.blockManager.port": "leave it out: the job's NetworkPolicy names the port",
     "spark.blockManager.port": "leave it out: the job's NetworkPolicy names the port",
 }
+_SETTING = re.compile(r"[A-Za-z0-9._/:*-]+")
 _OWN_LABEL = "spark.kubernetes.executor.label.joinery.dev/"
 
 
 def spark_problems(spark: SparkSpec) -> Iterator[Problem]:
     """Yields settings in `spec.spark` with which no driver could run, or which override what the operator relies on."""
     for name in spark.conf:
+        if not _SETTING.fullmatch(name):  # spark-submit splits at the first "="
+            yield Problem(f'spec.spark.conf["{name}"]', "is no name of a setting; write letters, digits and . _ - / :")
         todo = "leave it out: the operator finds executors by it" if name.startswith(_OWN_LABEL) else None
         if todo := todo or _OWN_SETTINGS.get(name):
             yield Problem(f'spec.spark.conf["{name}"]', f"is not for a job to set in a cluster; {todo}")
@@ -258,7 +262,7 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
                 {
                     "name": EXECUTOR_CONTAINER,
                     "securityContext": CONTAINER_SECURITY,
-                    "env": SCRATCH_ENV,
+                    "env": [*SCRATCH_ENV, forbidden_properties_env(revision.settings)],
                     "volumeMounts": [
                         job_mount(JOB_FILE),
                         SCRATCH_MOUNT,
