@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands import Joinery
+from job.resources import DELAYED, edited
 
 JOINERY = Path(sys.executable).parent / "joinery"
 
@@ -77,6 +78,7 @@ def test_who_writes_as_for_kubectl_is_told_how_a_job_is_named(joinery: Joinery, 
 
 
 def test_a_job_is_read_from_standard_input(job_file: Path) -> None:
+    job_file.write_text(edited(DELAYED))
     with job_file.open() as lines:
         command = [JOINERY, "validate", "/dev/stdin"]
         done = subprocess.run(command, stdin=lines, capture_output=True, text=True, check=True)

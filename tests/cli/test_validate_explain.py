@@ -16,7 +16,7 @@ from cyclopts import App
 from cli.commands import Joinery
 from job import chains, sessions
 from job.chains import as_of, document, step, time_only, window
-from job.resources import edited
+from job.resources import DELAYED, edited
 from joinery_runtime.cli.app import app
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
@@ -26,12 +26,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_WHERE = ("      lateData: drop\n", '      lateData: drop\n      where: "orders.amuont > 10"\n')
 
 
-DELAY = ("      eventTime: ts\n", "      eventTime: ts\n      watermark: {delay: 0s}\n")
-
-
 def test_a_good_file_is_valid(joinery: Joinery, job_file: Path) -> None:
-    head, payments = job_file.read_text().split("    - name: payments\n")
-    job_file.write_text(f"{head}    - name: payments\n{payments.replace(*DELAY, 1)}")
+    job_file.write_text(edited(DELAYED))
     ended = joinery("validate", job_file)
     assert (ended.code, ended.out, ended.err) == (0, f"{job_file}: valid\n", "")
 

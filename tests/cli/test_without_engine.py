@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from job.resources import edited
+from job.resources import DELAYED, edited
 from job.sql_jobs import HOUR, KEY, joined, resource
 
 ENGINE = ("pyspark", "confluent_kafka", "psycopg", "numpy", "pyarrow", "polars", "polars_hash",
@@ -28,6 +28,7 @@ def joinery(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_validate_works_and_says_what_it_did_not_check(job_file: Path) -> None:
+    job_file.write_text(edited(DELAYED))
     done = joinery("validate", job_file)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{job_file}: valid\n", "")
     job_file.write_text(edited(WHERE))
@@ -51,7 +52,7 @@ def test_explain_works(job_file: Path) -> None:
 
 
 def test_sql_is_checked_and_explained(job_file: Path) -> None:
-    job_file.write_text(resource(joined(f"{KEY} AND {HOUR}")))
+    job_file.write_text(resource(joined(f"{KEY} AND {HOUR}")).replace(*DELAYED))
     assert joinery("validate", job_file).stdout == f"{job_file}: valid\n"
     assert "payments.ts in [orders.ts + 0s, orders.ts + 1h]" in joinery("explain", job_file).stdout
     job_file.write_text(resource(joined(KEY)))

@@ -151,8 +151,13 @@ def test_it_stays_within_its_bounds_and_follows_them() -> None:
     assert job.under(100, 10) == [5]
 
 
+def after(up: str, down: str) -> Autoscale:
+    """Return WISH with these windows."""
+    return Autoscale.model_validate({"minInstances": 1, "maxInstances": 8, "upAfter": up, "downAfter": down})
+
+
 def test_it_waits_for_a_whole_window() -> None:
-    job = Job(wish=Autoscale(min_instances=1, max_instances=8, up_after=60_000, down_after=600_000))
+    job = Job(wish=after(up="1m", down="10m"))
     job.under(2_000, 100)
     began = job.now
     job.under(25_000, 120)
@@ -165,7 +170,7 @@ def test_it_waits_for_a_whole_window() -> None:
 
 
 def test_a_window_may_be_shorter_than_a_second() -> None:
-    job = Job(wish=Autoscale(min_instances=1, max_instances=8, up_after=1, down_after=1))
+    job = Job(wish=after(up="1ms", down="1ms"))
     assert job.under(25_000, 120)[-1] == 4
     assert job.under(2_000, 120)[-1] == 1
 

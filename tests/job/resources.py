@@ -43,6 +43,11 @@ spec:
   output:
     postgres: {table: joined}
 """
+DELAYED = (
+    "        - {name: ts, type: int64}\n      eventTime: ts\n",
+    "        - {name: ts, type: int64}\n      eventTime: ts\n      watermark: {delay: 0s}\n",
+)
+"""The edit that names the delay of payments too, so that nothing about GOOD deserves a warning."""
 
 
 def edited(*edits: tuple[str, str]) -> str:
