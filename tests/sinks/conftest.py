@@ -51,9 +51,13 @@ def make(dsn: str, table: str, apart: bool) -> Iterator[Callable[..., PostgresSi
     made: list[PostgresSink] = []
 
     def maker(
-        schema: pa.Schema, *upsert_key: str, retracted: str | None = None, nested: frozenset[str] = frozenset()
+        schema: pa.Schema,
+        *upsert_key: str,
+        retracted: str | None = None,
+        nested: frozenset[str] = frozenset(),
+        ordered: bool = False,
     ) -> PostgresSink:
-        target = TargetTable(table, upsert_key, retracted, nested)
+        target = TargetTable(table, upsert_key, retracted, nested, ordered=ordered)
         staging = Staging.of("joinery_out", "job", table, apart=apart)
         sink = ApartPostgresSink(dsn, target, staging, schema) if apart else PostgresSink(dsn, target, staging)
         made.append(sink)
