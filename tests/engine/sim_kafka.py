@@ -31,6 +31,8 @@ class SimTopic:
     """One output topic. `visible` is what a `read_committed` reader gets, `aborted` counts transactions that ended
     otherwise. It stands for the sink's target too: that is how its parts find it."""
 
+    TITLE = "Output topic"
+
     def __init__(self, name: str, spawn: Callable[[str, Callable[[], None]], None]) -> None:
         self.topic = name
         self.spawn = spawn

@@ -8,7 +8,7 @@ import pytest
 
 from engine.simulation import World
 from engine.test_totals import epochs, started
-from joinery_runtime.engine.late_rows import LateInput, LateRows
+from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.job.model.late_rule import LATE_RECORDS, LATE_WINDOW_MS
 
 pytestmark = pytest.mark.usefixtures("simulated_topics")
@@ -16,20 +16,20 @@ pytestmark = pytest.mark.usefixtures("simulated_topics")
 _identifiers = count(1)
 
 
-def learned(rows: LateRows, records: int, late: int = 0, at_ms: int = 0, behind: int = 1_000) -> list[LateInput]:
+def learned(rows: LateCounts, records: int, late: int = 0, at_ms: int = 0, behind: int = 1_000) -> list[LateInput]:
     return list(rows.learn(at_ms, {"orders": records}, {"orders": late} if late else {}, {"orders": behind}))
 
 
 @pytest.mark.parametrize(("late", "warns"), [(0, False), (5, False), (6, True), (493, True)])
 def test_from_one_percent_on_late_rows_are_warned_about(late: int, *, warns: bool) -> None:
-    rows = LateRows({"orders": 10_000}, {"orders": 0.01})
+    rows = LateCounts({"orders": 10_000}, {"orders": 0.01})
     found = learned(rows, 600, late)
     assert found == ([LateInput("orders", late, 1_000, 11_000, 600)] if warns else [])
     assert list(rows.standing.values()) == found
 
 
 def test_the_words_name_the_delay() -> None:
-    (warning,) = learned(LateRows({"orders": 0}, {"orders": 0.01}), 600, 493, behind=300_000)
+    (warning,) = learned(LateCounts({"orders": 0}, {"orders": 0.01}), 600, 493, behind=300_000)
     assert warning.words == (
         "493 of the newest 600 records of orders (82 %) were dropped as late, up to 5m behind its watermark; "
         "watermark.delay: 5m of that input would have kept them all"
@@ -42,7 +42,7 @@ def test_a_share_is_shown_with_two_digits(rows: int, shown: str) -> None:
 
 
 def test_a_warning_comes_once_and_again_after_it_has_gone() -> None:
-    rows = LateRows({"orders": 0}, {"orders": 0.01})
+    rows = LateCounts({"orders": 0}, {"orders": 0.01})
     assert learned(rows, 100, 10)
     assert not learned(rows, 100, 10)
     assert not learned(rows, LATE_RECORDS, at_ms=1)
@@ -51,7 +51,7 @@ def test_a_warning_comes_once_and_again_after_it_has_gone() -> None:
 
 
 def test_newest_records_are_the_last_ten_thousand_or_those_of_five_minutes() -> None:
-    slow, fast = LateRows({"orders": 0}, {"orders": 0.01}), LateRows({"orders": 0}, {"orders": 0.01})
+    slow, fast = LateCounts({"orders": 0}, {"orders": 0.01}), LateCounts({"orders": 0}, {"orders": 0.01})
     learned(slow, 50, 40)
     for minute in range(60):
         learned(slow, 50, at_ms=60_000 * minute)
@@ -65,11 +65,11 @@ def test_newest_records_are_the_last_ten_thousand_or_those_of_five_minutes() -> 
 
 @pytest.mark.parametrize(("share", "warns"), [(None, False), (0.9, False), (0.8, True), (0.0, True)])
 def test_the_job_sets_the_share(share: float | None, *, warns: bool) -> None:
-    assert bool(learned(LateRows({"orders": 0}, {"orders": share}), 600, 493)) is warns
+    assert bool(learned(LateCounts({"orders": 0}, {"orders": share}), 600, 493)) is warns
 
 
 def test_inputs_are_apart() -> None:
-    rows = LateRows({"orders": 0, "payments": 0}, {"orders": 0.01, "payments": 0.01})
+    rows = LateCounts({"orders": 0, "payments": 0}, {"orders": 0.01, "payments": 0.01})
     rows.learn(0, {"orders": 100, "payments": 100}, {"payments": 50}, {"payments": 7})
     rows.learn(0, {"orders": 100, "payments": 0}, {}, {})
     assert [each.input for each in rows.standing.values()] == ["payments"]

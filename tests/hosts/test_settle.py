@@ -217,7 +217,7 @@ def test_an_output_that_is_gone_is_said_at_the_start(
     caller = _Caller(listener, stop, Outages(listener, stop), said.append, None)
     with ExitStack() as stack:
         sink = FileSink(str(tmp_path / output))
-        _JobRun(OpenStore(store, None), stack, None, caller)._prepared(stack, job, sink, pa.schema([]))
+        _JobRun(OpenStore(store, None), stack, None, caller)._prepared(stack, job, "output", sink, pa.schema([]))
     assert bool(said) is warned
     assert all(f"the folder {tmp_path / 'out'}" in text and "joinery state delete" in text for text in said)
 

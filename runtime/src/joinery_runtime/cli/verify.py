@@ -20,7 +20,7 @@ from typing import Any
 from joinery_runtime.cli.row_differences import RowComparison
 from joinery_runtime.cli.whole_output import WholeOutput
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.engine.late_rows import LateInput, LateRows
+from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
@@ -130,7 +130,7 @@ def verify(
         course = replayable(job, store, *((None, None) if wholes else (first, last)), edits=True)
         entries, verdict = course.entries, _asked(job, course, first, last, wholes)
         replay = Replay(job, inputs, folder / "cache", course.stored(store))
-        late, since, name = LateRows.of(job), _since(job, course), ""
+        late, since, name = LateCounts.of(job), _since(job, course), ""
         for entry in entries:
             plan = EpochPlan.from_json(entry.plan)
             if course.jobs[plan.definition] != course.jobs[name]:

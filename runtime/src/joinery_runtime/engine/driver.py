@@ -18,7 +18,7 @@ from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HotKeyTracker
 from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
-from joinery_runtime.engine.late_rows import LateRows, closed_words
+from joinery_runtime.engine.late_rows import LateCounts, closed_words
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.null_keys import key_parts, refuse_null_keys
@@ -113,7 +113,7 @@ class Driver:
         self._keys = key_parts(pipeline)
         self._input_warnings = InputWarnings(self._milliseconds)
         delays = {name: clock.delay_ms for name, clock in parts.planner.clocks.items()}
-        self._late_rows = LateRows(delays, parts.planner.late_warnings)
+        self._late_rows = LateCounts(delays, parts.planner.late_warnings)
         self._closed = frozenset[str]()  # inputs whose rows fell inside capped sessions, which was said
         self.generation = 0
         self.state = JobState(pipeline, inputs={})

@@ -123,10 +123,9 @@ class _Window:
         return max((epoch.behind_ms for epoch in self.epochs if epoch.behind_ms is not None), default=None)
 
 
-class LateRows:
+class LateCounts:
     """Counts late rows of all inputs. `delays` are those of the job (ms); `shares` is `watermark.lateWarning` of each
-    (None or
-    missing: `off`)."""
+    (None or missing: `off`)."""
 
     def __init__(self, delays: Mapping[str, int], shares: Mapping[str, float | None]) -> None:
         self._delays, self._shares = delays, shares
@@ -135,7 +134,7 @@ class LateRows:
         """By input, what is warned about now."""
 
     @classmethod
-    def of(cls, job: Job) -> LateRows:
+    def of(cls, job: Job) -> LateCounts:
         delays = {side.name: side.watermark.delay for side in job.inputs}
         return cls(delays, {side.name: side.watermark.late_share for side in job.inputs})
 

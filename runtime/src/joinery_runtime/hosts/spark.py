@@ -31,7 +31,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
-from joinery_runtime.disk import no_room, says_full, writing
+from joinery_runtime.disk import is_full, no_room, says_full
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
@@ -145,8 +145,11 @@ class SparkHost:
 
     @property
     def _local_folder(self) -> str:
-        """Where Spark writes, as far as the driver knows: a worker of a cluster may have a folder of its own."""
-        return os.environ.get("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir") or "/tmp"
+        """Return where Spark writes, as far as the driver knows: a worker of a cluster may have a folder of its own.
+        Only an error that names the folder asks for it, since Java answers, and may be gone."""
+        with suppress(Py4JError, ConnectionError):
+            return os.environ.get("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir") or "/tmp"
+        return "the folder that spark.local.dir names"
 
     def try_task(self) -> None:
         """Have an executor build its worker. Raises Py4JError and ConnectionError."""
@@ -155,8 +158,12 @@ class SparkHost:
         collected(self._context.parallelize([None], 1).map(lambda _: bool(process_for(setup, 1))), 1)
 
     def _results(self, work: EpochWork) -> list[object]:
-        with writing(_SPARKS_FILES, self._local_folder):
+        try:
             return self._collected(work)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise no_room(_SPARKS_FILES, self._local_folder, error.strerror or str(error)) from error
 
     def _collected(self, work: EpochWork) -> list[object]:
         try:

@@ -24,7 +24,7 @@ from joinery_runtime.job.kinds.session.sessions import Aggregate, Sessions
 from joinery_runtime.job.kinds.window import Hopping, Session, Window
 from joinery_runtime.job.load import (
     STORED_JOB,
-    StoredJob,
+    JobWithWarnings,
     job_from,
     lines_of,
     load_job,
@@ -81,6 +81,7 @@ __all__ = [
     "Interval",
     "Job",
     "JobSpec",
+    "JobWithWarnings",
     "JoinStep",
     "KafkaInput",
     "KafkaOutput",
@@ -104,7 +105,6 @@ __all__ = [
     "ShadowComparison",
     "SparkSpec",
     "StoreSpec",
-    "StoredJob",
     "StreamJoin",
     "StreamJoinSpec",
     "Trigger",

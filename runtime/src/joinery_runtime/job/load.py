@@ -34,7 +34,7 @@ _MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJo
 
 
 @dataclass(frozen=True, slots=True)
-class StoredJob:
+class JobWithWarnings:
     """A job that a cluster stores, and what its author should change in it."""
 
     job: Job
@@ -162,18 +162,18 @@ def _model(data: object) -> type[Job] | None:
     return _MODELS.get(kind) if isinstance(kind, str) else None
 
 
-def load_stored(resource: Mapping[str, Any]) -> StoredJob:
+def load_stored(resource: Mapping[str, Any]) -> JobWithWarnings:
     """Validate a resource as a cluster has stored it, perhaps under an earlier release: durations may be numbers of
     milliseconds, and then there are warnings. Raises JobError."""
     document = Document({name: resource[name] for name in _RESOURCE if name in resource})
     found = list(_identity(document))
     job = found or _validated(document.data, None)
     if isinstance(job, Job):
-        return StoredJob(job, ())
+        return JobWithWarnings(job, ())
     job = found or _validated(document.data, None, plain_numbers=True)
     if isinstance(job, Job):
         texts = (f"{path_text(at)}: {message}. It counts as milliseconds" for at, message in _without_units(resource))
-        return StoredJob(job, tuple(texts))
+        return JobWithWarnings(job, tuple(texts))
     name = "/".join(str(part) for field in ("namespace", "name") if (part := dig(resource, "metadata", field)))
     raise JobError(name, [Problem(path_text(at), linked(text)) for at, text in job])
 

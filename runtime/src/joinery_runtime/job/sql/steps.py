@@ -79,7 +79,12 @@ def _check_keys(link: Link, matching: Matching, more: str, context: _Context) ->
     if matching.keys or matching.broken:
         return
     for part in matching.others:
-        if isinstance(part, exp.EQ) and len({column.table for column in part.find_all(exp.Column)}) > 1:
+        # Two columns that are equal and no key are event times: an equality of columns is what is missing.
+        if (
+            isinstance(part, exp.EQ)
+            and not (isinstance(part.left, exp.Column) and isinstance(part.right, exp.Column))
+            and len({column.table for column in part.find_all(exp.Column)}) > 1
+        ):
             facts = f"{part.sql(comments=False)} compares expressions, and a key is a column of each input (rule J9)"
             todo = (
                 "have the producers write the value into a column, or compare columns that are equal in any case and "
