@@ -25,7 +25,10 @@ from pyiceberg.table import Table, TableProperties
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from joinery_runtime.errors import SinkError
+from joinery_runtime.sinks.iceberg_classes import ForeignCode, load_own_classes_only
 from joinery_runtime.sinks.lake import Added, CommitConflict, Mark, OpenedTable, properties_of
+
+load_own_classes_only()  # in the driver, and in the executors that open an IcebergStorage
 
 # PyIceberg's errors have no common base class.
 _ERRORS: tuple[type[Exception], ...] = (
@@ -42,7 +45,11 @@ class IcebergStorage:
     def open(self) -> tuple[pafs.FileSystem, str]:
         properties = dict(self.properties)
         scheme, netloc, path = PyArrowFileIO.parse_location(self.location, properties)
-        fs: pafs.FileSystem = PyArrowFileIO(properties).fs_by_scheme(scheme, netloc)
+        try:
+            fs: pafs.FileSystem = PyArrowFileIO(properties).fs_by_scheme(scheme, netloc)
+        except ForeignCode as error:
+            what = f"The files of the Iceberg table at {self.location} cannot be opened"
+            raise SinkError(what, facts=error.facts, todo=error.todo) from error
         # PyIceberg's own local file system reads files in another way, and does not fsync them.
         return (pafs.LocalFileSystem() if scheme == "file" else fs), path
 
@@ -140,6 +147,15 @@ class IcebergTable(OpenedTable[Table]):
             except NoSuchTableError:
                 self._opened = None
         return self._opened
+
+    @contextlib.contextmanager
+    def _problems(self, what: str) -> Iterator[None]:
+        try:
+            with super()._problems(what):
+                yield
+        except ForeignCode as error:
+            named = f"The {self.name} of the catalog {self._catalog_name} {what}"
+            raise SinkError(named, facts=error.facts, todo=error.todo) from error
 
     def close(self) -> None:
         if self._catalog is not None:
