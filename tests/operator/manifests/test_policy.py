@@ -111,6 +111,8 @@ def test_images_and_service_accounts_of_others_are_forbidden(job, field, value, 
         ("spark.executorEnv.PYTHONPATH", "/mnt"),
         ("spark.executorEnv.LD_PRELOAD", "/mnt/a.so"),
         ("spark.executorEnv.AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/secrets/kubernetes.io/serviceaccount/token"),
+        ("spark.executorEnv.AWS_ENDPOINT_URL_STS", "http://elsewhere"),
+        ("spark.executorEnv.AZURE_STORAGE_AUTHORITY_HOST", "http://elsewhere"),
         ("spark.executorEnv.SPARK_USER", "root"),
         ("spark.redaction.regex", "x"),
         ("spark.something.new", "x"),
@@ -287,6 +289,55 @@ def test_properties_do_not_run_code(job):
     assert refused(changed, properties=["plugin.*"]) == []
 
 
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+LAKE_PROPERTIES = {
+    "iceberg": (
+        "gcp.bigquery.credential-file",
+        "py-catalog-impl",
+        "py-io-impl",
+        "s3.retry-strategy-impl",
+    ),
+    # As object_store's builders and delta-rs' Unity catalog read them.
+    "delta": (
+        *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "container_authorization_token_file"),
+        *("AWS_CONTAINER_CREDENTIALS_FULL_URI", "container_credentials_full_uri"),
+        *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "container_credentials_relative_uri"),
+        *("AWS_ENDPOINT_URL_STS", "endpoint_url_sts"),
+        *("AWS_METADATA_ENDPOINT", "metadata_endpoint"),
+        *("AWS_WEB_IDENTITY_TOKEN_FILE", "web_identity_token_file"),
+        *("AZURE_STORAGE_AUTHORITY_HOST", "AZURE_AUTHORITY_HOST", "authority_host"),
+        *("AZURE_FABRIC_TOKEN_SERVICE_URL", "fabric_token_service_url"),
+        *("AZURE_FEDERATED_TOKEN_FILE", "federated_token_file"),
+        *("AZURE_MSI_ENDPOINT", "AZURE_IDENTITY_ENDPOINT", "identity_endpoint", "msi_endpoint"),
+        *("AZURE_USE_AZURE_CLI", "use_azure_cli"),
+        *("unity_authority_host", "unity_federated_token_file", "unity_msi_endpoint", "unity_use_azure_cli"),
+        *("databricks_authority_host", "databricks_federated_token_file", "databricks_msi_endpoint"),
+        "databricks_use_azure_cli",
+        *("GOOGLE_APPLICATION_CREDENTIALS", "application_credentials"),
+        *("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "service_account", "service_account_path"),
+    ),
+}
+
+
+FORBIDDEN_HERE = [(kind, name) for kind, names in LAKE_PROPERTIES.items() for name in names]
+
+
+@pytest.mark.parametrize(("output", "name"), FORBIDDEN_HERE)
+def test_lake_tables_run_no_code_and_send_no_file(job, output, name):
+    table = {"path": "s3://bucket/out"} if output == "delta" else {"table": "db.out"}
+    changed = job.with_spec(output={output: {**table, "properties": {name: TOKEN}}})
+    (problem,) = refused(changed)
+    assert problem.startswith(f"spec.output.{output}.properties[\"{name}\"]: '{TOKEN}' is not allowed")
+    assert refused(changed, properties=[name.lower()]) == []
+
+
+def test_lake_tables_have_credentials_and_endpoints_of_their_own(job):
+    delta = {"AWS_ENDPOINT_URL": "http://minio", "AWS_ACCESS_KEY_ID": "a", "azure_storage_account_key": "k"}
+    iceberg = {"type": "rest", "uri": "https://c", "oauth2-server-uri": "https://o", "s3.endpoint": "http://minio"}
+    assert refused(job.with_spec(output={"delta": {"path": "s3://b/out", "properties": delta}})) == []
+    assert refused(job.with_spec(output={"iceberg": {"table": "db.out", "properties": iceberg}})) == []
+
+
 def test_secrets_do_not_run_code_either(job):
     """The operator cannot read them, so the driver is told."""
 
@@ -296,6 +347,7 @@ def test_secrets_do_not_run_code_either(job):
         return env["JOINERY_FORBIDDEN_PROPERTIES"].split(",")
 
     assert {"plugin.library.paths", "sasl.oauthbearer.assertion.file"} <= set(told())
+    assert {name.lower() for names in LAKE_PROPERTIES.values() for name in names} <= set(told())
     assert "plugin.library.paths" not in told(properties=["plugin.library.paths"])
     executor = yaml.safe_load(job.config_map()["data"]["executor.yaml"])
     variables = {entry["name"]: entry["value"] for entry in executor["spec"]["containers"][0]["env"]}

@@ -32,15 +32,44 @@ UNSAFE_PROPERTIES = frozenset(
         "ssl.engine.location",
         "ssl.providers",
         # pyiceberg
+        "gcp.bigquery.credential-file",
         "py-catalog-impl",
         "py-io-impl",
-        # the object stores of delta-rs, whose names may lack their prefix
-        *(f"{prefix}web_identity_token_file" for prefix in ("aws_", "")),
-        *(f"{prefix}federated_token_file" for prefix in ("azure_", "")),
-        *(f"{prefix}application_credentials" for prefix in ("google_", "")),
+        "s3.retry-strategy-impl",
+        # delta-rs: its object stores and Unity catalog, whose names may lack their prefix
+        *(
+            f"{prefix}{name}"
+            for prefix in ("aws_", "")
+            for name in (
+                "container_authorization_token_file",
+                "container_credentials_full_uri",
+                "container_credentials_relative_uri",
+                "endpoint_url_sts",
+                "metadata_endpoint",
+                "web_identity_token_file",
+            )
+        ),
+        *(
+            f"{prefix}{name}"
+            for prefix in ("azure_", "azure_storage_", "databricks_", "unity_", "")
+            for name in (
+                "authority_host",
+                "fabric_token_service_url",
+                "federated_token_file",
+                "identity_endpoint",
+                "msi_endpoint",
+                "use_azure_cli",
+            )
+        ),
+        *(
+            f"{prefix}{name}"
+            for prefix in ("google_", "")
+            for name in ("application_credentials", "service_account", "service_account_path")
+        ),
     }
 )
-"""Settings of clients, in lower case, that load a library, run a command or send a file's content."""
+"""Settings of clients, in lower case, that load a library, run a command, or name a file or an address for the driver's
+own credentials, and so may send a file's content elsewhere."""
 
 SCALE_FILE = "JOINERY_SCALE_FILE"
 """The environment variable that names the file with a `Scale`, which may change while the job runs."""
