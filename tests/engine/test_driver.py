@@ -26,6 +26,7 @@ from joinery_runtime.errors import (
     DuplicateJobName,
     Fenced,
     IncompatibleState,
+    NullKeys,
     PartitionsLost,
     RecordError,
     SinkError,
@@ -339,6 +340,43 @@ def test_a_bad_record_without_dead_letters_commits_nothing(world: World) -> None
         driver.run(plan)
     assert (record(world).epoch, world.output.table, record(world).segments) == (0, [], ())
     assert record(world).plan == plan.to_json(), "the plan must be replayed once the record is repaired"
+
+
+def test_after_null_keys_the_next_driver_plans_what_has_come_since(world: World) -> None:
+    for number in range(120):
+        world.append("orders", 0, None, 1_000 + number, identifier=number)
+    for generation in (1, 3):
+        driver = started(world, max_records=1_000)
+        plan = driver.plan()
+        assert plan is not None
+        with pytest.raises(NullKeys, match="Input orders: the key has no value in any of the 120 records"):
+            driver.run(plan)
+        after = record(world)
+        assert (after.plan, after.generation, world.output.table) == (None, generation + 1, [])
+        with pytest.raises(Fenced):
+            driver.run(plan)
+    world.append("orders", 0, "a", 1_200, identifier=120)
+    report = epoch(started(world, max_records=1_000))
+    assert (report.rows_in, report.dropped) == ({"orders": 121, "payments": 0}, {"orders": {"null_key": 120}})
+
+
+def test_a_plan_of_which_rows_are_visible_is_ended_whatever_its_keys_are(world: World, monkeypatch: Any) -> None:
+    """An earlier release may have begun it. Without it, its rows would come twice."""
+    for number in range(120):
+        world.append("orders", 0, None, 1_000 + number, identifier=number)
+    plan = started(world, max_records=1_000).plan()
+    monkeypatch.setattr(world.sink_type, "recover", lambda _, takeover: takeover.pending is not None)
+    driver = started(world, max_records=1_000)
+    assert driver.plan() == plan
+    assert epoch(driver).dropped == {"orders": {"null_key": 120}}
+
+
+def test_no_part_of_an_epoch_judges_the_keys_alone(world: World) -> None:
+    """Each range is read by a task of its own."""
+    for number in range(150):
+        world.append("orders", 0, None, 1_000 + number, identifier=number)
+    world.append("orders", 1, "a", 1_000, identifier=150)
+    assert epoch(started(world, max_records=1_000)).dropped == {"orders": {"null_key": 150}}
 
 
 def test_bad_records_go_out_with_the_epoch_where_there_are_dead_letters(world: World) -> None:

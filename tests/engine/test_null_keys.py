@@ -10,7 +10,7 @@ import pytest
 from joinery_runtime import trace
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, key_parts, refuse_null_keys
+from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, key_parts, refuse_null_keys
 from joinery_runtime.errors import RecordError
 from joinery_runtime.job import job_from
 from joinery_runtime.sources.base import PartitionRef
@@ -70,7 +70,7 @@ def test_the_error_shows_the_paths_that_the_records_have() -> None:
     assert text.startswith(
         "Input l: the key has no value in any of the 100 records read so far: column k is null in all"
     )
-    assert 'the first record has order.k, order.items[0].sku, order."a.b", ts; nothing of the input was' in text
+    assert 'a record has order.k, order.items[0].sku, order."a.b", ts; nothing of the input was' in text
     assert "path: customer.id" in text
 
 
@@ -80,6 +80,18 @@ def test_fewer_records_may_lack_their_key_and_one_that_has_it_is_enough() -> Non
     right = step("l", 100, **ROW)
     right["rows"].append({"order": {"key": "a"}, "ts": 1})
     trace(wrong, [right])
+
+
+def test_rows_that_the_input_s_condition_leaves_out_do_not_count() -> None:
+    document = job()
+    document["spec"]["inputs"][0]["where"] = "n = 1"
+    without = step("l", 150, n=0)
+    trace(document, [without])
+    wanted = step("l", 99, n=1)
+    having, other = step("l", 9, n=0, k="a"), step("l", 1, n=1, other=2)
+    trace(document, [{"input": "l", "rows": [*without["rows"], *wanted["rows"]]}])
+    with pytest.raises(RecordError, match=r"of the 100 records read so far: .*; a record has n, other, ts"):
+        trace(document, [{"input": "l", "rows": [*having["rows"], *other["rows"], *wanted["rows"]]}])
 
 
 def test_once_something_of_the_input_is_committed_it_is_a_warning() -> None:
@@ -95,7 +107,7 @@ def test_the_other_input_may_be_committed() -> None:
 
 @pytest.mark.parametrize("columns", [("k",), ("k", "n")])
 def test_a_session_s_key_is_null_if_all_its_columns_are(columns: tuple[str, ...]) -> None:
-    with pytest.raises(RecordError, match=f"column.*{columns[0]}.*null in all of them; the first record has id, ts"):
+    with pytest.raises(RecordError, match=f"column.*{columns[0]}.*null in all of them; a record has id, ts"):
         trace(sessions(*columns), [step("l", 100, id="a")])
     if len(columns) > 1:
         trace(sessions(*columns), [step("l", 100, n=1)])
@@ -103,7 +115,7 @@ def test_a_session_s_key_is_null_if_all_its_columns_are(columns: tuple[str, ...]
 
 def test_any_column_of_a_composite_key_of_a_join_counts() -> None:
     composite = {"keys": {"l.k": "r.k", "l.n": "r.n"}}
-    with pytest.raises(RecordError, match="column n is null in all of them; the first record has k, number, ts"):
+    with pytest.raises(RecordError, match="column n is null in all of them; a record has k, number, ts"):
         trace(job(composite), [step("l", 100, k="a", number=1)])
 
 
@@ -115,17 +127,19 @@ def test_a_computed_key_counts_by_the_columns_that_it_reads() -> None:
 
 def test_partitions_count_together() -> None:
     """Each may be read by a task of its own."""
-    reads = [
-        PartitionRead(PartitionRef("l", "t", at), records=60, decoded=60, empty=frozenset({"k"}), paths=("x",))
-        for at in range(2)
-    ]
+    reads = [ColumnsRead("l", 60, frozenset({"k"}), ("x",)) for _ in range(2)]
     keys = {"l": (frozenset({"k"}),)}
     refuse_null_keys(reads[:1], keys)
     with pytest.raises(RecordError, match="in any of the 120 records"):
         refuse_null_keys(reads, keys)
-    having = PartitionRead(PartitionRef("l", "t", 2), records=1, decoded=1, empty=frozenset())
-    refuse_null_keys([*reads, having], keys)
-    refuse_null_keys(reads, {})
+    refuse_null_keys([*reads, ColumnsRead("l", 1, frozenset())], keys)
+    ranges = [
+        PartitionRead(PartitionRef("l", "t", at), decoded=at, empty=frozenset(empty))
+        for at, empty in ((4, "kn"), (5, "k"))
+    ]
+    none = PartitionRead(PartitionRef("l", "t", 6))
+    assert ColumnsRead.of("l", [*ranges, none]) == ColumnsRead("l", 9, frozenset({"k"}))
+    assert ColumnsRead.of("l", [none]) is None
     assert ENOUGH_RECORDS == 100
 
 

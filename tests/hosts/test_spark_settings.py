@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -447,6 +448,13 @@ def test_cores_become_threads_and_executors_peers(
 ) -> None:
     work = EpochWork(1, EpochPlan(7, shards, tuple(ranges_of([1] * ranges)), {}), ())
     assert share_out(work, cores, executors) == peers
+
+
+def test_peers_exchange_rows_while_the_keys_of_an_input_are_judged() -> None:
+    """Each judges what all of them have read."""
+    work = EpochWork(1, EpochPlan(7, 8, tuple(ranges_of([1] * 4)), {}, co_partitions=4), ())
+    assert share_out(work, 8, 4) == Peers(4, 2, co_partitions=4)
+    assert share_out(replace(work, new_keys={"in": (frozenset({"k"}),)}), 8, 4) == Peers(4, 2)
 
 
 # --- balanced ranges --------------------------------------------------------------------------------------------------

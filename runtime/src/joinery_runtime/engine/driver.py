@@ -21,7 +21,7 @@ from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with
 from joinery_runtime.engine.late_rows import LateCounts, closed_words
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
-from joinery_runtime.engine.null_keys import key_parts, refuse_null_keys
+from joinery_runtime.engine.null_keys import key_parts
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.planner import REJOINS_MS, Planner
 from joinery_runtime.engine.protocol import (
@@ -38,6 +38,7 @@ from joinery_runtime.errors import (
     DuplicateJobName,
     Fenced,
     LimitReached,
+    NullKeys,
     PartitionsLost,
     PlanTooLarge,
     SinkError,
@@ -51,7 +52,7 @@ from joinery_runtime.sinks.base import Receipt, Sink, Takeover
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
 from joinery_runtime.state.savepoints import save_if_due
-from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord
+from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord, Standing
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -343,7 +344,7 @@ class Driver:
 
     def run(self, plan: EpochPlan) -> EpochOutcome:
         """Runs all tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, and
-        PlanTooLarge when the next recovery has to make the plan smaller."""
+        PlanTooLarge when the next recovery has to make the plan smaller. After NullKeys the next driver plans anew."""
         work = self._work(plan)
         try:
             outcome = self._parts.host.run(work)
@@ -351,11 +352,20 @@ class Driver:
             name, topic, partition, records, size = error.read
             self._parts.planner.learn_size(PartitionRef(name, topic, partition), records, size)
             raise
+        except NullKeys:
+            self._drop(plan)
+            raise
         check_arrivals(outcome)
-        refuse_null_keys(outcome.read.partitions, work.new_keys)
         if self._parts.dead_letters is None:
             refuse_dead(outcome)
         return outcome
+
+    def _drop(self, plan: EpochPlan) -> None:
+        """Drops the pending plan, of which nothing is visible: its replay would read the same records again, whatever
+        has come since. Takes the next generation, so this driver is fenced."""
+        self._require_ownership()
+        planned = Standing(self.generation, plan.epoch - 1, plan.epoch)
+        self._parts.store.reset_offsets(self._identity.name, {}, expected=planned, drop_plan=True)
 
     def _work(self, plan: EpochPlan) -> EpochWork:
         state, allowed = self.state, self._parts.planner.allowed_bytes(plan) if self._may_shrink else {}
@@ -374,7 +384,12 @@ class Driver:
                 for name, column in self._milliseconds.items()
                 if state.inputs[name].progress.newest is None
             },
-            new_keys={name: parts for name, parts in self._keys.items() if state.inputs[name].progress.newest is None},
+            # Rows of a plan that an earlier release has run may be visible. Such a plan is ended, whatever it holds.
+            new_keys={
+                name: self._keys[name]
+                for name in sorted({planned.partition.input for planned in plan.ranges} & self._keys.keys())
+                if self._may_shrink and state.inputs[name].progress.newest is None
+            },
         )
 
     # --- commit -----------------------------------------------------------------------------------------------------

@@ -53,10 +53,11 @@ class EpochWork:
     """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks. `lineage`
     names the job's life in the store. `gone` are planned partitions that can no longer be read and need not be.
     `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to go on.
-    `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave. `milliseconds`
-    are inputs of which no event time is known yet, with the int64 column that is taken for milliseconds without a word
-    of the user: times that most likely count seconds are refused there. `new_keys` are the keys (`null_keys`) of these
-    inputs. `careful`: processes have died of this plan, so each batch is decoded in another process first."""
+    `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave.
+    `milliseconds` are inputs of which no event time is known yet, with the int64 column that is taken for
+    milliseconds without a word of the user: times that most likely count seconds are refused there. `new_keys` are
+    the keys (`null_keys`) of inputs of which nothing is committed. `careful`: processes have died of this plan, so
+    each batch is decoded in another process first."""
 
     generation: int
     plan: EpochPlan
@@ -82,7 +83,8 @@ class PartitionRead:
     `highest` event time of all readable rows (ms), the most (`disorder`, ms) that one is behind an earlier one of the
     range, rows `dropped` by reason, `dead` records for the dead-letter output
     with the first of them in words, and `lost` offsets that the broker deleted after they were planned (`onDataLoss:
-    continue`). `decoded` counts the rows decoded, without deletions of a table. `empty` columns are null in all of
+    continue`). `decoded` counts the rows decoded, without deletions of a table
+    and rows that the input's condition leaves out. `empty` columns are null in all of
     these rows (None: there are no such rows). `paths` are those of a record's values, if a key looks wrong."""
 
     partition: PartitionRef

@@ -4,10 +4,11 @@ path of a column does not match the records, and no row would ever find another 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.errors import RecordError
+from joinery_runtime.errors import NullKeys
 from joinery_runtime.job.model.wording import listed
 
 ENOUGH_RECORDS = 100
@@ -46,27 +47,50 @@ def missing_part(parts: KeyParts, empty: frozenset[str] | None) -> frozenset[str
     return None if empty is None else next((part for part in parts if part <= empty), None)
 
 
-def refuse_null_keys(reads: Iterable[PartitionRead], keys: Mapping[str, KeyParts]) -> None:
-    """Raise RecordError if the key of an input is null in each of at least ENOUGH_RECORDS records. `keys` are those of
-    inputs of which nothing is committed."""
-    by_input: dict[str, list[PartitionRead]] = {}
+@dataclass(frozen=True, slots=True)
+class ColumnsRead:
+    """What a task has read of an input of which nothing is committed: how many `records` have a row, and which columns
+    are `empty`, null in all of them. `paths` are those of the values in one of them, if the key looks wrong.
+
+    Each shard gets those of all tasks, so each judges the whole epoch, before it writes anything."""
+
+    input: str
+    records: int
+    empty: frozenset[str]
+    paths: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, reads: Iterable[PartitionRead]) -> ColumnsRead | None:
+        """Sum up the ranges that a task has read of an input. None: they have no rows."""
+        with_rows = [(read, read.empty) for read in reads if read.empty is not None]
+        if not with_rows:
+            return None
+        empty = frozenset.intersection(*(columns for _, columns in with_rows))
+        paths = next((read.paths for read, _ in with_rows if read.paths), ())
+        return cls(name, sum(read.decoded for read, _ in with_rows), empty, paths)
+
+
+def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts]) -> None:
+    """Raise NullKeys if the key of an input is null in each of at least ENOUGH_RECORDS records. `reads` are those of
+    the whole epoch, `keys` those of inputs of which nothing is committed."""
+    by_input: dict[str, list[ColumnsRead]] = {}
     for read in reads:
-        if read.empty is not None and read.partition.input in keys:
-            by_input.setdefault(read.partition.input, []).append(read)
-    for name, of_input in by_input.items():
-        empty = frozenset.intersection(*(read.empty for read in of_input if read.empty is not None))
-        part, records = missing_part(keys[name], empty), sum(read.decoded for read in of_input)
+        by_input.setdefault(read.input, []).append(read)
+    for name, of_input in sorted(by_input.items()):
+        empty = frozenset.intersection(*(read.empty for read in of_input))
+        part, records = missing_part(keys[name], empty), sum(read.records for read in of_input)
         if part is not None and records >= ENOUGH_RECORDS:
-            raise _refusal(name, sorted(part), records, next((read.paths for read in of_input if read.paths), ()))
+            paths = min((read.paths for read in of_input if read.paths), default=())
+            raise _refusal(name, sorted(part), records, paths)
 
 
-def _refusal(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> RecordError:
-    there = f"; the first record has {', '.join(paths)}" if paths else ""
+def _refusal(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> NullKeys:
+    there = f"; a record has {', '.join(paths)}" if paths else ""
     are = "columns {} are" if len(columns) > 1 else "column {} is"
-    return RecordError(
+    return NullKeys(
         f"Input {name}: the key has no value in any of the {records:,} records read so far",
         facts=f"{are.format(listed(columns))} null in all of them{there}; nothing of the input was committed",
         todo="Correct the column's name or path in the schema; a value inside of an object is written as "
         "path: customer.id, of an array as path: items[0].sku. If the records are right, start the job once a record "
-        "has the key",
+        f"has the key, or leave those without it out: where: {columns[0]} IS NOT NULL",
     )

@@ -160,15 +160,20 @@ class ReadCounter:
                 self._lowest = lowest if self._lowest is None else min(self._lowest, lowest)
         if dead is not None:
             self._dead.append(dead)
-        rows = decoded.rows
+        rows, index, deletions = decoded.rows, decoded.index, decoded.deleted
+        if prepared.left_out is not None and len(prepared.left_out):
+            wanted = np.ones(rows.num_rows, np.bool_)
+            wanted[prepared.left_out] = False
+            rows, index = rows.filter(pa.array(wanted)), index[wanted]
+            deletions = None if deletions is None else deletions[wanted]
         # A deletion has nothing but its key.
-        deleted = 0 if decoded.deleted is None else int(np.count_nonzero(decoded.deleted))
+        deleted = 0 if deletions is None else int(np.count_nonzero(deletions))
         if rows.num_rows > deleted:
             self._decoded += rows.num_rows - deleted
             empty = frozenset(name for name in rows.column_names if rows[name].null_count == rows.num_rows)
             self._empty = empty if self._empty is None else self._empty & empty
             if self._example is None and missing_part(self._key, empty) is not None:
-                self._example = records_of(raw, [int(decoded.index[0])])[0].as_py()
+                self._example = records_of(raw, [int(index[0])])[0].as_py()
 
     def report(self, lost: int = 0) -> ReadReport:
         read = PartitionRead(

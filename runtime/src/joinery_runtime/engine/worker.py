@@ -32,7 +32,7 @@ from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
-from joinery_runtime.engine.null_keys import refuse_null_keys
+from joinery_runtime.engine.null_keys import ColumnsRead, refuse_null_keys
 from joinery_runtime.engine.output_limit import OutputLimit, with_dead_letters
 from joinery_runtime.engine.plan import NAMED_BY_LIFE
 from joinery_runtime.engine.read_report import (
@@ -66,7 +66,7 @@ class RowBlock:
     read: bool = True
 
 
-Block = RowBlock | PossiblyLate | ReadReport | LateRecords | ShardSummary
+Block = RowBlock | PossiblyLate | ColumnsRead | ReadReport | LateRecords | ShardSummary
 Sent = tuple[int, Block]  # a block and the shard that it goes to
 
 
@@ -165,10 +165,12 @@ class Worker:
             yield from self._blocks(name, rows, plan.shards)
         yield from may_be_late
         reports = [counter.report() for counter in counters.values()]
-        refuse_null_keys((report.read for report in reports), work.new_keys)
         if name in work.milliseconds:
             for report in reports:
                 refuse_seconds(report.read, work.milliseconds[name])
+        columns = ColumnsRead.of(name, (report.read for report in reports)) if key else None
+        if columns is not None:
+            yield from ((shard, columns) for shard in range(plan.shards))
         yield from ((plan.shards, report) for report in reports)
 
     def _prepare(
@@ -218,16 +220,19 @@ class Worker:
 
     def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
         """Runs step `number` of a shard. Yields what the next step needs, blocks of later steps unchanged, and last the
-        step's summary, addressed to the reports."""
+        step's summary, addressed to the reports. Raises NullKeys in the first step, before anything is written."""
         step = self._pipeline.steps[number]
-        arrived, may_be_late = _Arrived(len(step.sides)), list[PossiblyLate]()
+        arrived, may_be_late, columns = _Arrived(len(step.sides)), list[PossiblyLate](), list[ColumnsRead]()
         for block in blocks:
             if isinstance(block, RowBlock) and block.step == number:
                 arrived.take(block)
             elif isinstance(block, PossiblyLate) and block.step == number:
                 may_be_late.append(block)
+            elif isinstance(block, ColumnsRead):
+                columns.append(block)
             else:
                 yield shard, block
+        refuse_null_keys(columns, work.new_keys)
         arrivals = arrived.rows()
         self._evict_unneeded(work)
         resume = (number, shard) in self._compaction_pending

@@ -265,7 +265,28 @@ class Savepoints(SavepointReader, Protocol):
         ...
 
 
-class DriverStore(JobReader, Epochs, Savepoints, Protocol):
+class Resets(Protocol):
+    """Changes where the next plan begins to read, and drops a pending one."""
+
+    def reset_offsets(
+        self,
+        job: str,
+        offsets: Mapping[str, bytes],
+        *,
+        expected: Standing | None = None,
+        drop_plan: bool = False,
+        replaced: Collection[str] = (),
+        by: Sequence[tuple[SegmentMeta, bytes]] = (),
+    ) -> JobRecord:
+        """Replaces the offsets of the named sources, and the live segments `replaced` by those in `by` (whose keys are
+        new to the store), and nothing else. Takes the next generation, so that a running driver is fenced. Raises
+        StateError if a plan is pending, unless `drop_plan` is set; then its number is used up, because output of that
+        epoch may have gone out. `expected` is the job's standing when the arguments were computed. Raises StateError if
+        the job went on since, which would also take other partitions back. Replacing segments requires `expected`."""
+        ...
+
+
+class DriverStore(JobReader, Epochs, Savepoints, Resets, Protocol):
     """What a driver needs: its own calls, what it reads of the job, and the savepoint that a migration makes."""
 
 
@@ -291,7 +312,7 @@ class TaskStore(SegmentReader, Protocol):
 # --- administration ---------------------------------------------------------------------------------------------------
 
 
-class Admin(Protocol):
+class Admin(Resets, Protocol):
     """Changes a job's state from outside its driver. Every call that changes anything takes the next generation in the
     same step, so a running driver is fenced and never meets state that it has not written. Dropping a pending plan uses
     up its epoch number, because output of that epoch may have gone out."""
@@ -327,23 +348,6 @@ class Admin(Protocol):
         that savepoint. If the job was already started anew since the savepoint, the call is a repetition: it changes
         nothing and fences no driver. If `generation` is given and is not the newest, raises Fenced.
         """
-        ...
-
-    def reset_offsets(
-        self,
-        job: str,
-        offsets: Mapping[str, bytes],
-        *,
-        expected: Standing | None = None,
-        drop_plan: bool = False,
-        replaced: Collection[str] = (),
-        by: Sequence[tuple[SegmentMeta, bytes]] = (),
-    ) -> JobRecord:
-        """Replaces the offsets of the named sources, and the live segments `replaced` by those in `by` (whose keys are
-        new to the store), and nothing else. Takes the next generation, so that a running driver is fenced. Raises
-        StateError if a plan is pending, unless `drop_plan` is set; then its number is used up, because output of that
-        epoch may have gone out. `expected` is the job's standing when the arguments were computed. Raises StateError if
-        the job went on since, which would also take other partitions back. Replacing segments requires `expected`."""
         ...
 
     def delete_job(self, job: str) -> None:

@@ -63,7 +63,8 @@ NO_CHECKS = RecordChecks()
 class Prepared:
     """The result of preparing a batch. `rows` go on. `lowest` and `highest` are event times over all readable rows,
     dropped ones included, and `disorder` is the most (ms) that one is behind an earlier one. `dropped` counts rows by
-    reason. `bad` maps positions of unusable rows to the reason."""
+    reason. `bad` maps positions of unusable rows to the reason. `left_out` are positions of rows for which the input's
+    own condition is not true (None: it has none)."""
 
     rows: pa.RecordBatch
     lowest: int | None
@@ -71,6 +72,7 @@ class Prepared:
     dropped: dict[str, int] = field(default_factory=dict)
     bad: Mapping[int, str] = field(default_factory=dict)
     disorder: int = 0
+    left_out: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,16 @@ def prepare(
     missing, outside = f"{said} null", f"{said} outside the years 0001 to 9999"
     null = times.is_null().to_numpy(zero_copy_only=False)
     bad = {row: missing if null[row] else outside for row in np.flatnonzero(~usable).tolist()} | ahead
-    prepared, dropped = _prepared(intake, read, hasher, bad, checks)
+    wanted, left_out = read, None
+    if intake.filter is not None:
+        wanted, left_out = _filtered(intake.filter, read, bad)
+    prepared, dropped = _prepared(intake, wanted, hasher, bad, checks)
+    if left_out is not None and len(left_out):
+        dropped = {**dropped, "filtered": dropped.get("filtered", 0) + len(left_out)}
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
     in_order = read.times.to_numpy(zero_copy_only=False)
     disorder = int(behind_highest(in_order).max()) if len(in_order) else 0
-    return Prepared(prepared, span["min"], span["max"], counted, bad, disorder)
+    return Prepared(prepared, span["min"], span["max"], counted, bad, disorder, left_out)
 
 
 def too_far_ahead(
@@ -196,17 +203,12 @@ def _prepared(
     """Adds to `bad` the rows that are late, fail an expression or are outside their key's partition. `bad` None: the
     rows come from a step and belong to no single record."""
     late, co_partitions = checks.late, checks.co_partitions if intake.partitioner else 0
-    filtered = 0
-    if bad is not None and intake.filter is not None:
-        rows, filtered = _filtered(intake.filter, rows, bad)
     rows, passes = _passing(intake, rows, bad)
     joinable, counted = _joinable(intake, rows, passes)
     if bad is not None and co_partitions:
         in_place = _in_place(intake, rows, joinable, co_partitions, bad)
         rows, joinable = rows.where(in_place), joinable[in_place]
     dropped = {} if intake.preserved else counted
-    if filtered:
-        dropped = {**dropped, "filtered": dropped.get("filtered", 0) + filtered}
     if not intake.preserved:
         rows = rows.where(joinable)
         joinable = joinable[joinable]
@@ -267,13 +269,13 @@ def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, 
     return np.asarray(times >= late.accept_from)
 
 
-def _filtered(condition: Expression, rows: _DecodedRows, bad: dict[int, str]) -> tuple[_DecodedRows, int]:
-    """Return the rows for which the input's own condition is true, and how many are left out because it is not. Adds
+def _filtered(condition: Expression, rows: _DecodedRows, bad: dict[int, str]) -> tuple[_DecodedRows, np.ndarray]:
+    """Return the rows for which the input's own condition is true, and the positions of those for which it is not. Adds
     the rows on which it fails to `bad`."""
     found = condition.mask(lambda ref: rows.user.column(ref.column), rows.user.num_rows)
     fine = _note(rows, [found], bad)
     passes = found.values.to_numpy(zero_copy_only=False)
-    return rows.where(fine & passes), int((fine & ~passes).sum())
+    return rows.where(fine & passes), rows.positions[fine & ~passes]
 
 
 def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> tuple[_DecodedRows, np.ndarray]:
