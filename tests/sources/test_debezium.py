@@ -400,7 +400,8 @@ def test_a_stream_may_leave_updates_out_and_their_times_still_count() -> None:
     assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == [(1, "a", 1), (2, "b", 2)]
     assert (decoded.index.tolist(), decoded.bad) == ([0, 1], [])
     assert decoded.dropped == {"deletion": 1, "tombstone": 1, "update": 1}
-    assert decoded.passed == (3, 3)
+    assert decoded.left_out is not None
+    assert (decoded.left_out.times.tolist(), decoded.left_out.index.tolist()) == ([3], [2])
     only_updates = decode(model(debezium={"ops": ["u"]}), CHANGES)
     assert only_updates.rows["name"].to_pylist() == ["c"]
     assert only_updates.dropped == {"deletion": 1, "tombstone": 1, "creation": 1, "snapshot": 1}
@@ -410,6 +411,19 @@ def test_an_update_without_its_row_is_no_dead_letter_where_updates_are_left_out(
     decoded = decode(model(debezium={"ops": ["c", "r"]}), [event("u", None), event("c", None)])
     assert [bad.index for bad in decoded.bad] == [1]
     assert decoded.dropped == {"update": 1}
+
+
+@pytest.mark.parametrize("more", [{}, {"schema": [ID, {"name": "name", "type": "json", "path": "name"}, TS]}])
+def test_an_update_that_is_left_out_need_not_be_a_row(more: Any) -> None:
+    """Its event time counts, if it has one."""
+    updates = [event("u", {"id": "none", "name": "b"}, ts=7), event("u", {"id": 1}) | {"source": {"ts_ms": "soon"}}]
+    events = [event("c", {"id": 1}), *updates, event("c", {"id": "none"}), event("d", {"id": "none"})]
+    decoded = decode(model(debezium={"ops": ["c", "r"]}, **more), events)
+    assert (decoded.rows["id"].to_pylist(), decoded.index.tolist()) == ([1], [0])
+    assert [bad.index for bad in decoded.bad] == [3]
+    assert decoded.dropped == {"update": 2, "deletion": 1}
+    assert decoded.left_out is not None
+    assert (decoded.left_out.times.tolist(), decoded.left_out.index.tolist()) == ([7], [1])
 
 
 @pytest.mark.parametrize(

@@ -370,6 +370,19 @@ def test_a_table_may_have_a_snapshot_before_its_changes(tmp_path) -> None:
     assert decoded("live", *changes) == ([{"k": "a", "ts": 100}, {"k": "b", "ts": 101}], [True, False], {"history": 1})
 
 
+def test_an_event_of_the_files_that_is_left_out_goes_no_further_than_their_end(tmp_path) -> None:
+    columns = [{"name": "k", "type": "string"}, {"name": "ts", "type": "int64", "from": "envelope", "path": "ts_ms"}]
+    data = {"name": "in", "format": "debezium-json", "schema": columns, "eventTime": "ts", "debezium": {"ops": ["c"]}}
+    history = {"path": str(tmp_path), "format": "debezium-json", "until": UNTIL}
+    model = Input.model_validate({**data, "kafka": {"bootstrapServers": "k", "topic": "live"}, "history": history})
+    events = [{"op": "u", "after": {"k": "a"}, "ts_ms": at} for at in (90, 500)]
+    values = pa.array([json.dumps(event).encode() for event in events], pa.binary())
+    for place, times in ((str(tmp_path / "1.jsonl"), [90, UNTIL - 1]), ("live", [90, 500])):
+        found = decoder_for(model).decode_batch(RawBatch(PartitionRef("in", place, 0), np.arange(2), values))
+        assert found.left_out is not None
+        assert found.left_out.times.tolist() == times
+
+
 def test_what_else_a_kafka_record_has_is_a_field_of_the_files(tmp_path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

@@ -18,6 +18,7 @@ from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job import Input
 from joinery_runtime.sources import (
     Decoded,
+    LeftOut,
     PartitionRef,
     Range,
     RawBatch,
@@ -226,7 +227,14 @@ class Fragile:
         if self._bad & set(raw.offsets.tolist()):
             raise self._error
         rows = pa.table({"id": pa.array(raw.offsets), "ts": pa.array(raw.offsets)})
-        return Decoded(rows, np.arange(len(raw.offsets)), [], dropped={"tombstone": 1}, passed=(1, 2))
+        return Decoded(
+            rows,
+            np.arange(len(raw.offsets)),
+            [],
+            dropped={"tombstone": 1},
+            passed=(1, 2),
+            left_out=LeftOut(raw.offsets, np.arange(len(raw.offsets))),
+        )
 
 
 @pytest.mark.parametrize(
@@ -243,6 +251,8 @@ def test_whatever_a_record_raises_concerns_this_record_only(error: BaseException
     assert decoded.rows["id"].to_pylist() == [n for n in range(100) if n not in (3, 70)]
     assert decoded.index.tolist() == decoded.rows["id"].to_pylist()
     assert decoded.passed == (1, 2)
+    assert decoded.left_out is not None
+    assert decoded.left_out.times.tolist() == decoded.left_out.index.tolist() == decoded.index.tolist()
     assert fragile.calls < 40
 
 

@@ -144,7 +144,15 @@ class ReadCounter:
         self._decoded = 0
         self._empty: frozenset[str] | None = None
 
-    def add(self, raw: RawBatch, decoded: Decoded, prepared: Prepared, dead: DeadLetters | None) -> None:
+    def add(
+        self,
+        raw: RawBatch,
+        decoded: Decoded,
+        prepared: Prepared,
+        dead: DeadLetters | None,
+        reached: tuple[int, int] | tuple[None, None] = (None, None),
+    ) -> None:
+        """`reached` is the span of the event times of events that are left out, without those too far ahead (T11)."""
         self.records += len(raw.offsets)
         self.bytes += raw.bytes
         self._lost += raw.lost
@@ -154,7 +162,7 @@ class ReadCounter:
         if self._highest is not None and prepared.lowest is not None:
             self._disorder = max(self._disorder, self._highest - prepared.lowest)
         self._disorder = max(self._disorder, prepared.disorder)
-        for lowest, highest in ((prepared.lowest, prepared.highest), decoded.passed or (None, None)):
+        for lowest, highest in ((prepared.lowest, prepared.highest), decoded.passed or (None, None), reached):
             if lowest is not None and highest is not None:
                 self._highest = highest if self._highest is None else max(self._highest, highest)
                 self._lowest = lowest if self._lowest is None else min(self._lowest, lowest)

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.pipeline.future import FutureCheck, Timestamps
 from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
@@ -46,7 +48,7 @@ from joinery_runtime.engine.read_report import (
 from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.sinks.base import Attempt, AttemptId, RowLimit, SinkWriter
-from joinery_runtime.sources import BadRecord, Decoder
+from joinery_runtime.sources import BadRecord, Decoder, LeftOut
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
 from joinery_runtime.sources.trial import carefully
 from joinery_runtime.state.store import Standing, TaskStore
@@ -188,7 +190,8 @@ class Worker:
         prepared = prepare(self._pipeline.intake(name), records, checks, self._parts.hasher)
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         bad = [*decoded.bad, *unusable]
-        counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None)
+        reached = _reached(decoded.left_out, checks.future, of_all)
+        counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None, reached)
         return prepared.rows
 
     def _may_be_late(
@@ -407,6 +410,19 @@ class Worker:
         attempt_id = AttemptId(work.generation, work.plan.epoch, work.plan.shards, attempt)
         rows = MadeRows(lambda: sliced(map(decode, dead)))
         return ReadSummary(reads, self._parts.dead_letters.write(self._attempt(work, attempt_id), rows))
+
+
+def _reached(
+    events: LeftOut | None, future: FutureCheck | None, timestamps: Timestamps | None
+) -> tuple[int, int] | tuple[None, None]:
+    """Return the lowest and the highest event time of these events, without those too far ahead (T11)."""
+    if events is None:
+        return None, None
+    times = events.times
+    if future is not None:
+        of_events = None if timestamps is None else lambda at: timestamps(events.index[at])
+        times = np.delete(times, list(future.find(times, of_events)))
+    return (int(times.min()), int(times.max())) if len(times) else (None, None)
 
 
 def _too_large(work: EpochWork, counter: ReadCounter) -> PlanTooLarge:

@@ -20,7 +20,7 @@ from joinery_runtime.sources.factory import (
 from joinery_runtime.sources.files import line_number
 from joinery_runtime.sources.formats.csv import CsvDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
-from joinery_runtime.sources.records import BadRecord, Decoded, Decoder
+from joinery_runtime.sources.records import BadRecord, Decoded, Decoder, LeftOut
 from joinery_runtime.sources.table_decoder import DELETE, TableDecoder
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Decoded",
     "Decoder",
     "JsonDecoder",
+    "LeftOut",
     "PartitionRef",
     "Range",
     "RawBatch",

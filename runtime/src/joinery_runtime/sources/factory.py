@@ -153,9 +153,13 @@ def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     schema = arrow_schema(model.columns)
     if model.table is None:
         if model.debezium is not None and leaves_out(model) and issubclass(decoder, DebeziumJsonDecoder):
-            with_op = model.model_copy(update={"columns": (*model.columns, OP)})
-            events = _with_formats(with_op, decoder, arrow_schema(with_op.columns))
-            return WantedOps(model.debezium.ops, model.event_time, events)
+            time = next(column for column in model.columns if column.name == model.event_time)
+
+            def events(*columns: Column) -> Decoder:
+                with_op = model.model_copy(update={"columns": (*columns, OP)})
+                return _with_formats(with_op, decoder, arrow_schema(with_op.columns))
+
+            return WantedOps(model.debezium.ops, model.event_time, events(*model.columns), events(time), events())
         return _with_formats(model, decoder, schema)
     changelog = Changelog(schema, model.table.key, model.event_time, model.table.key_format)
     mark, by = _deletion_column(model), model.table.deleted_by

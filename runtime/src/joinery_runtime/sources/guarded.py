@@ -13,7 +13,7 @@ from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.base import RawBatch
-from joinery_runtime.sources.records import BadRecord, Decoded, Decoder, all_bad, unreadable
+from joinery_runtime.sources.records import BadRecord, Decoded, Decoder, LeftOut, all_bad, unreadable
 
 
 class Guarded:
@@ -62,7 +62,15 @@ def _joined(first: Decoded, second: Decoded) -> Decoded:
         Counter(first.dropped) + Counter(second.dropped),
         (min(passed), max(passed)) if passed else None,
         _unavailable(first, second),
+        _left_out(first, second),
     )
+
+
+def _left_out(first: Decoded, second: Decoded) -> LeftOut | None:
+    parts = [part.left_out for part in (first, second) if part.left_out is not None]
+    if not parts:
+        return None
+    return LeftOut(np.concatenate([part.times for part in parts]), np.concatenate([part.index for part in parts]))
 
 
 def _unavailable(first: Decoded, second: Decoded) -> pa.Array | None:

@@ -172,6 +172,10 @@ class HistoryDecoder:
 
     def without_skipped(self, raw: RawBatch, decoded: Decoded) -> Decoded:
         part = of_files(raw.partition)
+        # A file's records take the input no further than the history's end, because the topics' rows begin there.
+        if part and decoded.left_out is not None:
+            capped = np.minimum(decoded.left_out.times, self._until - 1)
+            decoded = replace(decoded, left_out=replace(decoded.left_out, times=capped))
         times = pc.fill_null(decoded.rows[self._event_time].cast(pa.int64()), EVENT_TIME_MIN - 1).to_numpy()
         # Rows of invalid times become dead letters.
         known = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
@@ -179,7 +183,6 @@ class HistoryDecoder:
         count = int(np.count_nonzero(skipped))
         if not count:
             return decoded
-        # A file's rows take the input no further than the history's end, because the topics' rows begin there.
         passed = [*np.minimum(times[skipped], self._until - 1).tolist(), *(decoded.passed or ())]
         return replace(
             decoded,

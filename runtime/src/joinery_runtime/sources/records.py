@@ -38,6 +38,15 @@ class BadRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Events that stand for no row because their op is not wanted: the valid ones of their event times (int64 ms), and
+    the positions of their records in the batch. They move the watermark as those of rows do (T1, T11)."""
+
+    times: IntArray
+    index: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """The result of decoding a batch. `rows` has the input's schema. `index[i]` is the position in the batch of the
     record from which row i comes.
@@ -47,7 +56,7 @@ class Decoded:
     the input has reached with them (None: they have none). `deleted` (None: the input is not a table) tells deletions:
     only their key and event time count, and their other columns are null. `unavailable` (None: it has nothing to tell)
     names for each row the columns, one a line, whose values its record does not have, though the row has them: the
-    value of the key's earlier version counts.
+    value of the key's earlier version counts. `left_out` are events without a row whose times are still to be checked.
     """
 
     rows: pa.Table
@@ -57,11 +66,13 @@ class Decoded:
     dropped: Mapping[str, int] = field(default_factory=dict)
     passed: tuple[int, int] | None = None
     unavailable: pa.Array | None = None
+    left_out: LeftOut | None = None
 
     def at(self, places: IntArray) -> Decoded:
         """The same result for a larger batch, in which the records are at these places (ascending)."""
         bad = [BadRecord(int(places[record.index]), record.reason) for record in self.bad]
-        return replace(self, index=places[self.index], bad=bad)
+        left_out = self.left_out and replace(self.left_out, index=places[self.left_out.index])
+        return replace(self, index=places[self.index], bad=bad, left_out=left_out)
 
     def in_place(self, count: int) -> tuple[pa.Table, BoolArray]:
         """Returns one row for each of `count` records, and bool[count]: which were decoded. The other rows are null."""
