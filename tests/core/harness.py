@@ -17,8 +17,17 @@ import pyarrow as pa
 import pytest
 
 from core.cases import STAMP, Case, Epoch
-from joinery_devkit.oracle import EpochExpectation, Row, WatermarkOracle, differences, too_far_ahead
+from joinery_devkit.oracle import (
+    EpochExpectation,
+    Oracle,
+    Row,
+    SessionOracle,
+    WatermarkOracle,
+    differences,
+    too_far_ahead,
+)
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
@@ -271,6 +280,10 @@ class Check:
         delays = {side.name: side.watermark.delay for side in case.job.job.inputs}
         known = {name: [f"{name}/{p}" for p in partitions] for name, partitions in case.partitions.items()}
         self._marks = WatermarkOracle(delays, known)
+        self._tables = {side.name for side in case.job.job.inputs if side.table is not None}
+        self._ends: dict[tuple[str, int], int] = {}
+        self._tables_read: set[str] = set()
+        self._behind: set[str] = set()
 
     def history(self) -> Iterator[Result]:
         for epoch in self._case.epochs:
@@ -299,15 +312,50 @@ class Check:
         marks, oracle = deepcopy((self._marks, self._oracle))
         for _ in range(oracle.depth):
             watermarks = marks.watermarks(self._engine.idle, self._engine.ended)
-            assert not oracle.epoch(watermarks, {}).rows, "rows wait for the next epoch with rows"
+            expected = _expected(oracle, watermarks, {}, self._reached(self._ends))
+            assert not expected.rows, "rows wait for the next epoch with rows"
 
     def _epoch(self, *, always: bool) -> Iterator[Result]:
         ran = self._engine.run(always=always)
         if ran is not None:
             plan, report, rows, dead = ran
             read, future = self._engine.read_by(plan)
+            self._check_reached(plan)
             self._check_watermarks(plan, read)
-            yield Result(plan, report, rows, dead, self._oracle.epoch(plan.watermarks, read), self._job.job, future)
+            expected = _expected(self._oracle, plan.watermarks, read, plan.reached)
+            yield Result(plan, report, rows, dead, expected, self._job.job, future)
+
+    def _check_reached(self, plan: EpochPlan) -> None:
+        """A4: up to which times inputs of a join with a table were read that are behind. Rows that wait may ask for
+        versions from before the stream's (A2); what is known of the first of them is a time that is not later."""
+        read = {(r.partition.input, r.partition.partition): r.end_exclusive for r in plan.ranges}
+        ends = {**self._ends, **read}
+        wanted = self._reached(ends)
+        for name in self._engine.logs if self._tables else ():
+            at, most = plan.reached.get(name, END_OF_TIME), wanted.get(name, END_OF_TIME)
+            if name in self._tables:
+                assert at == most, "a table has reached another time than its records say"
+            else:
+                waited, asked = self._oracle.asked_from(plan.watermarks)
+                assert at <= min(most, asked), "versions go that rows will ask for (A2)"
+                assert at == most or at > waited, "versions stay that no row will ask for"
+        self._behind = {name for name in self._streams() if self._unread(name, ends)}
+        self._ends, self._tables_read = ends, self._tables_read | {*plan.tables_read}
+
+    def _reached(self, ends: Mapping[tuple[str, int], int]) -> dict[str, int]:
+        """In an epoch that reads on to these ends: a table by what it leaves, a stream by what the one before left."""
+        unread = {name: self._unread(name, ends) for name in self._tables}
+        unread |= {name: self._unread(name, self._ends) for name in self._behind}
+        times = {name: self._marks.reached(name, some) for name, some in unread.items() if some}
+        return {name: BEGIN_OF_TIME if at is None else at for name, at in times.items()}
+
+    def _streams(self) -> Collection[str]:
+        """The streams of a table that was first read to its end."""
+        return self._engine.logs.keys() - self._tables if self._tables and self._tables <= self._tables_read else ()
+
+    def _unread(self, name: str, ends: Mapping[tuple[str, int], int]) -> list[str]:
+        records = self._engine.logs[name].partitions
+        return [f"{name}/{p}" for p, listed in records.items() if ends.get((name, p), 0) < len(listed)]
 
     def _check_watermarks(self, plan: EpochPlan, read: Mapping[str, Sequence[Row]]) -> None:
         assert dict(plan.watermarks) == self._marks.watermarks(plan.idle, plan.ended)
@@ -315,6 +363,15 @@ class Check:
             for row in rows:
                 self._marks.saw(name, f"{name}/{row.partition}", [row.ts])
         self._marks.settle(plan.idle)
+
+
+def _expected(
+    oracle: Oracle | SessionOracle,
+    watermarks: Mapping[str, int | None],
+    rows: Mapping[str, Sequence[Row]],
+    reached: Mapping[str, int],
+) -> EpochExpectation:
+    return oracle.epoch(watermarks, rows, reached) if isinstance(oracle, Oracle) else oracle.epoch(watermarks, rows)
 
 
 def run(case: Case, hasher: KeyHash = key_hash) -> list[Result]:

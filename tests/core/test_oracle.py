@@ -270,6 +270,26 @@ def test_a2_only_superseded_versions_go() -> None:
     assert found.dropped["r"] == {"expired": 1}
 
 
+def test_a2_versions_stay_for_rows_that_are_not_read_or_have_waited() -> None:
+    join = job(AsOfRule(10, grace=5), "left")
+    join.epoch(NONE, {"l": rows(12, 40), "r": versions((1, False), (15, False), (30, False))})
+    assert join.asked_from(NONE) == (-math.inf, 12)
+    assert times(join.epoch(NONE, {}, {"l": 12})) == [(12, 1)], "a version goes when the next one is at 2 or before"
+    assert join.asked_from(NONE) == (35, math.inf)
+    assert join.asked_from({"l": END, "r": None}) == (35, 40)
+    join.epoch(NONE, {})
+    assert times(join.epoch({"l": END, "r": None}, {"l": [row(14, offset=2)]})) == [(14, None), (40, 30)]
+
+
+def test_a4_a_row_waits_until_the_table_has_reached_its_time() -> None:
+    join = job(AsOfRule(100))
+    found = join.epoch(NONE, {"l": rows(10, 20), "r": versions((1, False))}, {"r": 10})
+    assert times(found) == [(10, 1)]
+    assert times(join.epoch(NONE, {"r": [Row(0, 1, 15, {"k": "k"})]}, {"r": 19})) == []
+    assert times(join.epoch({"l": END, "r": None}, {}, {"r": 19})) == [], "the end of the stream changes nothing"
+    assert times(join.epoch(NONE, {"r": [Row(0, 2, 18, {"k": "k"})]})) == [(20, 18)]
+
+
 def test_a3_a_row_waits_for_stream_time_less_grace() -> None:
     join = job(AsOfRule(100, grace=5))
     assert times(join.epoch(NONE, {"l": rows(10, 12), "r": versions((1, False))})) == []

@@ -17,6 +17,7 @@ from engine.sim_sink import SimSink
 from engine.sim_store import Committed
 from engine.simulation import World
 from joinery_devkit.oracle import EpochExpectation, Oracle, Row, SessionOracle, SessionShape, WatermarkOracle
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.engine.job_state import HORIZONS
 from joinery_runtime.job import Job, SessionWindow, StreamJoin
 from joinery_runtime.state.store import EpochRecord, JobRecord
@@ -31,6 +32,7 @@ class Auditor:
         self._world = world
         self._oracle = oracle_of(world.job)
         self._watermarks = WatermarkOracle({side.name: side.watermark.delay for side in world.job.inputs})
+        self._tables = {side.name for side in world.job.inputs if side.table is not None}
         self._log: list[EpochRecord] = []
         self._output: list[list[str]] = []
         self._dead_letters: list[list[str]] = []
@@ -88,9 +90,10 @@ class Auditor:
         self._live = (self._live - set(committed.commit.deletes)) | set(committed.commit.upserts)
         self._check_attempts(entry)
         rows = self._read(plan["ranges"])
+        self._check_reached(plan)
         self._check_watermarks(plan, rows)
         self._check_horizons(plan)
-        expected = self._oracle.epoch(plan["watermarks"], rows)
+        expected = self._expected(plan, rows)
         self._rows.update(tuple(row.values()) for row in expected.rows)
         assert entry.result["rows_out"] == len(expected.rows), f"epoch {entry.epoch} counted other rows than it must"
         for reason, wanted in (("late", expected.late), ("closed", closed(expected))):
@@ -140,6 +143,34 @@ class Auditor:
                 self._watermarks.saw(name, f"{name}/{row.partition}", [row.ts])
         self._watermarks.settle(plan["idle"])
 
+    def _check_reached(self, plan: Mapping[str, Any]) -> None:
+        """A4. The ends that a plan sees are not known here, only that they were not later than those of now. A plan
+        that was made smaller may have reached no time."""
+        for name, at in plan.get("reached", {}).items():
+            partitions = enumerate(self._world.topics[name].partitions)
+            unread = [f"{name}/{p}" for p, records in partitions if self.ends.get((name, p), 0) < len(records)]
+            if name not in self._tables:  # is judged by what was unread before the epoch
+                unread += [f"{name}/{p}" for _, _, p, start, end in self._ranges_of(plan, name) if start < end]
+            times = {self._watermarks.reached(name, [one]) for one in unread}
+            assert at in (BEGIN_OF_TIME, *times) or self._asked(plan, name, at), "an input has reached another time"
+        for name in self._world.topics.keys() - self._tables if self._tables else ():
+            at = plan.get("reached", {}).get(name, END_OF_TIME)
+            _, asked = self._oracle.asked_from(plan["watermarks"])
+            assert at <= asked, "rows that wait ask for versions that go (A2)"
+
+    def _asked(self, plan: Mapping[str, Any], name: str, at: int) -> bool:
+        """Whether rows of the stream wait that may ask for versions of this time."""
+        waited, asked = self._oracle.asked_from(plan["watermarks"])
+        return name not in self._tables and waited < at <= asked
+
+    def _ranges_of(self, plan: Mapping[str, Any], name: str) -> list[list[Any]]:
+        return [planned for planned in plan["ranges"] if planned[0] == name]
+
+    def _expected(self, plan: Mapping[str, Any], rows: Mapping[str, list[Row]]) -> EpochExpectation:
+        if isinstance(self._oracle, SessionOracle):
+            return self._oracle.epoch(plan["watermarks"], rows)
+        return self._oracle.epoch(plan["watermarks"], rows, plan.get("reached", {}))
+
     def _check_horizons(self, plan: Mapping[str, Any]) -> None:
         """Each part is closed on from where the epoch before has closed it, and no epoch is run for nothing."""
         for part, (before, now) in plan["horizons"].items():
@@ -147,7 +178,9 @@ class Auditor:
             assert not _went_back(before, now), "a horizon went back"
         moved = {part: now for part, (before, now) in plan["horizons"].items() if before != now}
         if not (plan["ranges"] or plan["checkpoint"]):
-            assert moved, "an epoch was run that has nothing to do"
+            ended = self._log[-1].plan["ended"] if self._log else []
+            ends = {*plan["ended"]} - {*ended}  # are committed, also if nothing waits for them (T7)
+            assert moved or ends, "an epoch was run that has nothing to do"
             self.follow_ups += 1
         self._floors |= moved
 

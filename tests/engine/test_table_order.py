@@ -45,6 +45,10 @@ class InnerWorld(TableWorld):
     job_text = as_of("inner", historyRetention=10)
 
 
+class ShortHistoryWorld(TableWorld):
+    job_text = as_of("left", historyRetention=20, grace=15)
+
+
 class WaitingWorld(TableWorld):
     job_text = as_of("left", historyRetention=100_000, grace=15)
 
@@ -135,3 +139,13 @@ def _records(world: World, name: str) -> Iterator[tuple[dict[str, Any], int, int
 def test_the_result_does_not_depend_on_where_epochs_and_runs_end(world_type: type[World], runs: Sequence[Run]) -> None:
     with tempfile.TemporaryDirectory() as cache, closing(world_type(Path(cache))) as world:
         assert rows_joined(world, runs) == rows_expected(world)
+
+
+def test_rows_that_end_their_grace_after_a_backlog_find_their_versions(tmp_path: Path) -> None:
+    """A2: the table is read to its end first, 190 ms ahead of the stream's first rows. The stream is read in two
+    epochs, and in the epoch after each of them rows go out that have waited for the stream only."""
+    times = sorted([*((10 * n, "payments") for n in range(20)), *((5 * n + 2, "orders") for n in range(40))])
+    before = [0, *(at for at, _ in times)]
+    rows = [Row(name, 0, "a", at - last) for (at, name), last in zip(times, before, strict=False)]
+    with closing(ShortHistoryWorld(tmp_path)) as world:
+        assert rows_joined(world, [Run(rows, 44, 1, None)]) == rows_expected(world)

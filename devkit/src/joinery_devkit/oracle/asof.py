@@ -4,7 +4,7 @@ still counts is computed again for every row."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time
@@ -16,7 +16,8 @@ from joinery_devkit.oracle.windows import time_of
 @dataclass(slots=True)
 class AsOfStep:
     """One as-of step. `stream` is the name of the left input. The rows of earlier epochs move the times of both sides
-    (A2, A3): rows have waited up to `waited`, and versions that were superseded up to `expired` are gone."""
+    (A2, A3): rows have waited up to `waited`, and versions that were superseded up to `expired` are gone. In this epoch
+    the table has `reached` a time (A4)."""
 
     step: Step
     stream: str
@@ -27,6 +28,7 @@ class AsOfStep:
     table_time: Time = UNKNOWN
     waited: Time = UNKNOWN
     expired: Time = UNKNOWN
+    reached: Time = math.inf
 
     def edit(self, step: Step, rule: AsOfRule, forget: Forget) -> None:
         """The step goes on with another condition, retention or grace."""
@@ -34,19 +36,27 @@ class AsOfStep:
         self.waiting = [forget(LEFT, row) for row in self.waiting]
         self.versions = [forget(RIGHT, version) for version in self.versions]
 
-    def begin(self) -> None:
-        """An epoch begins. Neither horizon goes back, also not after an edit."""
-        self.waited = max(self.waited, self.stream_time - self.rule.grace)
-        self.expired = max(self.expired, self.table_time - self.rule.retention)
+    def begin(self, reached: Mapping[str, int]) -> None:
+        """An epoch begins in which those inputs that are behind have `reached` these times; the rows that the stream
+        has yet to join are from after its own. Neither horizon goes back, also not after an edit."""
+        self.reached = reached.get(self.table, math.inf)
+        asked = min(self.table_time, self.reached, reached.get(self.stream, math.inf))
+        self.waited = max(self.waited, min(self.stream_time - self.rule.grace, self.reached))
+        self.expired = max(self.expired, asked - self.rule.retention)
+
+    def asked_from(self, *, ended: bool) -> Time:
+        """The time of the first waiting row whose grace has ended when the next epoch begins (A2)."""
+        until = math.inf if ended else self.stream_time - self.rule.grace
+        return min((time for time in map(time_of, self.waiting) if time <= until), default=math.inf)
 
     @property
     def table(self) -> str:
         return self.step.right
 
     @property
-    def released(self) -> Time:
-        """Stream rows up to this time go out."""
-        return self.waited if self.rule.grace else math.inf
+    def at_once(self) -> Time:
+        """Stream rows up to this time go out when they arrive."""
+        return self.waited if self.rule.grace else max(self.waited, self.reached)
 
     def version_arrives(self, row: Joined) -> bool:
         """Adds a version; returns False if on arrival it is already superseded beyond the horizon (A2)."""
@@ -57,8 +67,8 @@ class AsOfStep:
 
     def close(self) -> list[Joined]:
         """The results of waiting rows whose time has come."""
-        ready = [row for row in self.waiting if time_of(row) <= self.released]
-        self.waiting = [row for row in self.waiting if time_of(row) > self.released]
+        ready = [row for row in self.waiting if time_of(row) <= self.waited]
+        self.waiting = [row for row in self.waiting if time_of(row) > self.waited]
         return [found for row in sorted(ready, key=time_of) for found in self._result(row)]
 
     def arrive(self, rows: Iterable[Joined]) -> list[Joined]:
@@ -67,7 +77,7 @@ class AsOfStep:
         for row in rows:
             if self.step.why_unjoinable(LEFT, row) is not None:
                 out += self._alone(row)  # O2
-            elif time_of(row) <= self.released:
+            elif time_of(row) <= self.at_once:
                 out += self._result(row)
             else:
                 self.waiting.append(row)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from joinery_devkit.oracle.asof import AsOfStep
-from joinery_devkit.oracle.horizons import UNKNOWN, ChainTimes, Horizons, as_time, bound
+from joinery_devkit.oracle.horizons import UNKNOWN, ChainTimes, Horizons, Time, as_time, bound
 from joinery_devkit.oracle.interval import IntervalStep
 from joinery_devkit.oracle.model import (
     LEFT,
@@ -50,9 +51,11 @@ class EpochExpectation:
 
 class _Rules(Protocol):
     """The rules of one kind of job. `epoch` takes the readable rows of every input, ordered by (partition, offset), and
-    counts what it drops."""
+    counts what it drops. `reached` has the times up to which inputs were read that are behind (A4)."""
 
-    def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]: ...
+    def epoch(
+        self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
+    ) -> list[Joined]: ...
 
     def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
         """The job goes on with these steps; `forgets` has one for each."""
@@ -93,13 +96,23 @@ class Oracle:
         self.steps, self._columns = edited.steps, edited._columns
         self._rules.edit(self.steps, [_forgetting(forgotten[number]) for number in range(len(self.steps))])
 
-    def epoch(self, watermarks: Watermarks, rows: Arrivals) -> EpochExpectation:
-        """Replays one epoch. `watermarks` are its plan's (None: not known yet), `rows` the readable rows per input."""
+    def epoch(
+        self, watermarks: Watermarks, rows: Arrivals, reached: Mapping[str, int] = MappingProxyType({})
+    ) -> EpochExpectation:
+        """Replays one epoch. `watermarks` are its plan's (None: not known yet), `rows` the readable rows per input.
+        `reached` are the times up to which its plan says that inputs of an as-of join were read, where they are
+        behind (A4)."""
         dropped: Dropped = {name: Counter() for name in self.inputs}
         listed = {name: sorted(rows.get(name, ()), key=lambda row: (row.partition, row.offset)) for name in self.inputs}
-        found = tuple(self._rules.epoch(watermarks, listed, dropped))
+        found = tuple(self._rules.epoch(watermarks, listed, dropped, reached))
         late = {name: counts.pop(LATE, 0) for name, counts in dropped.items()}
         return EpochExpectation(found, tuple(output_row(row, self._columns) for row in found), late, dropped)
+
+    def asked_from(self, watermarks: Watermarks) -> tuple[Time, Time]:
+        """For which times an as-of step's waiting rows ask in an epoch with these watermarks (A2): none up to the first
+        of these times, and some from the second on."""
+        assert isinstance(self._rules, _Versions), "only rows of an as-of step ask for versions"
+        return self._rules.run.waited, self._rules.run.asked_from(ended=watermarks[self.inputs[0]] == END)
 
     def end(self) -> Iterator[EpochExpectation]:
         """Yields the epochs that end all inputs (T7): what each step closes goes on to the next step."""
@@ -166,7 +179,9 @@ class _Chain:
         for run, step, forget in zip(self._run, steps, forgets, strict=True):
             run.edit(step, forget)
 
-    def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
+    def epoch(
+        self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
+    ) -> list[Joined]:
         horizons = self._times.next(watermarks)
         taken = {
             name: [row for row in map(_of(name), rows[name]) if self._takes(name, row, watermarks, horizons, dropped)]
@@ -209,7 +224,9 @@ class _Windowed:
         (self._step,), (forget,) = steps, forgets
         self._windows.edit(self._step, forget)
 
-    def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
+    def epoch(
+        self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
+    ) -> list[Joined]:
         now = min(as_time(watermarks[name]) for name in self._inputs) - self._step.allowed_lateness
         closed = self._closed = max(self._closed, now)  # also after an edit
         out = self._windows.close(closed)
@@ -238,19 +255,21 @@ class _Versions:
     """One as-of step."""
 
     def __init__(self, inputs: Sequence[str], run: AsOfStep) -> None:
-        self._inputs, self._run = inputs, run
+        self._inputs, self.run = inputs, run
 
     def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
         (step,), (forget,) = steps, forgets
         assert isinstance(step.rule, AsOfRule), "a step stays of its kind (M2)"
-        self._run.edit(step, step.rule, forget)
+        self.run.edit(step, step.rule, forget)
 
-    def epoch(self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped) -> list[Joined]:
+    def epoch(
+        self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
+    ) -> list[Joined]:
         """Replays one epoch. The table's rows come before stream rows, even before those that have waited (A4)."""
-        run, (stream, table) = self._run, self._inputs
+        run, (stream, table) = self.run, self._inputs
         if watermarks[stream] == END:
             run.end_stream()
-        run.begin()
+        run.begin(reached)
         for row in map(_of(table), rows[table]):
             if _joinable(run.step, RIGHT, row, dropped[table]) and not run.version_arrives(row):
                 dropped[table]["expired"] += 1

@@ -8,7 +8,7 @@ from joinery_devkit.oracle.rows import END
 
 
 class WatermarkOracle:
-    """Rules T1, T5 and T7, from every event time read so far. Times and delays are milliseconds; partitions are any
+    """Rules T1, T5, T7 and A4, from every event time read so far. Times and delays are milliseconds; partitions are any
     names.
 
     Per epoch: `watermarks`, then `saw` with the epoch's rows (T3), dropped and late ones included, then `settle`.
@@ -53,6 +53,12 @@ class WatermarkOracle:
         for name, watermark in own.items():
             self._emitted[name] = _highest(watermark, lowest) if name in idle_inputs else watermark
         return dict(self._emitted)
+
+    def reached(self, name: str, unread: Collection[Hashable]) -> int | None:
+        """The last time that an input has reached whose `unread` partitions have more records (A4: rows from before
+        *(highest event time - delay)* are read); None: one of them has shown no row."""
+        implied = self._implied(name, self._times[name].keys() - set(unread))
+        return None if implied is None else implied - 1
 
     def _implied(self, name: str, idle: Collection[Hashable]) -> int | None:
         """The watermark by T1; None while a partition that is not idle has shown no row."""
