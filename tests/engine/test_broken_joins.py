@@ -66,16 +66,16 @@ class ClosesFromTheStart(Worker):
 class ForgetsHorizons(Driver):
     """A restart does not know how far the state was closed."""
 
-    def recover(self, previous: int | None = None) -> None:
-        super().recover(previous)
+    def recover(self, previous: int | None = None, first: int | None = None) -> None:
+        super().recover(previous, first)
         self.state = replace(self.state, floors={})
 
 
 class PlansAgainFromTheStart(Driver):
     """The horizons of a pending plan are worked out anew."""
 
-    def recover(self, previous: int | None = None) -> None:
-        super().recover(previous)
+    def recover(self, previous: int | None = None, first: int | None = None) -> None:
+        super().recover(previous, first)
         plan = self.state.pending
         if plan is not None:
             anew = times.horizons(self._pipeline, plan.times, {})

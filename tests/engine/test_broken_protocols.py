@@ -69,16 +69,16 @@ class NeverSweeps(SimStore):
 class ForgetsThePlan(Driver):
     """Plans anew after a restart."""
 
-    def recover(self, previous: int | None = None) -> None:
-        super().recover(previous)
+    def recover(self, previous: int | None = None, first: int | None = None) -> None:
+        super().recover(previous, first)
         self.state = self.state.planned(None)
 
 
 class ChangesThePlan(Driver):
     """Replays the pending plan with another number of shards."""
 
-    def recover(self, previous: int | None = None) -> None:
-        super().recover(previous)
+    def recover(self, previous: int | None = None, first: int | None = None) -> None:
+        super().recover(previous, first)
         pending = self.state.pending
         if pending is not None:
             self.state = self.state.planned(replace(pending, shards=pending.shards + 1))

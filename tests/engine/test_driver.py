@@ -166,6 +166,21 @@ def test_a_plan_of_which_two_drivers_have_died_is_read_with_care(world: World) -
     assert not driver._work(after).careful
 
 
+def test_drivers_that_a_process_makes_after_an_error_are_no_deaths(world: World) -> None:
+    """An input that is away for an hour makes many drivers, and is no reason to suspect a record."""
+    fill(world, 2)
+    driver = started(world)
+    plan = driver.plan()
+    assert plan is not None
+    first = driver.generation
+    for _ in range(5):
+        previous = driver.generation
+        driver, _ = world.new_driver()
+        driver.recover(previous, first)
+        assert driver.plan() == plan
+        assert not driver._work(plan).careful
+
+
 def test_recovery_goes_on_where_the_newest_epoch_ended(world: World) -> None:
     fill(world, 4)
     epoch(started(world))

@@ -75,6 +75,7 @@ class Scripted:
     epoch: int = 6
     committed: int = 0
     previous: int | None = None
+    first: int | None = None
     held: int = 0
     last: list[bool] = field(default_factory=list)
     read: list[bool] = field(default_factory=list)
@@ -84,8 +85,8 @@ class Scripted:
     def away(self) -> Unavailable | None:
         return None
 
-    def recover(self, previous: int | None) -> None:
-        self.previous = previous
+    def recover(self, previous: int | None, first: int | None) -> None:
+        self.previous, self.first = previous, first
         if self.fails_to_recover:
             raise AWAY
 
@@ -389,6 +390,7 @@ def test_a_new_driver_knows_the_generation_of_the_one_before_it() -> None:
     )
     loop([first, second, third], Waits(), finished=True)
     assert (first.previous, second.previous, third.previous) == (None, 5, None)
+    assert (first.first, second.first, third.first) == (None, 5, 5)
 
 
 def test_an_epoch_that_lost_its_partitions_is_run_again_by_the_same_driver() -> None:

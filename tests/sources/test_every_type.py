@@ -251,6 +251,60 @@ def test_avro_times_of_any_year(unit: str, local: str) -> None:
     ) == len(records)
 
 
+NS = 1_768_471_200_123_456_789
+MOMENT = datetime(2026, 1, 15, 10, 0, 0, 123_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("logical", "number", "text"),
+    [
+        ("timestamp-millis", NS // 10**6, "2026-01-15T10:00:00.123000+00:00"),
+        ("timestamp-micros", NS // 10**3, "2026-01-15T10:00:00.123456+00:00"),
+        ("local-timestamp-micros", NS // 10**3, "2026-01-15T10:00:00.123456+00:00"),
+        ("timestamp-micros", -1, "1969-12-31T23:59:59.999999+00:00"),
+        ("timestamp-micros", 2**62, 2**62),
+        ("timestamp-nanos", NS, NS),
+        ("local-timestamp-nanos", -1, -1),
+        ("time-micros", 86_399_999_999, "23:59:59.999999"),
+        ("time-micros", 86_400_000_000, 86_400_000_000),
+    ],
+)
+def test_avro_times_in_other_columns_than_timestamps_keep_all_their_digits(
+    logical: str, number: int, text: str | int
+) -> None:
+    """Texts of times are keys: two instants must not become one."""
+    kind = {"type": "long", "logicalType": logical}
+    schema, records = avro(kind, number)
+    schema["fields"][2]["type"] = {"type": "record", "name": "Other", "fields": [{"name": "t", "type": kind}]}
+    columns = [{"name": "c", "type": "string"}, {"name": "ts", "type": "int64"}, {"name": "other", "type": "string"}]
+    decoded = decode(model("string", format="avro", avroSchema=json.dumps(schema), schema=columns), *records)
+    assert column(decoded) == [str(text)]
+    assert json.loads(decoded.rows["other"][0].as_py()) == {"t": text}
+
+
+@pytest.mark.parametrize("local", ["", "local-"])
+def test_avro_nanoseconds_are_numbers_unless_a_timestamp_column_reads_them(local: str) -> None:
+    schema, records = avro({"type": "long", "logicalType": f"{local}timestamp-nanos"}, NS)
+
+    def read(kind: str, **more: str) -> list[Any]:
+        columns = [{"name": "c", "type": kind, **more}, {"name": "ts", "type": "int64"}]
+        return column(decode(model(kind, format="avro", avroSchema=json.dumps(schema), schema=columns), *records))
+
+    assert read("int64") == [NS]
+    assert read("timestamp") == read("timestamp", format="ns") == [MOMENT]
+    assert read("timestamp", format="iso", zone="UTC") == [MOMENT]
+    in_berlin = MOMENT - timedelta(hours=1) if local else MOMENT
+    assert read("timestamp", format="iso", zone="Europe/Berlin") == [in_berlin]
+
+
+@pytest.mark.parametrize("kind", [{"format": "iso"}, {"format": "%Y-%m-%dT%H:%M:%S.%f%z"}])
+def test_a_local_time_of_avro_is_one_of_utc_where_its_column_names_no_zone(kind: dict[str, str]) -> None:
+    schema, records = avro({"type": "long", "logicalType": "local-timestamp-millis"}, NS // 10**6)
+    columns = [{"name": "c", "type": "timestamp", **kind}, {"name": "ts", "type": "int64"}]
+    side = model("timestamp", format="avro", avroSchema=json.dumps(schema), schema=columns)
+    assert column(decode(side, *records)) == [MOMENT]
+
+
 def test_avro_dates_of_any_year() -> None:
     days = [time.date() for time in TIMES]
     numbers = [(day - date(1970, 1, 1)).days for day in days]

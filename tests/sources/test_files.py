@@ -17,6 +17,7 @@ from budget import examples
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Range, StoredOffsets, decoder_for, line_number, planner_for, reader_for
+from joinery_runtime.sources.record_ends import SAMPLE
 from stores import STORE
 
 
@@ -188,6 +189,14 @@ def test_lines_end_with_cr_only_where_no_lf_follows(tmp_path, monkeypatch, size:
         records = [record for _, record in read_in_ranges(file_input(path, "csv"), 9)]
         assert records == [b"1,22222222222222", b'"3\n",4']
         assert line_number(str(path), len(b"a,b" + end)) == 2
+
+
+@pytest.mark.parametrize("size", [SAMPLE // 2, SAMPLE, 20 * SAMPLE])
+def test_a_cr_inside_a_long_first_record_ends_no_line_where_lf_follows(tmp_path, size: int) -> None:
+    path = tmp_path / "in.jsonl"
+    records = [b'{"id": 1,\r"s": "' + b"x" * size + b'"}', b'{"id": 2}']
+    path.write_bytes(b"\n".join(records))
+    assert [record for _, record in read_in_ranges(file_input(path), 9)] == records
 
 
 def test_a_record_larger_than_what_is_read_at_a_time(tmp_path, monkeypatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -23,12 +25,14 @@ from joinery_runtime.sources import (
     Range,
     RawBatch,
     StoredOffsets,
+    avro_bounds,
     decoder_for,
     guarded,
     planner_for,
     reader_for,
 )
 from joinery_runtime.sources.avro_bounds import DEEPEST
+from joinery_runtime.sources.formats import protobuf
 from joinery_runtime.sources.record_ends import LONGEST_RECORD
 from stores import STORE
 
@@ -117,6 +121,66 @@ def test_what_is_nested_as_deep_as_allowed_and_arrays_of_some_nulls_are_read() -
     assert (decoded.bad, decoded.rows["x"][0].as_py().count("next")) == ([], depth)
     decoded = decode(avro({"type": "array", "items": "null"}, "string"), b"\2\2" + long(500) + b"\0")
     assert (decoded.bad, json.loads(decoded.rows["x"][0].as_py())) == ([], [None] * 500)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ({"type": "enum", "name": "Color", "symbols": ["R", "G"]}, "G"),
+        ({"type": "fixed", "name": "Color", "size": 2}, b"ab"),
+    ],
+)
+def test_the_branches_of_a_union_share_their_names(kind: Any, value: Any) -> None:
+    """A producer that writes several kinds of events into one topic may have a union as its schema."""
+
+    def event(name: str, first: Any) -> dict[str, Any]:
+        fields = [("id", "long"), ("ts", "long"), ("x", first), ("y", ["null", "Color"])]
+        return {"type": "record", "name": name, "fields": [{"name": field, "type": of} for field, of in fields]}
+
+    schema = [event("A", kind), event("B", "Color"), NODE]
+    records = []
+    for name in ("A", "B"):
+        target = io.BytesIO()
+        row = {"id": 1, "ts": 1, "x": value, "y": value}
+        fastavro.schemaless_writer(target, fastavro.parse_schema(schema), (name, row))
+        records.append(target.getvalue())
+    column = "string" if isinstance(value, str) else "binary"
+    side = model("avro", {"name": "x", "type": column}, avroSchema=json.dumps(schema))
+    decoded = decode(side, *records)
+    assert (decoded.rows["x"].to_pylist(), decoded.bad) == ([value, value], [])
+
+
+def parsed(kind: Any) -> Any:
+    return fastavro.parse_schema({"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]})
+
+
+def test_only_records_that_may_be_over_a_limit_are_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark writes an array of structs as one of unions of null and a record, whose fields are such unions."""
+    monkeypatch.setattr(avro_bounds, "_Walk", None)
+    fields = [{"name": f"f{n}", "type": ["null", "string"]} for n in range(40)]
+    record = {"type": "record", "name": "Item", "fields": fields}
+    nulls = {"type": "record", "name": "Item", "fields": [{"name": f"n{n}", "type": "null"} for n in range(40)]}
+    for kind in ("array", "map"):
+        of = "items" if kind == "array" else "values"
+        avro_bounds.check(b"\0", 0, parsed({"type": kind, of: ["null", record]}))
+        avro_bounds.check(b"\0", 0, parsed({"type": kind, of: ["null", {"type": kind, of: record}]}))
+        with pytest.raises(TypeError):
+            avro_bounds.check(b"\0", 0, parsed({"type": kind, of: ["null", nulls]}))
+
+
+def test_threads_that_judge_schemas_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread clears what is remembered right after this one has looked."""
+
+    class Cleared(dict[int, Any]):
+        def __contains__(self, key: object) -> bool:
+            there = super().__contains__(key)
+            self.clear()
+            return there
+
+    monkeypatch.setattr(avro_bounds, "_judged", Cleared())
+    schema = parsed("long")
+    for _ in range(2):
+        avro_bounds.check(b"\2", 0, schema)
 
 
 def test_a_decimal_has_all_its_digits_whatever_precision_its_schema_names() -> None:
@@ -266,3 +330,53 @@ def test_a_table_without_rows_has_no_deletions_either() -> None:
 def test_an_error_of_the_surroundings_is_no_fault_of_a_record() -> None:
     with pytest.raises(SourceUnavailable):
         guarded(model("json"), Fragile(SourceUnavailable("away"), 3)).decode_batch(batch([b"x"] * 5))
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), TimeoutError()])
+@pytest.mark.parametrize("count", [1, 5])
+def test_an_error_of_the_machine_is_no_fault_of_a_record_either(error: OSError, count: int) -> None:
+    with pytest.raises(type(error)):
+        guarded(model("json"), Fragile(error, 0)).decode_batch(batch([b"x"] * count))
+
+
+def test_a_record_gets_a_second_chance_where_memory_ended() -> None:
+    class Once(Fragile):
+        def decode_batch(self, raw: RawBatch) -> Decoded:
+            if self.calls:
+                self._bad = set()
+            return super().decode_batch(raw)
+
+    decoded = guarded(model("json"), Once(MemoryError(), 0)).decode_batch(batch([b"x"]))
+    assert (decoded.rows["id"].to_pylist(), decoded.bad) == ([0], [])
+
+
+def one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> Decoded:
+    """Decode three records of a format while its library raises these errors first."""
+    left = list(errors)
+    if kind == "avro":
+        schema = {"type": "record", "name": "R", "fields": [{"name": n, "type": "long"} for n in ("id", "ts")]}
+        side, record = model("avro", avroSchema=json.dumps(schema)), b"\2\2"
+        module, name = fastavro, "schemaless_reader"
+    else:
+        text = 'syntax = "proto3"; message M { int64 id = 1; int64 ts = 2; }'
+        side, record = model("protobuf", protobufSchema=text), b"\x08\x01\x10\x01"
+        module, name = protobuf._Reader, "read"
+    read = getattr(module, name)
+
+    def fails(*arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return read(*arguments)
+
+    monkeypatch.setattr(module, name, fails)
+    return decoder_for(side).decode_batch(batch([record] * 3))
+
+
+@pytest.mark.parametrize("kind", ["avro", "protobuf"])
+def test_no_record_of_a_format_is_blamed_for_the_machine(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = one_by_one(kind, monkeypatch, MemoryError())
+    assert (decoded.rows["id"].to_pylist(), decoded.bad) == ([1, 1, 1], [])
+    decoded = one_by_one(kind, monkeypatch, MemoryError(), MemoryError())
+    assert [bad.index for bad in decoded.bad] == [0]
+    with pytest.raises(OSError, match="Too many"):
+        one_by_one(kind, monkeypatch, OSError(24, "Too many open files"))

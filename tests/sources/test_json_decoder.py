@@ -218,6 +218,7 @@ def test_the_last_of_two_equal_names_counts_whatever_its_neighbours_are(record: 
     schema = pa.schema({"a": pa.int64()})
     assert decode(schema, record).rows["a"].to_pylist() == [expected]
     assert decode(schema, record, b"bad", b'{"a": 7}').rows["a"].to_pylist() == [expected, 7]
+    assert decode(schema, record, rb'{"\u0061": 7}').rows["a"].to_pylist() == [expected, 7]
     assert decode(pa.schema({"a": pa.decimal128(5, 2)}), record).rows["a"].to_pylist() == [expected]
     (bad,) = decode(schema, b'{"a": 1, "a": "x"}').bad
     assert bad.reason == "column a: 'x' is not a valid int64"

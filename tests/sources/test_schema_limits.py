@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 
@@ -108,3 +109,22 @@ def test_a_schema_that_two_others_refer_to_is_fine(served: Registry) -> None:
     framed = b"\0" + number.to_bytes(4) + b"\2\2\0\0"
     decoded = decoder_for(model(served, "avro")).decode(pa.array([framed]))  # type: ignore[attr-defined]
     assert (decoded.bad, decoded.rows["id"].to_pylist()) == ([], [1])
+
+
+def test_a_schema_is_not_blamed_for_the_machine(served: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Exception] = [MemoryError()]
+    parse = fastavro.parse_schema
+
+    def fails(*arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return parse(*arguments)
+
+    monkeypatch.setattr(fastavro, "parse_schema", fails)
+    schemas = Schemas.of(model(served, "avro"))
+    assert schemas.avro(served.add(AVRO))["name"] == "R"
+    errors.append(OSError(24, "Too many open files"))
+    second = served.add({**AVRO, "name": "S"})
+    with pytest.raises(OSError, match="Too many"):
+        schemas.avro(second)
+    assert schemas.avro(second)["name"] == "S"

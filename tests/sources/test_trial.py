@@ -72,6 +72,34 @@ def test_the_record_that_ends_a_process_is_bad_by_name_and_its_neighbours_are_ro
     assert decoded.bad[0].reason == "reading it ended the process (SIGSEGV) 2 times, and the job's own process before"
 
 
+# What the kernel takes whatever it decodes, as where the limit of memory leaves no room for a second process.
+DIES_OF_ANYTHING = """
+import os, sys
+(DIRECTORY / str(os.getpid())).touch()
+source = sys.stdin.buffer
+source.read(int.from_bytes(source.read(8)))
+os.write(1, b"r")
+source.read(8)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_no_record_is_blamed_for_a_process_that_dies_whatever_it_decodes(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    started.mkdir()
+    directory = f"from pathlib import Path\nDIRECTORY = Path({str(started)!r})\n"
+    found = tried(directory + DIES_OF_ANYTHING, tmp_path)
+    try:
+        for _ in range(2):
+            decoded = found.decode_batch(batch(row(0), row(1), b"no json", row(3)))
+            assert decoded.rows["id"].to_pylist() == [0, 1, 3]
+            assert [bad.index for bad in decoded.bad] == [2]
+            assert "ended the process" not in decoded.bad[0].reason
+    finally:
+        found.close()
+    assert len(list(started.iterdir())) == 2, "one for the batch and one for none, and no more after that"
+
+
 def test_where_there_can_be_no_other_process_nobody_is_blamed(tmp_path: Path) -> None:
     decoded = tried("raise SystemExit(3)", tmp_path).decode_batch(batch(row(0), row(1, ', "s": "die"')))
     assert (decoded.rows["id"].to_pylist(), decoded.bad) == ([0, 1], [])

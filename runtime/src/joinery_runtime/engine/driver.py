@@ -56,7 +56,7 @@ from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, J
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 from joinery_runtime.store_identity import StoreIdentity
 
-DEATHS = 2  # of a plan's drivers, after which its records are decoded in another process first
+DEATHS = 2  # of a plan's processes, after which its records are decoded in another process first
 REJOINS_OF_A_DUPLICATE = 5
 
 
@@ -117,6 +117,7 @@ class Driver:
         self._late_rows = LateCounts(delays, parts.planner.late_warnings)
         self._closed = frozenset[str]()  # inputs whose rows fell inside capped sessions, which was said
         self.generation = 0
+        self._first_generation = 0  # of this process
         self.state = JobState(pipeline, inputs={})
         # About the pending plan: whether it may be old, its partitions whose topic was replaced by another one, and
         # whether a smaller plan may take its place, since nothing of it is visible.
@@ -170,11 +171,12 @@ class Driver:
 
     # --- recover ----------------------------------------------------------------------------------------------------
 
-    def recover(self, previous: int | None = None) -> None:
+    def recover(self, previous: int | None = None, first: int | None = None) -> None:
         """Takes the next generation, and loads everything that is committed. Raises IncompatibleState, StateError.
 
         `previous` is the generation of this process's driver before this one. If that generation is no longer the
         newest, another process runs the job, or the job was deleted: raises Fenced instead of taking the job back.
+        `first` is the generation of this process's first driver, if that is another one.
         """
         store, name = self._parts.store, self._identity.name
         self.generation = previous or 0
@@ -191,6 +193,7 @@ class Driver:
             self._identity.warn(warning)
         record = migrate_pinned(store, record, MIGRATIONS, STATE_VERSION, self._identity.warn)
         self.generation = record.generation
+        self._first_generation = first or record.generation
         if next_action(record) is Action.REPLAY and not self._identity.defines(record):
             raise StateError(
                 f"epoch {record.epoch + 1} of job {name} was planned by a job that says something else",
@@ -378,7 +381,7 @@ class Driver:
             gone=self._gone,
             allowed=allowed,
             merge_all=self._parts.planner.limits.capped,
-            careful=self._may_shrink and bool(plan.generation) and self.generation - plan.generation >= DEATHS,
+            careful=self._is_deadly(plan),
             milliseconds={
                 name: column
                 for name, column in self._milliseconds.items()
@@ -391,6 +394,12 @@ class Driver:
                 if self._may_shrink and state.inputs[name].progress.newest is None
             },
         )
+
+    def _is_deadly(self, plan: EpochPlan) -> bool:
+        """Say whether so many processes have begun this plan that one of its records may have ended them. Drivers that
+        this process has made after an error do not count."""
+        begun = self._first_generation - plan.generation
+        return self._may_shrink and bool(plan.generation) and begun >= DEATHS
 
     # --- commit -----------------------------------------------------------------------------------------------------
 

@@ -168,19 +168,22 @@ def run_until_stopped(
     plan is pending. After an Unavailable, a new driver recovers as after a crash, however long that takes, unless
     another process has taken the job over meanwhile. Once `stop` is set, nothing is waited for, and an Unavailable is
     raised."""
+    first: int | None = None
     previous: int | None = None
     while True:
         driver = make_driver()
         try:
             with outages.watching(driver.away):
-                driver.recover(previous)
+                driver.recover(previous, first)
             outages.recovered()
             return _DriverLoop(driver, planner, stop, listener, outages).go(settle=settle)
         except PlanTooLarge as error:
             previous = driver.generation
+            first = first or previous
             listener.warned(str(error))
         except Unavailable as error:
             previous = driver.generation or None
+            first = first or previous
             if stop.is_set():
                 raise
             outages.wait(error)

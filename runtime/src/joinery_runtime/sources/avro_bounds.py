@@ -16,7 +16,7 @@ from typing import Any
 from fastavro.read import LOGICAL_READERS
 
 from joinery_runtime.sources.avro_times import with_own_times
-from joinery_runtime.sources.connect_types import decimal_of
+from joinery_runtime.sources.connect_types import decimal_of, named_schemas
 from joinery_runtime.sources.records import varint
 
 DEEPEST = 100
@@ -27,7 +27,8 @@ _VALUES_PER_BYTE = 16  # that a longer record may have; a union and its null are
 _MOST_SCHEMAS = 1_000  # that are remembered
 _WIDTHS = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
 
-_judged: dict[int, tuple[Any, bool]] = {}  # by the id() of schemas, which this keeps alive
+# By the id() of schemas, which this keeps alive. With the named types of those that are risky.
+_judged: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
 
 
 def schema_document(text: str) -> Any:
@@ -53,58 +54,69 @@ class OutOfBounds(Exception):
 
 def check(record: bytes, start: int, schema: Any) -> None:
     """Raises OutOfBounds if reading the record by this schema, as fastavro has parsed it, would be over a limit."""
-    if id(schema) not in _judged:
+    judged = _judged.get(id(schema))  # one look: other threads clear it
+    if judged is None:
         if len(_judged) >= _MOST_SCHEMAS:
             _judged.clear()
-        _judged[id(schema)] = schema, _is_risky(schema)
-    if _judged[id(schema)][1]:
-        _Walk(record, start, _named(schema)).value(schema, 0)
+        named = named_schemas(schema)
+        judged = _judged[id(schema)] = schema, named if _is_risky(schema, named) else None
+    if judged[1] is not None:
+        _Walk(record, start, judged[1]).value(schema, 0)
 
 
-def _named(schema: Any) -> Mapping[str, Any]:
-    named: Mapping[str, Any] = schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}
-    return named
+def _is_risky(schema: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a record of this schema may be nested without end, or have many more values than bytes. One with a name
+    that the schema does not define is left to the library, which says so."""
+    try:
+        judge = _Judge(named)
+        surplus = judge.surplus(schema, ())
+    except KeyError:
+        return False
+    return judge.risky or surplus > _VALUES
 
 
-def _is_risky(schema: Any) -> bool:
-    """Whether a record of this schema may be nested without end, or have many more values than bytes."""
-    named, sizes = _named(schema), dict[str, tuple[int, float]]()
-    risky = False
+class _Judge:
+    """Counts by how many values a value may exceed what its bytes allow, without looking at a record."""
 
-    def size(node: Any, inside: tuple[str, ...]) -> tuple[int, float]:
-        """The fewest bytes that a value has, and how many values it may be made of, an array of one item."""
-        nonlocal risky
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named, self._surplus = named, dict[str, float]()
+        self.risky = False  # whether an array or a map may have a surplus with each item, or there is a cycle
+
+    def surplus(self, node: Any, inside: tuple[str, ...]) -> float:
+        """The most values that a value is made of, less the values that its bytes allow. It is a part of the records
+        that are named `inside`. Raises KeyError if a name is not defined."""
         if isinstance(node, list):
-            parts = [size(each, inside) for each in node]
-            return 1, 1 + max((values for _, values in parts), default=0)
+            branches = [self.surplus(branch, inside) for branch in node]
+            return 1 - _VALUES_PER_BYTE + max(branches, default=0)
         kind = node["type"] if isinstance(node, dict) else node
         if isinstance(kind, dict | list):
-            return size(kind, inside)
+            return self.surplus(kind, inside)
+        if kind in ("enum", "fixed"):
+            width = int(node["size"]) if kind == "fixed" else _WIDTHS[kind]
+            self._surplus[node["name"]] = 1 - _VALUES_PER_BYTE * width
+            return self._surplus[node["name"]]
         if kind in _WIDTHS:
-            return _WIDTHS[kind], 1
-        if kind == "fixed":
-            return int(node["size"]), 1
+            return 1 - _VALUES_PER_BYTE * _WIDTHS[kind]
         if kind in ("array", "map"):
-            width, values = size(node["items" if kind == "array" else "values"], inside)
-            risky |= values > _VALUES_PER_BYTE * (width + (kind == "map"))
-            return 1, 1 + values
+            item = self.surplus(node["items" if kind == "array" else "values"], inside)
+            self.risky |= item > _VALUES_PER_BYTE * (kind == "map")  # a key has a byte or more
+            return 1 - _VALUES_PER_BYTE  # of one without items; none that is not risky adds to it
         if kind in ("record", "error"):
             name = node.get("name", "")
             if name in inside:
-                risky = True
-                return 1, math.inf
-            fields = [size(field["type"], (*inside, name)) for field in node["fields"]]
-            sizes[name] = sum(width for width, _ in fields), 1 + sum(values for _, values in fields)
-            return sizes[name]
-        if kind in sizes:
-            return sizes[kind]
+                return self._endless()
+            fields = [self.surplus(field["type"], (*inside, name)) for field in node["fields"]]
+            self._surplus[name] = 1 + sum(fields)
+            return self._surplus[name]
+        if kind in self._surplus:
+            return self._surplus[kind]
         if kind in inside or len(inside) > DEEPEST:
-            risky = True
-            return 1, math.inf
-        return size(named[kind], inside)
+            return self._endless()
+        return self.surplus(self._named[kind], inside)
 
-    _, values = size(schema, ())
-    return risky or values > _VALUES
+    def _endless(self) -> float:
+        self.risky = True
+        return math.inf
 
 
 class _Walk:

@@ -110,20 +110,23 @@ def _in_json(schema: Any, path: Path) -> Mapping[str, Any] | None:
 
 def name_in_avro(schema: Any, path: Path) -> str | None:
     """The type name of the value at this path, by a schema that fastavro has parsed."""
-    found = _in_avro(schema, path, _named(schema))
+    found = _in_avro(schema, path, named_schemas(schema))
     return None if found is None else found.get("connect.name")
 
 
 def scale_in_avro(schema: Any, path: Path) -> int | None:
     """The scale of the Connect Decimal at this path, by a schema that fastavro has parsed; None if it is none."""
-    found = _in_avro(schema, path, _named(schema))
+    found = _in_avro(schema, path, named_schemas(schema))
     if found is None or found.get("connect.name") != DECIMAL:
         return None
     return _scale(found.get("connect.parameters"))
 
 
-def _named(schema: Any) -> Mapping[str, Any]:
-    named: Mapping[str, Any] = schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}
+def named_schemas(schema: Any) -> Mapping[str, Any]:
+    """The types that a schema defines, as fastavro has parsed it. Each branch of a union has its own."""
+    named: dict[str, Any] = {}
+    for branch in schema if isinstance(schema, list) else [schema]:
+        named |= branch.get("__named_schemas", {}) if isinstance(branch, dict) else {}
     return named
 
 

@@ -53,7 +53,7 @@ from joinery_runtime.sources.records import (
 
 DELETE = "$delete"
 _OP = "$op"
-_BEFORE = "before."
+BEFORE = "before."
 _FIRST = "first."
 _ROWS = pa.array(["c", "r", "u"])
 _SCHEMA = "$schema"
@@ -118,10 +118,10 @@ class ChangeEvents(ByValue):
         for name in self._rows.names:
             paths[name] = of_envelope[name] if name in of_envelope else ("after", *of_row[name])
         before = self._before if self._deletes else []
-        paths |= {_BEFORE + name: ("before", *of_row[name]) for name in before}
+        paths |= {BEFORE + name: ("before", *of_row[name]) for name in before}
         paths |= {first: ("after", *of_row[name][:-1], 0) for name, first in self._firsts.items()}
         fields = [pa.field(_OP, pa.string()), *self._rows, *(pa.field(of, pa.string()) for of in self._firsts.values())]
-        return pa.schema([*fields, *(self._rows.field(name).with_name(_BEFORE + name) for name in before)]), paths
+        return pa.schema([*fields, *(self._rows.field(name).with_name(BEFORE + name) for name in before)]), paths
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
@@ -154,7 +154,7 @@ class ChangeEvents(ByValue):
         rows, wanted = events.rows, self._documents.names
         deletion = pc.fill_null(pc.equal(rows[_OP], "d"), False).to_numpy()
         row = pc.fill_null(pc.is_in(rows[_OP], self._wanted), False).to_numpy()
-        before = [_BEFORE + name for name in self._before] if self._deletes else []
+        before = [BEFORE + name for name in self._before] if self._deletes else []
         lacks = (row & _all_null(rows, wanted)) | (deletion & _all_null(rows, before))
         if not wanted or not lacks.any():
             return events
@@ -176,8 +176,8 @@ class ChangeEvents(ByValue):
         for name in wanted:
             value, nothing = found.rows[name], pa.scalar(None, found.rows[name].type)
             table = _replaced(table, name, pc.if_else(gone, nothing, value))
-            if _BEFORE + name in before:
-                table = _replaced(table, _BEFORE + name, pc.if_else(gone, value, nothing))
+            if BEFORE + name in before:
+                table = _replaced(table, BEFORE + name, pc.if_else(gone, value, nothing))
         others = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
         return with_bad(_together(others, Decoded(table, found.index, found.bad).at(events.index[places])), unread)
 
@@ -218,7 +218,7 @@ class ChangeEvents(ByValue):
     def _column(self, found: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
         if not self._deletes or name not in self._before:
             return found[name]
-        return pc.if_else(deleted, found[_BEFORE + name], found[name])
+        return pc.if_else(deleted, found[BEFORE + name], found[name])
 
 
 def _may_be_large(kind: pa.DataType) -> bool:

@@ -28,6 +28,8 @@ from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import Bounds, Cut, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
 from joinery_runtime.sources.opened_files import Bytes, files_of, means, of_input, opened, require_planned, stamp_of
 from joinery_runtime.sources.record_ends import (
+    CR,
+    LF,
     LONGEST_RECORD,
     SAMPLE,
     Positions,
@@ -266,14 +268,14 @@ def _other_dialect(names: Sequence[str], columns: Sequence[str]) -> str | None:
 
 
 def line_number(path: str, offset: int) -> int:
-    """The number, from 1, of the line that begins at byte `offset` or contains it. Counts on from where it was last
-    asked in the file."""
+    """The number, from 1, of the line whose record begins at byte `offset`. Counts on from where it was last asked in
+    the file."""
     stamp = stamp_of(path)
     counted_to, lines = _lines_before.get(stamp, (0, 0))
     if counted_to > offset:
         counted_to, lines = 0, 0
     with opened(path) as data:
-        line_end = line_end_of(data, Cut())
+        line_end = CR if offset and data[offset - 1 : offset].tobytes() == b"\r" else LF
         for start in range(counted_to, offset, _CHUNK):
             lines += int(np.count_nonzero(data[start : min(start + _CHUNK, offset)] == line_end))
     if len(_lines_before) >= _MOST_COUNTED:

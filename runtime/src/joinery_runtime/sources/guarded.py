@@ -29,8 +29,13 @@ class Guarded:
         if raw.refusal is not None:
             return self._none(all_bad(np.arange(count, dtype=np.int64), raw.refusal))
         try:
-            return self._decoder.decode_batch(raw)
-        except JoineryError:
+            try:
+                return self._decoder.decode_batch(raw)
+            except MemoryError:  # perhaps of another thread's doing: a record alone gets a second chance
+                if count > 1:
+                    raise
+                return self._decoder.decode_batch(raw)
+        except (JoineryError, OSError):
             raise
         except (Exception, pl.exceptions.PanicException) as error:
             if count <= 1:

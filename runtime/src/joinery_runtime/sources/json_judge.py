@@ -247,7 +247,8 @@ def _names_twice(values: pa.BinaryArray, lines: bytes, nulls: Mapping[str, int])
         return None
     records = pl.Series(values.cast(pa.string()))
     twice = records.str.contains(ESCAPED_NAME)
-    for name in often:
+    # A name with an escape is a value without its name in quotes, which makes up for a name that occurs twice.
+    for name in quoted if twice.any() else often:
         twice |= records.str.count_matches(name, literal=True) > 1
     return twice.to_arrow() if twice.any() else None
 

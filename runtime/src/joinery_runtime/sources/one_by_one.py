@@ -48,16 +48,23 @@ class OneByOne(ByValue, FormatDecoder):
             try:
                 if record is None:
                     raise RefusedRecord(NULL_VALUE)
-                flat.append(json_text(self.values_of(record)).encode("utf-8", "surrogatepass"))
+                try:
+                    text = self._text(record)
+                except MemoryError:  # perhaps of another thread's doing
+                    text = self._text(record)
+                flat.append(text)
                 places.append(place)
             except RefusedRecord as refused:
                 bad.append(BadRecord(place, str(refused)))
-            except JoineryError:  # of a registry that does not answer
+            except (JoineryError, OSError):  # of a registry that does not answer, or of the machine
                 raise
             except Exception as error:  # whatever a record does to a library, it concerns this record only
                 bad.append(BadRecord(place, unreadable(error)))
         decoded = self._flat.decode(pa.array(flat, pa.binary()))
         return with_bad(decoded.at(np.array(places, np.int64)), bad)
+
+    def _text(self, record: bytes) -> bytes:
+        return json_text(self.values_of(record)).encode("utf-8", "surrogatepass")
 
 
 def inside(value: Any, path: Path) -> Any:

@@ -29,17 +29,20 @@ Flags = npt.NDArray[np.bool_]
 
 
 def line_end_of(data: Bytes, cut: Cut) -> int:
-    """The byte with which the file's lines end: CR only where the first line ends with it and no LF follows."""
+    """The byte with which the file's lines end: CR only where a line ends with it and no line as long as any record
+    ends with LF."""
     data, size = without_bom(data), SAMPLE
     while True:
         sample = data[:size]
         whole = size >= len(data)
         if len(record_ends(sample, cut, LF, whole=whole)):
             return LF
-        # The sample may end between a CR and its LF.
-        if len(record_ends(sample if whole else sample[:-1], cut, CR, whole=whole)):
+        certain = whole or size > LONGEST_RECORD
+        # The sample may end between a CR and its LF. An LF after it needs to be looked for only if there is one at all.
+        by_cr = record_ends(sample if whole else sample[:-1], cut, CR, whole=whole)
+        if len(by_cr) and (certain or not (data[: 2 * LONGEST_RECORD] == LF).any()):
             return CR
-        if whole or size > LONGEST_RECORD:
+        if certain:
             return LF
         size *= 2
 

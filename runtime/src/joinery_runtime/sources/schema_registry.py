@@ -112,8 +112,11 @@ class Schemas:
             raise UnknownSchema(f"schema {number} is of {found.schema_type}, not of {kind}")
         self._began = self._now()
         try:
-            return parse(found)
-        except (JoineryError, UnknownSchema):
+            try:
+                return parse(found)
+            except MemoryError:  # perhaps of another thread's doing
+                return parse(found)
+        except (JoineryError, UnknownSchema, OSError):
             raise
         except Exception as error:  # a schema is input: whatever it is, only its own records are bad
             words = str(error) or type(error).__name__

@@ -3,7 +3,8 @@
 An error of a decoder is caught (`guarded`); a crash in C, or a record that takes all memory, is not. So an epoch whose
 drivers have died twice tries each batch out in another process. If that one dies, the batch is halved, down to the
 record that ends it: a bad record by name. Only this process runs while it tries, and the kernel takes it first where
-memory ends.
+memory ends. So no record is blamed before a process like the one that died has decoded a batch of no records: where
+that process dies as well, the limit of memory is to blame, and the batches are decoded without a trial.
 """
 
 from __future__ import annotations
@@ -45,11 +46,14 @@ class Tried:
     def __init__(self, decoder: Guarded, command: Sequence[str] = _COMMAND) -> None:
         self._decoder, self._command = decoder, command
         self._process: subprocess.Popen[bytes] | None = None
+        self._dies_of_nothing = False
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         count = len(raw.offsets)
-        death = self._death(raw)
-        if death is None:
+        death = None if self._dies_of_nothing else self._death(raw)
+        if death is not None:
+            self._dies_of_nothing = self._death(raw.take(np.arange(0))) is not None
+        if death is None or self._dies_of_nothing:
             return self._decoder.decode_batch(raw)
         if count > 1:
             return halves(self.decode_batch, raw)

@@ -13,15 +13,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import fastavro
 import pyarrow as pa
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.inputs import Column, Input
 from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.times import ISO, is_pattern, needs_zone
 from joinery_runtime.sources.avro_bounds import OutOfBounds, check, schema_document
+from joinery_runtime.sources.avro_times import Nanos
 from joinery_runtime.sources.connect_types import (
     DATES,
     TIMES,
@@ -37,18 +40,28 @@ from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, Unknown
 
 
 class AvroDecoder(OneByOne):
-    """Decodes Avro records. `written` is the registry's schemas, or the one schema of all records."""
+    """Decodes Avro records. `written` is the registry's schemas, or the one schema of all records. Of the schema's text
+    columns, those in `formats` have a format."""
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
-        return cls(schema, {column.name: column.steps for column in model.columns}, written_with(model))
+        paths = {column.name: column.steps for column in model.columns}
+        return cls(schema, paths, written_with(model), columns_with_format(model))
 
-    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Schemas | AvroSchema) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        paths: Mapping[str, Path],
+        written: Schemas | AvroSchema,
+        formats: Mapping[str, Column] = MappingProxyType({}),
+    ) -> None:
         super().__init__(schema, paths)
         self._written = written
         self._dates = {field.name for field in schema if pa.types.is_date(field.type)}
         self._times = {field.name for field in schema if pa.types.is_timestamp(field.type)}
-        self._texts = [field.name for field in schema if pa.types.is_string(field.type)]
+        of_text = [(field.name, formats[field.name]) for field in schema if field.name in formats]
+        self._as_times = self._times | {name for name, column in of_text if _reads_times(column)}
+        self._as_local = [name for name, column in of_text if _reads_local_times(column)]
         self._decimals = {field.name for field in schema if pa.types.is_decimal(field.type)}
         self._known: dict[int, Mapping[str, Callable[[Any], Any]]] = {}  # by the id() of schemas, which stay alive
 
@@ -56,8 +69,10 @@ class AvroDecoder(OneByOne):
         written, start = self._schema_of(record)
         value = read_record(record, start, written)
         values = {name: _found(value, path) for name, path in self._columns}
-        for name in self._texts:
-            # A local time is text without an offset, so that the column's `zone` counts.
+        for name in self._as_times:
+            if isinstance(values[name], Nanos):
+                values[name] = values[name].time()
+        for name in self._as_local:
             if isinstance(values[name], datetime) and values[name].tzinfo is None:
                 values[name] = values[name].isoformat()
         for name, read in self._counted(written).items():
@@ -106,6 +121,8 @@ def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
         value = fastavro.schemaless_reader(source, written, None)
     except OutOfBounds as error:
         raise RefusedRecord(f"not Avro of this schema: {error}") from error
+    except (MemoryError, OSError):  # which may be the machine's
+        raise
     except Exception as error:  # bytes that are not Avro can raise any error
         raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
     if source.tell() != len(record):
@@ -123,6 +140,20 @@ def written_with(model: Input) -> Schemas | AvroSchema:
         raise SourceError(
             f"Input {model.name}: avroSchema is no schema of Avro", facts=str(error), todo="Correct it"
         ) from error
+
+
+def columns_with_format(model: Input) -> Mapping[str, Column]:
+    return {column.name: column for column in model.columns if column.format is not None}
+
+
+def _reads_times(column: Column) -> bool:
+    """Say whether a column's format reads times as text."""
+    return column.format == ISO or is_pattern(column.format or "")
+
+
+def _reads_local_times(column: Column) -> bool:
+    """Say whether a local time counts by the column's zone. Any other local time is text with an offset of zero."""
+    return column.zone is not None and (column.format == ISO or needs_zone(column.format or ""))
 
 
 def _time_by(divisor: int) -> Callable[[Any], Any]:

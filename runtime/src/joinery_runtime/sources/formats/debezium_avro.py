@@ -7,8 +7,8 @@ from typing import Self
 import pyarrow as pa
 
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.sources.debezium import ChangeEvents
-from joinery_runtime.sources.formats.avro import AvroDecoder, written_with
+from joinery_runtime.sources.debezium import BEFORE, ChangeEvents
+from joinery_runtime.sources.formats.avro import AvroDecoder, columns_with_format, written_with
 from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.json import JsonDecoder
 
@@ -19,8 +19,12 @@ class DebeziumAvroDecoder(DebeziumJsonDecoder):
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
         written = written_with(model)
+        formats = columns_with_format(model)
+        formats = {**formats, **{BEFORE + name: column for name, column in formats.items()}}
         return cls(
-            ChangeEvents(schema, model, lambda columns, paths: AvroDecoder(columns, paths, written), JsonDecoder)
+            ChangeEvents(
+                schema, model, lambda columns, paths: AvroDecoder(columns, paths, written, formats), JsonDecoder
+            )
         )
 
 

@@ -80,6 +80,8 @@ class _Reader:
         """Reads a record's values by column. Raises RefusedRecord."""
         try:
             message = self._parse(record)
+        except (MemoryError, OSError):  # which may be the machine's
+            raise
         except Exception as error:  # each implementation of the library has its own error
             looks = "; it looks like JSON" if record[:1] == b"{" else ""
             raise RefusedRecord(f"not Protobuf of message {self._name}: {error}{looks}"[:300]) from error
@@ -87,6 +89,8 @@ class _Reader:
         for name, get in self._columns:
             try:
                 found[name] = get(message)
+            except (MemoryError, OSError):
+                raise
             except Exception as error:  # a Timestamp of the year 10000, an Any of an unknown message
                 raise RefusedRecord(f"column {name}: {error}"[:300]) from error
         return found
