@@ -603,6 +603,20 @@ class Group:
         return self.recreated & set(partitions)
 
 
+def test_records_that_no_plan_may_read_leave_nothing_planned(world: World) -> None:
+    """Whether the job is ready rests on it."""
+    fill(world, 4)
+    driver = started(world)
+    topic: Any = world.topics["orders"]
+    read = topic.bounds
+    topic.bounds = lambda known: [replace(bound, held=False) for bound in read(known)]
+    assert driver.plan() is None
+    assert (driver.planned, driver.backlog) == (False, {"orders": 2, "payments": 2})
+    topic.bounds = read
+    assert driver.plan() is not None
+    assert driver.planned
+
+
 def test_a_plan_waits_until_its_partitions_are_ours(world: World) -> None:
     group = Group(world, "orders")
     fill(world, 4)

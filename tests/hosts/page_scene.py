@@ -55,7 +55,7 @@ class DayOfAJob:
         idle = {self.names[0]: (f"{self.names[0]}/2",)}
         self.listener = self.board.recording(NOBODY, idle=lambda: idle, savepoints=list)
         self.read = self.read or dict.fromkeys(self.names, 0)
-        self.driver: Any = SimpleNamespace(generation=3, state=self, backlog={}, paused={})
+        self.driver: Any = SimpleNamespace(generation=3, state=self, backlog={}, paused={}, planned=False)
         self.listener.started(self.driver)
 
     def clock(self) -> float:

@@ -27,7 +27,7 @@ from joinery_runtime.errors import (
 )
 from joinery_runtime.hosts.edits import EarlierDefinition
 from joinery_runtime.hosts.run import _Caller, _JobRun
-from joinery_runtime.hosts.stores import OpenStore
+from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.definition import definition
 from joinery_runtime.sinks.base import Takeover
@@ -57,6 +57,28 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     assert "sum(amount)" in caught.value.facts
     assert "--drop-planned" in caught.value.todo
     assert type(caught.value) is (kind if kind is not RecordError else JoineryError)
+
+
+@pytest.mark.parametrize("settle", [True, False])
+def test_a_host_of_an_earlier_definition_tries_no_task(monkeypatch: pytest.MonkeyPatch, settle: bool) -> None:
+    """Its workers would show nothing of the job's own."""
+    trials = list[Any]()
+
+    class OnSpark(_JobRun):
+        def _spark(self, *_: object) -> Any:
+            self._watch = SimpleNamespace(begin_trial=trials.append)  # type: ignore[assignment]
+            return SimpleNamespace(master="spark://there:7077")
+
+    host = SimpleNamespace(try_task=print)
+    monkeypatch.setattr("joinery_runtime.hosts.spark.SparkHost", lambda *_: host)
+    listener, stop = JobListener(print, print, print), Event()
+    caller = _Caller(listener, stop, Outages(listener, stop), print, None)
+    job = parse_job(JOB, "visits.yaml")
+    with ExitStack() as stack:
+        opened = OpenStore(MemoryStore(), PostgresStoreAddress("dbname=state", "joinery"))
+        run = OnSpark(opened, stack, "spark://there:7077", caller)
+        assert run._host(job, job, compile_job(job), stack, settle=settle) is host
+    assert trials == [None if settle else print]
 
 
 def _edited(store: MemoryStore, said: list[str]) -> tuple[_JobRun, list[bool]]:

@@ -64,6 +64,7 @@ class FakeState:
 class FakeDriver:
     generation: int = 3
     state: FakeState = field(default_factory=FakeState)
+    planned: bool = False
     paused: dict[str, str] = field(default_factory=dict)
     backlog: dict[str, int] = field(default_factory=lambda: {"orders": 0, "payments": 0})
 
@@ -310,9 +311,10 @@ def test_a_system_that_is_away_takes_the_readiness_until_it_is_back(
     assert seconds == {system: 30.0 if system == error.system else 0.0 for system in SYSTEMS}
     scene.listener.started(scene.driver)  # a driver that recovers has not asked the input or the output yet
     assert (scene.status.ready, scene.status.last_error) == (False, "away")
+    scene.listener.polled(scene.driver)
     scene.listener.recovered(outage)
     assert (scene.status.ready, scene.status.last_error, scene.status.waiting) == (True, None, None)
-    assert scene.heard == ["started", "polled", "waiting", "started", "back"]
+    assert scene.heard == ["started", "polled", "waiting", "started", "polled", "back"]
 
 
 def test_other_troubles_leave_it_ready_and_an_epoch_ends_them(scene: Scene) -> None:
@@ -325,7 +327,7 @@ def test_other_troubles_leave_it_ready_and_an_epoch_ends_them(scene: Scene) -> N
 
 
 def test_a_job_with_a_backlog_is_ready_once_it_has_committed(scene: Scene, site: Site) -> None:
-    scene.driver.backlog = {"orders": 1_000, "payments": 7}
+    scene.driver.backlog, scene.driver.planned = {"orders": 1_000, "payments": 7}, True
     scene.listener.started(scene.driver)
     scene.listener.polled(scene.driver)
     assert site.get("/readyz")[::2] == (503, "no epoch has been committed yet, and 1007 records wait\n")
@@ -333,12 +335,37 @@ def test_a_job_with_a_backlog_is_ready_once_it_has_committed(scene: Scene, site:
     assert scene.status.ready
 
 
-def test_records_of_a_paused_input_are_not_waited_for(scene: Scene) -> None:
-    """The state of a side is full, so an epoch may read nothing for hours."""
-    scene.driver.backlog, scene.driver.paused = {"orders": 1_000, "payments": 0}, {"orders": "full"}
+def test_records_that_no_plan_may_read_are_not_waited_for(scene: Scene) -> None:
+    """Another member of the group has their partition, say, for as long as it likes."""
+    scene.driver.backlog = {"orders": 1_000, "payments": 0}
     scene.listener.started(scene.driver)
     scene.listener.polled(scene.driver)
     assert scene.status.ready
+    scene.driver.planned = True  # the partition has come
+    scene.listener.polled(scene.driver)
+    assert not scene.status.ready, "told at once, though the lag is asked for once in a while"
+
+
+def test_a_restarted_driver_looks_at_the_inputs_first(scene: Scene) -> None:
+    """What the driver before it has seen may be of an earlier definition of the job."""
+    scene.listener.started(scene.driver)
+    scene.listener.polled(scene.driver)
+    scene.listener.started(scene.driver)
+    assert scene.board.snapshot.not_ready == "the inputs have not been read yet"
+
+
+def test_tasks_count_those_of_committed_epochs_and_of_the_running_one(scene: Scene) -> None:
+    scene.listener.started(scene.driver)
+    assert scene.status.tasks is None
+    tasks = []
+    for done in (3, 5, 2):  # an epoch that is run again after an error starts at 0
+        scene.board.tasks(done)
+        tasks.append(scene.status.tasks)
+    scene.commit()
+    for done in (0, 4):
+        scene.board.tasks(done)
+        tasks.append(scene.status.tasks)
+    assert tasks == [3, 5, 2, 2, 6]
 
 
 def test_a_job_whose_tasks_run_on_executors_is_ready_once_one_has_run_a_task(scene: Scene, site: Site) -> None:

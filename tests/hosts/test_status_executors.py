@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.hosts.spark import start_context, stop_context
@@ -29,8 +31,13 @@ WAIT_S = 240.0
 
 @pytest.mark.parametrize(
     "sample",
-    [ExecutorSample(None, (1,)), ExecutorSample(1, (1,)), ExecutorSample(1)],
-    ids=["tasks run in the driver", "an executor runs", "an executor waits for work"],
+    [
+        ExecutorSample(None, (1,)),
+        ExecutorSample(1, (1,)),
+        ExecutorSample(1),
+        ExecutorSample(0, scales_to_zero=True),
+    ],
+    ids=["tasks run in the driver", "an executor runs", "an executor waits for work", "none is kept without work"],
 )
 def test_a_job_that_can_run_or_need_not_is_not_hungry(sample: ExecutorSample) -> None:
     starvation = Starvation()
@@ -123,7 +130,7 @@ def test_a_job_without_executors_is_told_and_a_stop_ends_it(bare: SparkContext) 
 @pytest.mark.slow
 def test_an_executor_runs_a_task_before_there_are_records(bare: SparkContext) -> None:
     scene, ran = Scene(bare), Event()
-    scene.watch.try_task = ran.set
+    scene.watch.begin_trial(ran.set)
     scene.watch.poll(1_000)
     waits_for = scene.board.snapshot.waits_for
     assert waits_for is not None
@@ -132,38 +139,145 @@ def test_an_executor_runs_a_task_before_there_are_records(bare: SparkContext) ->
     assert not ran.is_set()
 
 
-class OneExecutor:
+class FakeSpark:
     """The part of a context that the watch looks at."""
 
     master = "k8s://here"
 
-    def statusTracker(self) -> OneExecutor:  # noqa: N802 - Spark's name
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, executors: int | None = 1, **conf: str) -> None:
+        self.executors, self.jobs, self.cancelled = executors, list[int](), 0
+        self._conf = {f"spark.dynamicAllocation.{name}": value for name, value in conf.items()}
+        monkeypatch.setattr("joinery_runtime.hosts.status.executors.count_executors", lambda _: self.executors)
+
+    def getConf(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        return self._conf
+
+    def statusTracker(self) -> FakeSpark:  # noqa: N802 - Spark's name
         return self
 
     def getActiveJobsIds(self) -> list[int]:  # noqa: N802 - Spark's name
-        return []
+        return self.jobs
+
+    def getJobInfo(self, job: int) -> SimpleNamespace:  # noqa: N802 - Spark's name
+        return SimpleNamespace(stageIds=[job])
+
+    def getStageInfo(self, stage: int) -> SimpleNamespace:  # noqa: N802 - Spark's name
+        return SimpleNamespace(numCompletedTasks=stage)
+
+    def cancelAllJobs(self) -> None:  # noqa: N802 - Spark's name
+        self.cancelled += 1
 
 
-def test_a_task_that_failed_is_tried_again_until_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("joinery_runtime.hosts.status.executors.count_executors", lambda _: 1)
-    scene, tries = Scene(OneExecutor()), list[int]()  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("error", "facts"),
+    [
+        (ConnectionError("closed"), "the driver's Java process is gone"),
+        (TimeoutError("timed out"), "TimeoutError: timed out"),
+        (EOFError(), "EOFError: "),
+        (PySparkRuntimeError("no worker"), "PySparkRuntimeError: no worker"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_task_that_failed_is_tried_again_until_one_runs(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, facts: str
+) -> None:
+    scene, tries = Scene(FakeSpark(monkeypatch)), list[int]()  # type: ignore[arg-type]
 
     def fail_once() -> None:
         tries.append(1)
         if len(tries) == 1:
-            raise ConnectionError("the executor ended")
+            raise error
 
-    scene.watch.try_task = fail_once
+    scene.watch.begin_trial(fail_once)
     for _ in range(2):
         scene.watch.poll(0)
         assert scene.watch._trial is not None
         scene.watch._trial.join(WAIT_S)
-    assert "An executor cannot run a task" in str(scene.board.snapshot.error)
+    assert str(scene.board.snapshot.error) == f"An executor cannot run a task: {facts}"
     assert not scene.board.snapshot.workers_ran
     scene.watch.poll(0)
     assert scene.board.snapshot.workers_ran
     scene.watch.poll(0)
     assert len(tries) == 2
+
+
+@pytest.mark.parametrize(
+    ("conf", "waits"),
+    [
+        ({}, True),
+        ({"enabled": "false", "minExecutors": "0"}, True),
+        ({"enabled": "true", "minExecutors": "1"}, True),
+        ({"enabled": "true"}, False),
+        ({"enabled": "true", "minExecutors": "0"}, False),
+    ],
+)
+def test_a_job_without_work_waits_for_executors_that_spark_keeps(
+    monkeypatch: pytest.MonkeyPatch, conf: dict[str, str], waits: bool
+) -> None:
+    scene, tried = Scene(FakeSpark(monkeypatch, 0, **conf)), Event()  # type: ignore[arg-type]
+    scene.watch.begin_trial(tried.set)
+    scene.watch.poll(0)
+    scene.watch.poll(PATIENCE_S)
+    assert (scene.board.snapshot.starved is not None, bool(scene.said)) == (waits, waits)
+    assert tried.wait(0 if waits else 30) != waits, "the task makes Spark ask for an executor"
+
+
+def test_a_job_whose_executors_scale_to_zero_waits_for_them_once_work_has_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spark = FakeSpark(monkeypatch, 0, enabled="true")
+    scene = Scene(spark)  # type: ignore[arg-type]
+    spark.jobs = [7]
+    scene.watch.poll(0)
+    assert scene.board.snapshot.starved is None, "Spark has only just asked for one"
+    scene.watch.poll(PATIENCE_S)
+    assert scene.board.snapshot.starved is not None
+    spark.executors = 1
+    scene.watch.poll(PATIENCE_S + 5)
+    assert scene.board.snapshot.starved is None
+
+
+def test_a_stop_gives_up_an_epoch_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sees `gave_up` takes the next error for that of the epoch."""
+    spark, go_on = FakeSpark(monkeypatch, 0, enabled="true"), Event()
+    scene = Scene(spark)  # type: ignore[arg-type]
+    scene.watch.begin_trial(lambda: bool(go_on.wait(WAIT_S)) and None)
+    scene.watch.poll(0)
+    scene.stop.set()
+    spark.jobs = [1]  # the trial's
+    for now in (5, 5 + STOP_PATIENCE_S):
+        scene.watch.poll(now)
+    assert (scene.watch.gave_up, spark.cancelled) == (False, 0)
+    spark.jobs = [1, 2]
+    scene.watch.poll(10 + STOP_PATIENCE_S)
+    assert (scene.watch.gave_up, spark.cancelled) == (True, 1)
+    go_on.set()
+
+
+def test_a_stop_while_no_job_runs_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = FakeSpark(monkeypatch, 0)
+    scene = Scene(spark)  # type: ignore[arg-type]
+    scene.stop.set()
+    for now in (0, STOP_PATIENCE_S):
+        scene.watch.poll(now)
+    assert (scene.watch.gave_up, spark.cancelled) == (False, 0)
+
+
+def test_a_new_host_has_to_show_that_its_workers_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(FakeSpark(monkeypatch))  # type: ignore[arg-type]
+    scene.board.workers(ran=True)
+    scene.watch.begin_trial(None)
+    scene.watch.poll(0)
+    assert (scene.watch._trial, scene.board.snapshot.workers_ran) == (None, False)
+
+
+def test_tasks_that_end_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = FakeSpark(monkeypatch)
+    scene = Scene(spark)  # type: ignore[arg-type]
+    for done in (3, 9):
+        spark.jobs = [done]
+        scene.watch.poll(0)
+        assert scene.board.snapshot.tasks == done
 
 
 @pytest.mark.services
@@ -175,13 +289,11 @@ def test_the_watch_looks_from_a_thread_of_its_own_until_it_is_closed(bare: Spark
     assert "joinery-spark-watch" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_java_process_that_is_gone_ends_the_watch_quietly() -> None:
-    class Gone:
-        master = "k8s://here"
-
-        def statusTracker(self) -> object:  # noqa: N802 - Spark's name
+def test_a_java_process_that_is_gone_ends_the_watch_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(FakeSpark):
+        def statusTracker(self) -> FakeSpark:  # noqa: N802 - Spark's name
             raise ConnectionRefusedError(111, "Connection refused")
 
-    scene = Scene(Gone())  # type: ignore[arg-type]
+    scene = Scene(Gone(monkeypatch))  # type: ignore[arg-type]
     scene.watch.run(Event())
     assert scene.board.snapshot.executors == 0

@@ -147,7 +147,7 @@ def test_what_matters_is_told_at_once_and_mere_figures_now_and_then(world):
     async def act(poller):
         await poller.round()
         for epoch in range(1, 7):
-            world.answer = (200, {"ready": False, "epoch": epoch})
+            world.answer = (200, {"ready": False, "epoch": epoch, "tasks": 7 * epoch})
             await poller.round()
         assert len(world.due) == 3  # the first answer, then every third round
         world.answer = (200, {"ready": True, "epoch": 6})

@@ -11,6 +11,7 @@ import pytest
 
 from joinery_operator.reconcile.rollout_table import STAGES as STAGE_RULES
 from joinery_operator.reconcile.rollout_table import TABLE, Act, RolloutStage
+from joinery_runtime.job.crd import DriverStatus
 from simulated_cluster.simulation import SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
@@ -234,6 +235,28 @@ def test_a_slow_migration_is_waited_for_as_long_as_it_migrates(cluster: Simulate
     cluster.pass_time(600)
     cluster.step()
     assert stage(cluster) == "RollingBack"
+
+
+def test_a_first_epoch_is_waited_for_as_long_as_its_tasks_end(cluster: SimulatedCluster) -> None:
+    """With a backlog, a driver is ready only once it has committed."""
+    cluster.edit(trigger={"maxRecordsPerEpoch": 8})
+    cluster.step()
+    cluster.passes()
+    cluster.run(NEW)
+    cluster.step()
+    uid, revision = cluster.pods[NEW]["metadata"]["uid"], cluster.revision_of(NEW)
+    for tasks in (1, 4, 9):
+        cluster.pass_time(599)
+        cluster.said[uid] = DriverStatus(revision=revision, tasks=tasks)
+        cluster.step()
+        assert (stage(cluster), cluster.status.rollout.tasks) == ("Starting", tasks)  # type: ignore[union-attr]
+    cluster.pass_time(300)
+    cluster.said[uid] = DriverStatus(revision=revision, tasks=8)  # the epoch is run again, and gets no further
+    cluster.step()
+    cluster.pass_time(300)
+    cluster.step()
+    assert stage(cluster) == "RollingBack"
+    assert cluster.status.rollout.tasks == 0  # type: ignore[union-attr]
 
 
 def test_attempts_that_get_no_further_are_no_progress(cluster: SimulatedCluster) -> None:

@@ -23,7 +23,7 @@ _AT_ONCE = 32
 _LONGEST_ANSWER = 256 * 1024
 _FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("epoch", "committed", "migrated", "inputs", "rows_per_second", "rows_in", "rows_out"), True),
-    **dict.fromkeys(("late", "state_bytes", "hottest_keys", "executors"), True),
+    **dict.fromkeys(("late", "state_bytes", "hottest_keys", "executors", "tasks"), True),
     "waiting": {"reason"},  # its text may hold a figure
 }
 

@@ -131,11 +131,10 @@ def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
         return status
     if stands_still:
         return status.model_copy(update={"rollout": rollout.model_copy(update={"progressed": None})})
-    steps, segments = _progress(ctx, status, rollout)
-    further = steps > rollout.steps or segments > rollout.segments
-    if rollout.progressed is not None and not further:
+    before = {name: getattr(rollout, name) for name in _NOTHING_DONE}
+    best = {name: max(count, before[name]) for name, count in _progress(ctx, status, rollout).items()}
+    if rollout.progressed is not None and best == before:
         return status
-    best = {"steps": max(steps, rollout.steps), "segments": max(segments, rollout.segments)}
     update = {"progressed": ctx.now, **best}
     return status.model_copy(update={"rollout": rollout.model_copy(update=update)})
 
@@ -153,16 +152,25 @@ def _waits_as_any(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bo
     return not names_another(new.job, old.job, away.system)
 
 
-def _progress(ctx: ReconcileContext, status: Status, rollout: Rollout) -> tuple[int, int]:
-    """How many steps the stage's pod has done, and how many segments it has migrated."""
+_NOTHING_DONE: Mapping[str, int] = {"steps": 0, "segments": 0, "tasks": 0}
+"""How far a stage is at its beginning, as the rollout's fields: steps of its pod, segments that it has migrated, and
+tasks of the new driver's first epoch."""
+
+
+def _progress(ctx: ReconcileContext, status: Status, rollout: Rollout) -> dict[str, int]:
+    """Count what the stage's pod has done, by field of the rollout."""
     if rollout.stage == "Checking":
         pod = ctx.check(rollout)
-        return (pod.steps if pod else 0), 0
+        return {**_NOTHING_DONE, "steps": pod.steps if pod else 0}
     attempt = status.driver
     if attempt is None or rollout.savepoint is None or rollout.savepoint not in {attempt.migrate, attempt.restore}:
-        return 0, 0
+        return dict(_NOTHING_DONE)
     pod, reported = ctx.drivers.get(attempt.number), ctx.driver_status(attempt)
-    return (pod.steps if pod else 0), ((reported.migrated or 0) if reported else 0)
+    return {
+        "steps": pod.steps if pod else 0,
+        "segments": (reported.migrated or 0) if reported else 0,
+        "tasks": (reported.tasks or 0) if reported else 0,
+    }
 
 
 # --- what was observed, in the terms of the table ---------------------------------------------------------------------
@@ -412,7 +420,7 @@ class _Execution:
         return self.rollout.model_copy(update=update)
 
     def _entered(self, **update: object) -> Rollout:
-        begun = {"since": self.ctx.now, "progressed": self.ctx.now, "steps": 0, "segments": 0, "lifted": False}
+        begun = {"since": self.ctx.now, "progressed": self.ctx.now, "lifted": False, **_NOTHING_DONE}
         return self._changed(**{"stage": self.row.to.value, **begun, "reason": "", **update})
 
     def _refusal(self) -> Refusal:

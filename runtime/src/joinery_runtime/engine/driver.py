@@ -118,6 +118,7 @@ class Driver:
         self._closed = frozenset[str]()  # inputs whose rows fell inside capped sessions, which was said
         self.generation = 0
         self._first_generation = 0  # of this process
+        self.planned = False  # whether the newest call of `plan` returned a plan
         self.state = JobState(pipeline, inputs={})
         # About the pending plan: whether it may be old, its partitions whose topic was replaced by another one, and
         # whether a smaller plan may take its place, since nothing of it is visible.
@@ -258,7 +259,9 @@ class Driver:
         if self._check_for_duplicate_name:
             self._refuse_duplicate_name()
         with self._in_its_groups():
-            return self._held_plan(always=always, reads=reads)
+            plan = self._held_plan(always=always, reads=reads)
+        self.planned = plan is not None
+        return plan
 
     def _held_plan(self, *, always: bool, reads: bool) -> EpochPlan | None:
         planner = self._parts.planner

@@ -272,7 +272,7 @@ class _JobRun:
             setup = WorkerSetup(build.digest, build, len(pipeline.steps), pipeline.finds_late_records)
             host = SparkHost(context, setup, job.name, self._caller.warn, step_names(job))
             if self._watch is not None:
-                self._watch.try_task = host.try_task
+                self._watch.begin_trial(None if settle else host.try_task)
             return host
 
         def warm_on_spark() -> Host:

@@ -82,6 +82,7 @@ class Board:
         self._snapshot = JobSnapshot()
         self._rates = Rates(running(), RATE_WINDOW_S)
         self._driver: Driver | None = None
+        self._committed_tasks = 0
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class Board:
 
         def polled(driver: Driver) -> None:
             self.liveness.beat()
-            if refresh.due():
+            if refresh.due() or driver.planned is not self._snapshot.planned:
                 self._refresh(driver, idle())
             if savepoints_due.due():
                 self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
@@ -161,6 +162,10 @@ class Board:
         """Notes how many executors run; None: tasks run in the driver itself."""
         self._change(executors=executors)
 
+    def tasks(self, done: int) -> None:
+        """Note how many tasks of the running epoch have ended."""
+        self._change(tasks=self._committed_tasks + done)
+
     def workers(self, *, ran: bool) -> None:
         """Note whether an executor has run a task of this driver."""
         self._change(workers_ran=ran)
@@ -176,6 +181,7 @@ class Board:
             self._rates = Rates(self._running(), RATE_WINDOW_S)
         self._change(
             recovered=recovered,
+            planned=None,
             generation=driver.generation,
             epoch=state.epoch,
             committed_at=None if at is None else at / 1000,
@@ -190,6 +196,7 @@ class Board:
     def _committed(self, progress: CommittedEpoch, *, own: bool) -> None:
         report, driver = progress.report, self._driver
         assert driver is not None, "it has started"
+        self._committed_tasks = self._snapshot.tasks or 0
         self.epoch_seconds.observe(progress.seconds)
         self.history.committed(progress, self.wall())
         if report.amplification is not None:
@@ -217,7 +224,13 @@ class Board:
 
     def _refresh(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
         quiet = {name: _all_idle(state, idle.get(name, ())) for name, state in driver.state.inputs.items()}
-        self._change(backlog=dict(driver.backlog), idle=quiet, idle_partitions=dict(idle), paused=dict(driver.paused))
+        self._change(
+            planned=driver.planned,
+            backlog=dict(driver.backlog),
+            idle=quiet,
+            idle_partitions=dict(idle),
+            paused=dict(driver.paused),
+        )
 
     def _change(self, **changes: object) -> None:
         self.liveness.beat()

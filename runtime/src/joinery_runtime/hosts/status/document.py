@@ -35,6 +35,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         job_generation=snapshot.generation,
         epoch=snapshot.epoch,
         committed=snapshot.own,
+        tasks=snapshot.tasks,
         inputs=tuple(_input(snapshot, name, rates, now) for name in board.inputs),
         rows_per_second=None if rates is None else round(sum(rates.values())),
         rows_in=None if snapshot.totals is None else sum(snapshot.totals.rows_in.values()),

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 
 from py4j.protocol import Py4JError
@@ -38,23 +38,25 @@ class NoExecutors(Unavailable):
 @dataclass(frozen=True, slots=True)
 class ExecutorSample:
     """Spark at one moment: the number of `executors` (None: tasks run in the driver), the running `jobs`, and how many
-    of their tasks are `done`."""
+    of their tasks are `done`. With `scales_to_zero`, Spark keeps no executor while no job runs."""
 
     executors: int | None
     jobs: tuple[int, ...] = ()
     done: int = 0
+    scales_to_zero: bool = False
 
     @property
     def starved(self) -> bool:
-        """Whether no executor runs: a job asks for one at least, also while it has nothing to read."""
-        return self.executors == 0
+        """Whether Spark lacks an executor that it has asked for. Unless it scales to zero, it asks for one at least,
+        also while there is nothing to read."""
+        return self.executors == 0 and (bool(self.jobs) or not self.scales_to_zero)
 
 
 class Starvation:
     """How long a job has been without a single executor, in seconds."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._patience = patience_s
+        self.patience_s = patience_s
         self._since: float | None = None
         self._warned_at: float | None = None
 
@@ -69,7 +71,7 @@ class Starvation:
     def warning(self, sample: ExecutorSample, now: float) -> NoExecutors | None:
         """The warning to give now, if any: one after the patience, and one each time it has passed again."""
         waited = self.seconds(sample, now)
-        if waited < self._patience or (self._warned_at is not None and now - self._warned_at < self._patience):
+        if waited < self.patience_s or (self._warned_at is not None and now - self._warned_at < self.patience_s):
             return None
         self._warned_at = now
         return NoExecutors(f"No executor has run for {waited:.0f} s", facts=_FACTS, todo=_TODO)
@@ -77,53 +79,70 @@ class Starvation:
 
 class SparkWatch:
     """Watches Spark for a job. After `stop`, cancels an epoch that waits for executors, which would never end by
-    itself; `gave_up` says that this happened. `try_task` runs a task that builds a worker on an executor; until one has
-    done so, or an epoch is committed, the job is not ready."""
+    itself; `gave_up` says that this happened. Until an executor has built a worker (`begin_trial`), or an epoch is
+    committed, the job is not ready."""
 
     def __init__(self, context: SparkContext, board: Board, stop: Event, say: Callable[[str], None]) -> None:
         self._context, self._board, self._stop, self._say = context, board, stop, say
         self._starvation = Starvation()
+        self._scales_to_zero = _scales_to_zero(context)
         self._last: ExecutorSample | None = None
         self._starved = False
         self._trial: BackgroundCall[None] | None = None
-        self.try_task: Callable[[], None] | None = None
+        self._task: Callable[[], None] | None = None
         self.gave_up = False
         if not is_local(context.master):
             board.spark(0)
             board.workers(ran=False)
 
+    def begin_trial(self, task: Callable[[], None] | None) -> None:
+        """Begin with a new host of epochs, none of whose workers has run yet. While no epoch runs, `task` has an
+        executor build one. None: the host's epochs say nothing about the job's present definition."""
+        self._task, self._trial = task, None
+        if not is_local(self._context.master):
+            self._board.workers(ran=False)
+
     def poll(self, now: float) -> None:
         """Looks once. Raises Py4JError or ConnectionError when the Java process is gone."""
-        sample = sample_executors(self._context)
+        sample = replace(sample_executors(self._context), scales_to_zero=self._scales_to_zero)
         if sample != self._last:
             self._last = sample
             self._board.spark(sample.executors)
-            if sample.starved != self._starved:
-                self._starved = sample.starved
-                error = NoExecutors("No executor runs", facts=_FACTS, todo=_TODO)
-                self._board.starved(Outage(error, self._board.wall(), POLL_EVERY_S) if sample.starved else None)
+            self._board.tasks(sample.done)
+        waited = self._starvation.seconds(sample, now)
+        # If Spark scales to zero, every epoch after a pause begins without an executor.
+        starved = sample.starved and (not sample.scales_to_zero or waited >= self._starvation.patience_s)
+        if starved != self._starved:
+            self._starved = starved
+            error = NoExecutors("No executor runs", facts=_FACTS, todo=_TODO)
+            self._board.starved(Outage(error, self._board.wall() - waited, POLL_EVERY_S) if starved else None)
+        runs_epoch = len(sample.jobs) > (self._trial is not None)  # one job may be the trial
         self._try_task(sample)
         warning = self._starvation.warning(sample, now)
         if warning is not None:
             self._board.trouble(warning)
             self._say(str(warning))
-        if self._stop.is_set() and self._starvation.seconds(sample, now) >= STOP_PATIENCE_S:
+        if self._stop.is_set() and runs_epoch and waited >= STOP_PATIENCE_S:
             self.gave_up = True
             self._context.cancelAllJobs()
 
     def _try_task(self, sample: ExecutorSample) -> None:
-        """Have an executor run a task while no epoch shows that it can. Tried again when it failed."""
-        if self._trial is not None and self._trial.done:
+        """Have an executor run a task while no epoch shows that it can. Tried again when it failed. If Spark scales to
+        zero, the task makes it ask for an executor."""
+        trial, task = self._trial, self._task
+        if trial is not None and trial.done:
             try:
-                self._trial.result()
+                trial.result()
+            except Exception as error:
+                self._board.trouble(EnvironmentProblem("An executor cannot run a task", facts=_facts(error)))
+            else:
                 self._board.workers(ran=True)
-            except (Py4JError, ConnectionError) as error:
-                self._board.trouble(EnvironmentProblem("An executor cannot run a task", facts=cause(error)))
-            self._trial = None
+            self._trial = trial = None
         snapshot = self._board.snapshot
-        idle = not sample.jobs and not snapshot.own
-        if self._trial is None and idle and sample.executors and not snapshot.workers_ran and self.try_task is not None:
-            self._trial = BackgroundCall(self.try_task, "joinery-first-task")
+        idle = not (sample.jobs or snapshot.own or self._stop.is_set())
+        may_run = bool(sample.executors) or (sample.executors == 0 and sample.scales_to_zero)
+        if trial is None and task is not None and idle and may_run and not snapshot.workers_ran:
+            self._trial = BackgroundCall(task, "joinery-first-task")
 
     def run(self, closed: Event) -> None:
         while not closed.is_set():
@@ -132,6 +151,18 @@ class SparkWatch:
             except (Py4JError, ConnectionError):
                 return  # the loop meets the same error, and reports it
             closed.wait(POLL_EVERY_S)
+
+
+def _scales_to_zero(context: SparkContext) -> bool:
+    """Whether Spark keeps no executor while no job runs."""
+    conf = context.getConf()
+    dynamic = (conf.get("spark.dynamicAllocation.enabled") or "false").strip().lower() == "true"
+    return dynamic and int(conf.get("spark.dynamicAllocation.minExecutors") or 0) == 0
+
+
+def _facts(error: Exception) -> str:
+    known = isinstance(error, (Py4JError, ConnectionError))
+    return cause(error) if known else f"{type(error).__name__}: {error}"
 
 
 @contextmanager

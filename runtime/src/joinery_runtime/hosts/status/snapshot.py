@@ -28,6 +28,8 @@ class JobSnapshot:
     committed: int = 0  # epochs of this process
     own: int = 0  # of these, epochs that ran under the job's present definition
     committed_at: float | None = None
+    planned: bool | None = None  # whether the newest look at the inputs left an epoch to run
+    tasks: int | None = None  # of Spark that have ended: of committed epochs, and of the running one
     inputs: Mapping[str, InputState] = field(default_factory=dict)
     backlog: Mapping[str, int] = field(default_factory=dict)
     idle: Mapping[str, bool] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class JobSnapshot:
 
     @property
     def ready(self) -> bool:
-        """Whether the job commits: it has committed, or has nothing to read and could commit."""
+        """Whether the job commits: it has committed, or has nothing that it may read now and could commit."""
         return self.not_ready is None
 
     @property
@@ -71,10 +73,14 @@ class JobSnapshot:
             return None
         if not self.workers_ran:
             return "no executor has run a task yet"
-        if not self.backlog:
+        if self.planned is None:
             return "the inputs have not been read yet"
+        if not self.planned:
+            # Records that wait may not be read now: other members of the group have their partitions, their input is
+            # paused, or a topic or a table has to come first.
+            return None
         waiting = sum(records for name, records in self.backlog.items() if name not in self.paused)
-        return f"no epoch has been committed yet, and {waiting} records wait" if waiting else None
+        return f"no epoch has been committed yet, and {waiting} records wait"
 
 
 def watermark_of(snapshot: JobSnapshot, name: str) -> Watermark:

@@ -138,12 +138,14 @@ class DriverStatus(Message):
 
     revision: str = ""
     ready: bool = False
-    """It commits: it has committed an epoch, or has nothing to read and its executors have run a task."""
+    """It commits: it has committed an epoch, or has nothing that it may read and its executors have run a task."""
     job_generation: Count | None = None
     epoch: Count | None = None
     committed: Count = 0
     migrated: Count | None = None
     """Segments that a migration before the driver has written so far."""
+    tasks: Count | None = None
+    """Tasks of Spark that have ended: of epochs that this driver has committed, and of the running one."""
     inputs: tuple[Annotated[InputStatus, _known(InputStatus)], ...] = ()
     rows_per_second: Count | None = None
     rows_in: Count | None = None

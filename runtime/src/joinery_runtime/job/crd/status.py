@@ -189,6 +189,8 @@ class Rollout(Model):
     """How far it got: steps of the stage's pod that are done."""
     segments: Count = Field(default=0, examples=[140])
     """Segments of the state that are migrated."""
+    tasks: Count = Field(default=0, examples=[35])
+    """Tasks of Spark that have ended in the new driver's first epoch."""
     lifted: bool = False
     """The new driver was ready for the whole deadline, and waits for records: there is no deadline any more."""
     savepoint: Word | None = Field(default=None, examples=["rollout-8d01b7c4-3-5"])

@@ -71,8 +71,8 @@ class Upgrade(Model):
     """What happens when the new driver does not start: `automatic` returns to the savepoint and the last revision that
     ran, `manual` does so once the resource asks for another job, `disabled` never."""
     progress_deadline: Length = Field(default=600_000, examples=["30m"])
-    """How long a rollout or a pod may make no progress (a node, an image, a migrated segment, readiness), a
-    duration."""
+    """How long a rollout or a pod may make no progress (a node, an image, a migrated segment, a task of the first
+    epoch, readiness), a duration."""
 
 
 class JobSpec(Model):
