@@ -17,7 +17,7 @@ from joinery_runtime import explain, trace
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import STORED_JOB, Job, Watermark, definition, job_from, load_job, load_stored, parse_job
 from joinery_runtime.job.crd import KINDS, custom_resource_definition
-from joinery_runtime.job.load import StoredJob
+from joinery_runtime.job.load import JobWithWarnings
 
 FIELDS_OF_EVERY_KIND = {
     "trigger": {"interval": 30},
@@ -162,7 +162,7 @@ def parsed(resource: Mapping[str, Any]) -> Job:
 
 
 def test_a_resource_with_units_has_no_warnings() -> None:
-    assert load_stored(sessions.document()) == StoredJob(sessions.load(), ())
+    assert load_stored(sessions.document()) == JobWithWarnings(sessions.load(), ())
 
 
 def test_other_mistakes_of_a_stored_resource_are_told_alone() -> None:
