@@ -216,9 +216,9 @@ def test_a_wrong_password_is_told_to_the_reader_at_once(topic, wrong, nothing_le
 
 @pytest.mark.parametrize("delivery", ["exactlyOnce", "atLeastOnce"])
 def test_a_wrong_password_is_told_to_the_sinks(topic, wrong, delivery, nothing_leaks) -> None:
-    for sink, rows in sinks_of(wrong(delivery)):
+    for (sink, rows), what in zip(sinks_of(wrong(delivery)), ("Output", "Dead-letter"), strict=True):
         message = refused(lambda sink=sink, rows=rows: sink.prepare(rows.schema), nothing_leaks, SinkError)
-        assert f"Output topic {topic}: access is denied" in message
+        assert f"{what} topic {topic}: access is denied" in message
 
 
 @pytest.mark.parametrize("name", ["ssl_key_pem", "ssl_certificate_pem", "ssl_ca_pem"])
