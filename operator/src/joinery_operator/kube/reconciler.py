@@ -27,14 +27,7 @@ from joinery_operator.decision import (
 )
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, was_answered
-from joinery_operator.kube.cache import (
-    ObjectCache,
-    key_of,
-    name_conflicts,
-    orphaned_drivers,
-    page_conflicts,
-    uid_of,
-)
+from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orphaned_drivers, page_conflicts, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,7 +23,7 @@ from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.late_rows import closed_inputs, delays_to_name, late_inputs
-from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
+from joinery_runtime.engine.loop import Backoff, CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.messages import RunsOn
 from joinery_runtime.engine.report import EpochReport, Rates, Totals, furthest
 from joinery_runtime.errors import JoineryError
@@ -48,21 +48,23 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._next: dict[
-            tuple[str, str], tuple[float, float]
-        ] = {}  # by event and trouble: when the next one is due, and the pause after it
+        # By event and trouble: when the next report is due, and the pauses after it.
+        self._due: dict[tuple[str, str], float] = {}
+        self._pauses: defaultdict[tuple[str, str], Backoff] = defaultdict(
+            lambda: Backoff(_FIRST_REPEAT_S, _LAST_REPEAT_S)
+        )
 
     def due(self, event: str, error: JoineryError) -> bool:
         """Whether to report the event now. The error's facts may differ from one try to the next."""
-        now = self._clock()
-        due, pause = self._next.get((event, error.what), (now, _FIRST_REPEAT_S))
-        if now < due:
+        now, trouble = self._clock(), (event, error.what)
+        if now < self._due.get(trouble, now):
             return False
-        self._next[event, error.what] = now + pause, min(2 * pause, _LAST_REPEAT_S)
+        self._due[trouble] = now + self._pauses[trouble].next()
         return True
 
     def over(self) -> None:
-        self._next.clear()
+        self._due.clear()
+        self._pauses.clear()
 
 
 class RunProgress(ABC):
