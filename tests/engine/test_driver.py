@@ -26,7 +26,7 @@ from joinery_runtime.errors import (
     DuplicateJobName,
     Fenced,
     IncompatibleState,
-    NullKeys,
+    MisreadInput,
     PartitionsLost,
     RecordError,
     SinkError,
@@ -364,7 +364,7 @@ def test_after_null_keys_the_next_driver_plans_what_has_come_since(world: World)
         driver = started(world, max_records=1_000)
         plan = driver.plan()
         assert plan is not None
-        with pytest.raises(NullKeys, match="Input orders: the key has no value in any of the 120 records"):
+        with pytest.raises(MisreadInput, match="Input orders: the key has no value in any of the 120 records"):
             driver.run(plan)
         after = record(world)
         assert (after.plan, after.generation, world.output.table) == (None, generation + 1, [])

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from job.chains import load
-from joinery_runtime.engine.input_warnings import InputWarnings
+from joinery_runtime.engine.input_warnings import InputWarnings, refuse_seconds
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.errors import RecordError
+from joinery_runtime.engine.null_keys import ColumnsRead
+from joinery_runtime.errors import MisreadInput, RecordError
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import Job
 from joinery_runtime.sources.base import PartitionRef
@@ -146,12 +147,12 @@ def test_declared_times_of_1970_are_no_cause() -> None:
     assert input_warnings.standing == {}
 
 
-def with_times(**column: str) -> Job:
+def with_times(more: dict[str, Any] | None = None, **column: str) -> Job:
     side: dict[str, Any] = {"file": {"path": "unused"}, "format": "json", "eventTime": "at"}
     schema = [{"name": "id", "type": "string"}, {"name": "at", **column}]
     inputs = [{"name": name, **side, "schema": schema} for name in "lr"]
     interval = {"of": "l", "lower": 0, "upper": "9ms"}
-    return load({"right": "r", "keys": {"l.id": "r.id"}, "interval": interval}, inputs=inputs)
+    return load({"right": "r", "keys": {"l.id": "r.id"}, "interval": interval}, inputs=inputs, **(more or {}))
 
 
 SECONDS = {"l": [{"id": "a", "at": 1_700_000_000}]}
@@ -167,6 +168,40 @@ def test_integers_of_seconds_are_refused_before_anything_is_committed() -> None:
         "at as type: timestamp with format: s or, if its numbers are milliseconds, with format: ms"
     )
     assert store.newest_epoch("job") is None
+
+
+def test_one_partition_with_times_that_look_like_seconds_stops_no_job() -> None:
+    """It may hold a single record, whose time is wrong."""
+    rows = [{"id": "a", "at": 1_700_000_000, "$partition": 1}, {"id": "b", "at": 1_700_000_000_000}]
+    (line,) = run_trace(with_times(type="int64"), [{"rows": {"l": rows}}], MemoryStore())
+    assert "warnings" not in line
+
+
+def test_seconds_are_judged_by_what_all_tasks_have_read() -> None:
+    def read(partition: int, records: int, lowest: int | None, highest: int | None) -> ColumnsRead:
+        place = PartitionRef("l", "t", partition)
+        return ColumnsRead.of("l", [PartitionRead(place, decoded=records, lowest=lowest, highest=highest)])
+
+    seconds = [
+        read(0, 60, 1_700_000_009, 1_700_000_010),
+        read(1, 40, 1_700_000_000, 1_700_000_001),
+        read(2, 0, None, None),
+    ]
+    for reads, at_least in ((seconds[:1], 100), (seconds, 101), ([*seconds, read(3, 1, 5, 5)], 1)):
+        refuse_seconds(reads, {"l": "at"}, at_least=at_least)
+    refuse_seconds(seconds, {"r": "at"}, at_least=1)
+    with pytest.raises(MisreadInput, match=r"Input l: .*: the lowest in t/1 is 1700000000: "):
+        refuse_seconds(seconds, {"l": "at"}, at_least=100)
+
+
+def test_with_dead_letters_few_records_of_seconds_are_a_warning() -> None:
+    """Anybody who may write to the input could send one."""
+    dead = {"deadLetter": {"file": {"path": "dead"}}}
+    (line,) = run_trace(with_times(dead, type="int64"), [{"rows": SECONDS}], MemoryStore())
+    assert "event times of column at are from 1970-01-20 on, and from 2023-11-14" in line["warnings"][0]
+    many = {"l": [{"id": "a", "at": 1_700_000_000 + at} for at in range(100)]}
+    with pytest.raises(MisreadInput, match="most likely count seconds"):
+        list(run_trace(with_times(dead, type="int64"), [{"rows": many}], MemoryStore()))
 
 
 @pytest.mark.parametrize(

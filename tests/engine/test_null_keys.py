@@ -139,7 +139,12 @@ def test_partitions_count_together() -> None:
     ]
     none = PartitionRead(PartitionRef("l", "t", 6))
     assert ColumnsRead.of("l", [*ranges, none]) == ColumnsRead("l", 9, frozenset({"k"}))
-    assert ColumnsRead.of("l", [none]) is None
+    assert ColumnsRead.of("l", [none]) == ColumnsRead("l", 0, None)
+    refuse_null_keys([*reads[:1], ColumnsRead("l", 0, None)], keys)
+    topics = [PartitionRead(PartitionRef("l", topic, 0), decoded=60, empty=frozenset("k")) for topic in ("t", "u")]
+    for tasks in ([topics], [[read] for read in topics]):
+        with pytest.raises(RecordError, match="in any of the 120 records"):
+            refuse_null_keys([ColumnsRead.of("l", task) for task in tasks], keys)
     assert ENOUGH_RECORDS == 100
 
 

@@ -14,14 +14,14 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 
 from joinery_runtime.engine.loop import JobListener, Outages
-from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.errors import EnvironmentProblem, JobError
 from joinery_runtime.hosts.own_secrets import WITHHELD, private_copy, restored, withheld, withheld_in
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
-from joinery_runtime.job import Job, StreamJoin, parse_job
+from joinery_runtime.job import Job, StreamJoin, load_job, load_own_job, parse_job
 from joinery_runtime.job.model.inputs import SchemaRegistry
 from joinery_runtime.state.memory import MemoryStore
 
@@ -171,6 +171,23 @@ def test_the_drivers_copy_names_no_variables_of_the_environment() -> None:
     mine = parse_job(JOB.format(client=OWN, store=DSN_REF).replace("hush-key", '"${HUSH}"', 1), "job.yaml")
     with private_copy(mine) as path:
         assert restored(withheld(mine), path).inputs == mine.inputs
+
+
+@pytest.mark.parametrize("bounds", ["lower: -30, upper: 30", "lower: 0, upper: 1h"])
+def test_workers_read_a_job_that_only_earlier_releases_took(bounds: str, tmp_path: Path) -> None:
+    """A plan is ended under the job that made it: with numbers without units and patterns of its time."""
+    text = JOB.format(client=OWN, store=DSN_REF).replace("lower: 0, upper: 0", bounds)
+    text = text.replace(
+        "[{name: ts, type: int64}]", "[{name: ts, type: int64}, {name: t, type: date, format: '%C%y %j'}]"
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    stored = load_own_job(path)
+    with pytest.raises(JobError, match="%C"):
+        load_job(path)
+    with private_copy(stored) as copy:
+        for file in (copy, path):
+            assert restored(withheld(stored), file).inputs == stored.inputs
 
 
 def test_an_input_is_found_by_its_name(tmp_path: Path) -> None:

@@ -450,11 +450,12 @@ def test_cores_become_threads_and_executors_peers(
     assert share_out(work, cores, executors) == peers
 
 
-def test_peers_exchange_rows_while_the_keys_of_an_input_are_judged() -> None:
+def test_peers_exchange_rows_while_the_keys_or_times_of_an_input_are_judged() -> None:
     """Each judges what all of them have read."""
     work = EpochWork(1, EpochPlan(7, 8, tuple(ranges_of([1] * 4)), {}, co_partitions=4), ())
     assert share_out(work, 8, 4) == Peers(4, 2, co_partitions=4)
     assert share_out(replace(work, new_keys={"in": (frozenset({"k"}),)}), 8, 4) == Peers(4, 2)
+    assert share_out(replace(work, milliseconds={"in": "ts"}), 8, 4) == Peers(4, 2)
 
 
 # --- balanced ranges --------------------------------------------------------------------------------------------------

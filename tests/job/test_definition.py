@@ -191,9 +191,10 @@ def test_a_definition_that_this_release_does_not_take_is_refused() -> None:
         under_definition(job(), stored)
 
 
-def test_a_plan_by_a_pattern_that_is_rejected_now_can_end() -> None:
-    """A release before patterns were tried took times without a day, and read them as of the first day of year 1."""
+@pytest.mark.parametrize("pattern", ["%H:%M:%S", "%C%y-%m-%d", "%Y-%m-%d %q %H:%M", "%Y-%m-%d %H:%M %k", "%Y % %m"])
+def test_a_plan_by_a_pattern_that_is_rejected_now_can_end(pattern: str) -> None:
+    """A release before patterns were tried took times without a day, and all directives that Polars has."""
     stored = definition(job())
-    stored["inputs"][0]["schema"][2] |= {"format": "%H:%M:%S", "zone": "UTC"}
+    stored["inputs"][0]["schema"][2] |= {"format": pattern, "zone": "UTC"}
     replayed = under_definition(job(), stored)
-    assert replayed.input("orders").columns[2].format == "%H:%M:%S"
+    assert replayed.input("orders").columns[2].format == pattern

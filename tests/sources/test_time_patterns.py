@@ -41,6 +41,31 @@ def read(pattern: str, *texts: str, zone: str = "UTC") -> list[datetime | None]:
     return read_texts(TIMESTAMP, column, pl.Series(texts, dtype=pl.String))[0].to_pylist()
 
 
+@pytest.mark.parametrize(
+    ("pattern", "texts", "expected"),
+    [
+        (
+            "%C%y-%m-%d",
+            ["2024-03-04", "1951-12-31", "no"],
+            [datetime(2024, 3, 3, 23), datetime(1951, 12, 30, 23), None],
+        ),
+        ("%Y-%m-%d %q %H:%M", ["2024-03-04 1 10:11", "2024-03-04 2 10:11"], [datetime(2024, 3, 4, 9, 11), None]),
+        ("%Y-%m-%d %H:%M %k", ["2024-03-04 10:11 10", "2024-03-04 10:11 11"], [datetime(2024, 3, 4, 9, 11), None]),
+        ("%C%y-%m-%d %H:%M %z", ["2024-03-04 10:11 +0200"], [datetime(2024, 3, 4, 8, 11)]),
+    ],
+)
+def test_what_only_earlier_releases_took_is_read_as_they_did(
+    pattern: str, texts: list[str], expected: list[datetime | None]
+) -> None:
+    with pytest.raises(ValueError, match=r"no part of a time|twice"):
+        checked_format(pattern)
+    column = Column.model_validate(
+        {"name": "c", "type": "timestamp", "format": pattern, "zone": "Europe/Berlin"}, context=AS_STORED
+    )
+    times = read_texts(TIMESTAMP, column, pl.Series(texts))[0].to_pylist()
+    assert [time and time.replace(tzinfo=None) for time in times] == expected
+
+
 def strptime(text: str, pattern: str) -> datetime | None:
     """What Python makes of the text, cut off below a millisecond."""
     try:

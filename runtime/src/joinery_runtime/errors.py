@@ -12,7 +12,7 @@ code of the command line.
     |   +-- PlanTooLarge    a planned epoch has more bytes than allowed, and is made smaller
     |   +-- SourceUnavailable   (U) an input's brokers are away
     +-- RecordError         a record cannot be used and there is no dead-letter output
-    |   +-- NullKeys        the key is null in all records of an input so far; their plan is dropped
+    |   +-- MisreadInput    the job reads the first records of an input wrongly; their plan is dropped
     +-- AggregateError      an aggregate has no value: an overflow, or more distinct values than its limit
     +-- StateError          the state store cannot do what it was asked to do
     |   +-- StoreUnavailable    (U) Postgres is away, or has no room
@@ -133,8 +133,8 @@ class RecordError(JoineryError):
     pass
 
 
-class NullKeys(RecordError):
-    """The key of an input has no value in any record so far. Nothing of the epoch is visible."""
+class MisreadInput(RecordError):
+    """The first records of an input show that the job reads them wrongly. Nothing of the epoch is visible."""
 
 
 class AggregateError(JoineryError):

@@ -38,7 +38,7 @@ from joinery_runtime.errors import (
     DuplicateJobName,
     Fenced,
     LimitReached,
-    NullKeys,
+    MisreadInput,
     PartitionsLost,
     PlanTooLarge,
     SinkError,
@@ -350,7 +350,8 @@ class Driver:
 
     def run(self, plan: EpochPlan) -> EpochOutcome:
         """Runs all tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, and
-        PlanTooLarge when the next recovery has to make the plan smaller. After NullKeys the next driver plans anew."""
+        PlanTooLarge when the next recovery has to make the plan smaller. After MisreadInput the next driver plans
+        anew."""
         work = self._work(plan)
         try:
             outcome = self._parts.host.run(work)
@@ -358,7 +359,7 @@ class Driver:
             name, topic, partition, records, size = error.read
             self._parts.planner.learn_size(PartitionRef(name, topic, partition), records, size)
             raise
-        except NullKeys:
+        except MisreadInput:
             self._drop(plan)
             raise
         check_arrivals(outcome)
@@ -375,6 +376,7 @@ class Driver:
 
     def _work(self, plan: EpochPlan) -> EpochWork:
         state, allowed = self.state, self._parts.planner.allowed_bytes(plan) if self._may_shrink else {}
+        new = self._new_inputs(plan)
         return EpochWork(
             generation=self.generation,
             plan=plan,
@@ -385,18 +387,15 @@ class Driver:
             allowed=allowed,
             merge_all=self._parts.planner.limits.capped,
             careful=self._is_deadly(plan),
-            milliseconds={
-                name: column
-                for name, column in self._milliseconds.items()
-                if state.inputs[name].progress.newest is None
-            },
-            # Rows of a plan that an earlier release has run may be visible. Such a plan is ended, whatever it holds.
-            new_keys={
-                name: self._keys[name]
-                for name in sorted({planned.partition.input for planned in plan.ranges} & self._keys.keys())
-                if self._may_shrink and state.inputs[name].progress.newest is None
-            },
+            milliseconds={name: self._milliseconds[name] for name in new if name in self._milliseconds},
+            new_keys={name: self._keys[name] for name in new if name in self._keys},
         )
+
+    def _new_inputs(self, plan: EpochPlan) -> list[str]:
+        """The inputs that the plan reads and of which nothing is committed. Rows of a plan that an earlier release has
+        run may be visible: such a plan is ended, whatever it holds."""
+        read = sorted({planned.partition.input for planned in plan.ranges}) if self._may_shrink else []
+        return [name for name in read if self.state.inputs[name].progress.newest is None]
 
     def _is_deadly(self, plan: EpochPlan) -> bool:
         """Say whether so many processes have begun this plan that one of its records may have ended them. Drivers that

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.errors import RecordError
+from joinery_runtime.engine.null_keys import ColumnsRead, by_input
+from joinery_runtime.errors import MisreadInput
 from joinery_runtime.job.model.wording import counted, listed
 from joinery_runtime.sources.convert import SECONDS_2000, SECONDS_2100
 
@@ -168,18 +169,24 @@ def _count_seconds(lowest: int, highest: int) -> bool:
     return lowest >= SECONDS_2000 and highest < SECONDS_2100
 
 
-def refuse_seconds(read: PartitionRead, column: str) -> None:
-    """Raises RecordError if all event times of a range most likely count seconds. `column` is declared as int64, which
-    is milliseconds."""
-    if read.lowest is None or read.highest is None or not _count_seconds(read.lowest, read.highest):
-        return
-    place = read.partition
-    raise RecordError(
-        f"Input {place.input}: the event times of column {column} most likely count seconds, and int64 is milliseconds",
-        facts=f"the lowest in {place.topic}/{place.partition} is {read.lowest}: {_day(read.lowest)} in milliseconds, "
-        f"{_day(read.lowest * 1_000)} in seconds; nothing of the epoch was committed",
-        todo=f"Declare {column} as type: timestamp with format: s or, if its numbers are milliseconds, with format: ms",
-    )
+def refuse_seconds(reads: Iterable[ColumnsRead], columns: Mapping[str, str], *, at_least: int) -> None:
+    """Raises MisreadInput if all event times of an input, of at least so many records, most likely count seconds.
+    `reads` are those of the whole epoch. `columns` names the int64 column, which is milliseconds, of each input of
+    which no time is known."""
+    for name, of_input in by_input(reads).items():
+        lowest, place = min((read.lowest for read in of_input if read.lowest is not None), default=(0, None))
+        highest = max((read.highest for read in of_input if read.highest is not None), default=0)
+        records = sum(read.records for read in of_input)
+        if name not in columns or place is None or records < at_least or not _count_seconds(lowest, highest):
+            continue
+        column = columns[name]
+        raise MisreadInput(
+            f"Input {name}: the event times of column {column} most likely count seconds, and int64 is milliseconds",
+            facts=f"the lowest in {place.topic}/{place.partition} is {lowest}: {_day(lowest)} in milliseconds, "
+            f"{_day(lowest * 1_000)} in seconds; nothing of the epoch was committed",
+            todo=f"Declare {column} as type: timestamp with format: s or, if its numbers are milliseconds, with "
+            "format: ms",
+        )
 
 
 def _day(milliseconds: int) -> str:

@@ -54,7 +54,7 @@ class EpochWork:
     names the job's life in the store. `gone` are planned partitions that can no longer be read and need not be.
     `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to go on.
     `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave.
-    `milliseconds` are inputs of which no event time is known yet, with the int64 column that is taken for
+    `milliseconds` are inputs of the plan of which no event time is known yet, with the int64 column that is taken for
     milliseconds without a word of the user: times that most likely count seconds are refused there. `new_keys` are
     the keys (`null_keys`) of inputs of which nothing is committed. `careful`: processes have died of this plan, so
     each batch is decoded in another process first."""
@@ -70,6 +70,11 @@ class EpochWork:
     milliseconds: Mapping[str, str] = field(default_factory=dict)
     new_keys: Mapping[str, tuple[frozenset[str], ...]] = field(default_factory=dict)
     careful: bool = False
+
+    @property
+    def judges_inputs(self) -> bool:
+        """Whether each shard needs to know what was read of an input anywhere."""
+        return bool(self.milliseconds or self.new_keys)
 
     def reach(self, point: str) -> None:
         fault = self.fault

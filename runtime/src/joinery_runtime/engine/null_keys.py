@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.errors import NullKeys
+from joinery_runtime.errors import MisreadInput
 from joinery_runtime.job.model.wording import listed
+from joinery_runtime.sources.base import PartitionRef
 
 ENOUGH_RECORDS = 100
 
@@ -50,47 +51,64 @@ def missing_part(parts: KeyParts, empty: frozenset[str] | None) -> frozenset[str
 @dataclass(frozen=True, slots=True)
 class ColumnsRead:
     """What a task has read of an input of which nothing is committed: how many `records` have a row, and which columns
-    are `empty`, null in all of them. `paths` are those of the values in one of them, if the key looks wrong.
+    are `empty`, null in all of them (None: there are no such records). `paths` are those of the values in one of them,
+    if the key looks wrong. `lowest` is the lowest event time with its partition, `highest` the highest.
 
     Each shard gets those of all tasks, so each judges the whole epoch, before it writes anything."""
 
     input: str
     records: int
-    empty: frozenset[str]
+    empty: frozenset[str] | None
     paths: tuple[str, ...] = ()
+    lowest: tuple[int, PartitionRef] | None = None
+    highest: int | None = None
 
     @classmethod
-    def of(cls, name: str, reads: Iterable[PartitionRead]) -> ColumnsRead | None:
-        """Sum up the ranges that a task has read of an input. None: they have no rows."""
-        with_rows = [(read, read.empty) for read in reads if read.empty is not None]
-        if not with_rows:
-            return None
-        empty = frozenset.intersection(*(columns for _, columns in with_rows))
-        paths = next((read.paths for read, _ in with_rows if read.paths), ())
-        return cls(name, sum(read.decoded for read, _ in with_rows), empty, paths)
+    def of(cls, name: str, reads: Sequence[PartitionRead]) -> ColumnsRead:
+        """Sum up the ranges that a task has read of an input."""
+        return cls(
+            name,
+            sum(read.decoded for read in reads),
+            _empty_in_all(read.empty for read in reads),
+            next((read.paths for read in reads if read.paths), ()),
+            min(((read.lowest, read.partition) for read in reads if read.lowest is not None), default=None),
+            max((read.highest for read in reads if read.highest is not None), default=None),
+        )
+
+
+def by_input(reads: Iterable[ColumnsRead]) -> dict[str, list[ColumnsRead]]:
+    """Sort what all tasks have read by its input."""
+    inputs: dict[str, list[ColumnsRead]] = {}
+    for read in reads:
+        inputs.setdefault(read.input, []).append(read)
+    return dict(sorted(inputs.items()))
+
+
+def _empty_in_all(columns: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
+    """Return the columns that are null in all records; None if there are no records."""
+    of_rows = [empty for empty in columns if empty is not None]
+    return frozenset.intersection(*of_rows) if of_rows else None
 
 
 def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts]) -> None:
-    """Raise NullKeys if the key of an input is null in each of at least ENOUGH_RECORDS records. `reads` are those of
-    the whole epoch, `keys` those of inputs of which nothing is committed."""
-    by_input: dict[str, list[ColumnsRead]] = {}
-    for read in reads:
-        by_input.setdefault(read.input, []).append(read)
-    for name, of_input in sorted(by_input.items()):
-        empty = frozenset.intersection(*(read.empty for read in of_input))
-        part, records = missing_part(keys[name], empty), sum(read.records for read in of_input)
+    """Raise MisreadInput if the key of an input is null in each of at least ENOUGH_RECORDS records. `reads` are those
+    of the whole epoch, `keys` those of inputs of which nothing is committed."""
+    for name, of_input in by_input(reads).items():
+        empty = _empty_in_all(read.empty for read in of_input)
+        part, records = missing_part(keys.get(name, ()), empty), sum(read.records for read in of_input)
         if part is not None and records >= ENOUGH_RECORDS:
             paths = min((read.paths for read in of_input if read.paths), default=())
             raise _refusal(name, sorted(part), records, paths)
 
 
-def _refusal(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> NullKeys:
+def _refusal(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> MisreadInput:
     there = f"; a record has {', '.join(paths)}" if paths else ""
     are = "columns {} are" if len(columns) > 1 else "column {} is"
-    return NullKeys(
+    return MisreadInput(
         f"Input {name}: the key has no value in any of the {records:,} records read so far",
         facts=f"{are.format(listed(columns))} null in all of them{there}; nothing of the input was committed",
         todo="Correct the column's name or path in the schema; a value inside of an object is written as "
         "path: customer.id, of an array as path: items[0].sku. If the records are right, start the job once a record "
-        f"has the key, or leave those without it out: where: {columns[0]} IS NOT NULL",
+        "has the key and, if more come before it, with a larger trigger.maxRecordsPerEpoch; or leave those without it "
+        f"out: where: {columns[0]} IS NOT NULL",
     )

@@ -19,7 +19,6 @@ from threading import Event
 from typing import Generic, Protocol, TypeVar
 
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary
-from joinery_runtime.engine.null_keys import ColumnsRead
 from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.worker import Block, Sent
@@ -192,11 +191,7 @@ def run_share(
     """Reads these ranges, runs all steps of the peer's own shards, and returns the reports. Raises JoineryError if a
     row belongs to another peer's shard, because that peer would never see it."""
     shards = work.plan.shards
-    sent: Iterable[Sent] = read_ranges(worker, work, ranges, threads)
-    if len(own) < shards:
-        # What one of several peers has read does not tell whether the key is null in the whole epoch.
-        sent = (block for block in sent if not isinstance(block[1], ColumnsRead))
-    inbox = sorted_by_shard(sent)
+    inbox = sorted_by_shard(read_ranges(worker, work, ranges, threads))
     for step in range(worker.steps):
         strange = inbox.keys() - {*own, shards}
         if strange:

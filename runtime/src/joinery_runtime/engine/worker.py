@@ -34,7 +34,7 @@ from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
-from joinery_runtime.engine.null_keys import ColumnsRead, refuse_null_keys
+from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, refuse_null_keys
 from joinery_runtime.engine.output_limit import OutputLimit, with_dead_letters
 from joinery_runtime.engine.plan import NAMED_BY_LIFE
 from joinery_runtime.engine.read_report import (
@@ -167,11 +167,8 @@ class Worker:
             yield from self._blocks(name, rows, plan.shards)
         yield from may_be_late
         reports = [counter.report() for counter in counters.values()]
-        if name in work.milliseconds:
-            for report in reports:
-                refuse_seconds(report.read, work.milliseconds[name])
-        columns = ColumnsRead.of(name, (report.read for report in reports)) if key else None
-        if columns is not None:
+        if key or name in work.milliseconds:
+            columns = ColumnsRead.of(name, [report.read for report in reports])
             yield from ((shard, columns) for shard in range(plan.shards))
         yield from ((plan.shards, report) for report in reports)
 
@@ -223,7 +220,7 @@ class Worker:
 
     def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
         """Runs step `number` of a shard. Yields what the next step needs, blocks of later steps unchanged, and last the
-        step's summary, addressed to the reports. Raises NullKeys in the first step, before anything is written."""
+        step's summary, addressed to the reports. Raises MisreadInput in the first step, before anything is written."""
         step = self._pipeline.steps[number]
         arrived, may_be_late, columns = _Arrived(len(step.sides)), list[PossiblyLate](), list[ColumnsRead]()
         for block in blocks:
@@ -235,7 +232,7 @@ class Worker:
                 columns.append(block)
             else:
                 yield shard, block
-        refuse_null_keys(columns, work.new_keys)
+        self._refuse_misread(work, columns)
         arrivals = arrived.rows()
         self._evict_unneeded(work)
         resume = (number, shard) in self._compaction_pending
@@ -280,6 +277,12 @@ class Worker:
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
         else:
             yield work.plan.shards, replace(summary, rows_handed=handed)
+
+    def _refuse_misread(self, work: EpochWork, columns: Sequence[ColumnsRead]) -> None:
+        refuse_null_keys(columns, work.new_keys)
+        # One record must not end a job that has dead letters; the driver warns of fewer.
+        enough = 1 if self._parts.dead_letters is None else ENOUGH_RECORDS
+        refuse_seconds(columns, work.milliseconds, at_least=enough)
 
     def _row_limit(self, step: StepSpec) -> RowLimit | None:
         """How large a row of the step may be. Without dead letters there is no limit here: the writer names the row."""

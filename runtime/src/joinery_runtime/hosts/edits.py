@@ -12,7 +12,7 @@ from joinery_runtime.errors import (
     AggregateError,
     ExpressionError,
     JoineryError,
-    NullKeys,
+    MisreadInput,
     RecordError,
     SinkError,
     SourceError,
@@ -123,7 +123,7 @@ def naming_the_edit(job: Job) -> Iterator[None]:
     and whoever would restart the job has to know."""
     try:
         yield
-    except (Unavailable, NullKeys):  # the plan of null keys is dropped already
+    except (Unavailable, MisreadInput):  # the plan of null keys is dropped already
         raise
     except (SourceError, SinkError, RecordError, AggregateError, ExpressionError) as error:
         kind = type(error) if isinstance(error, AggregateError | ExpressionError) else JoineryError

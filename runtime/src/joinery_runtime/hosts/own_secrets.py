@@ -22,7 +22,7 @@ from joinery_runtime.disk import writing
 from joinery_runtime.errors import EnvironmentProblem, JobError
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.secrets import KafkaClient, Place, with_clients
-from joinery_runtime.job import Job, PostgresOutput, PostgresStoreSpec, load_job
+from joinery_runtime.job import Job, PostgresOutput, PostgresStoreSpec, load_own_job
 from joinery_runtime.job.model.pods import SparkSpec
 
 WITHHELD = "(withheld)"
@@ -60,7 +60,7 @@ def restored(job: Job, job_file: Path) -> Job:
     """Fills the values in the job file into a job that `withheld` returned. Raises EnvironmentProblem."""
     if withheld_in(job):
         try:
-            return _filled(job, _values(load_job(job_file)))
+            return _filled(job, _values(load_own_job(job_file)))
         except (JobError, KeyError) as error:
             raise EnvironmentProblem(
                 f"A worker cannot read the secrets of job {job.name}",

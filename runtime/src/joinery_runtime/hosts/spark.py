@@ -187,7 +187,7 @@ class SparkHost:
 
     def _warn_of_exchange(self, work: EpochWork, peers: Peers) -> None:
         shards, partitions = work.plan.shards, work.plan.co_partitions
-        if self._warned or peers.count == 1 or not partitions or peers.co_partitions or work.new_keys:
+        if self._warned or peers.count == 1 or not partitions or peers.co_partitions or work.judges_inputs:
             return
         self._warned = True
         self._warn(
@@ -233,8 +233,8 @@ def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
     processes = math.ceil(each / MAX_THREADS)
     count = min(executors * processes, max(work.plan.shards, len(work.plan.ranges)))
     peers = Peers(count, math.ceil(each / processes))
-    # Whether the keys of an input are null (`engine.null_keys`) is judged by what all peers have read.
-    return peers if work.new_keys else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
+    # Whether an input is read wrongly (`engine.null_keys`) is judged by what all peers have read.
+    return peers if work.judges_inputs else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
 
 
 def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:

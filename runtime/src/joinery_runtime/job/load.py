@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from joinery_runtime.errors import JobError, Problem
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.model.base import NO_UNIT, PLAIN_NUMBERS
+from joinery_runtime.job.model.base import AS_STORED, NO_UNIT, PLAIN_NUMBERS
 from joinery_runtime.job.model.document import Document, plain_json, read_documents
 from joinery_runtime.job.model.draft import Finding, dig, path_text
 from joinery_runtime.job.model.problems import findings
@@ -45,18 +46,32 @@ def load_job(path: str | PathLike[str], *, plain_numbers: bool = False) -> Job:
     """Read the job in a YAML or JSON file. Relative file paths in it start from its folder, and `${NAME}` in it is
     replaced by the environment variable. With `plain_numbers`, as for a trace, durations may be numbers of
     milliseconds, and a warning is logged. Raises JobError."""
+    plain_numbers = plain_numbers or bool(os.environ.get(STORED_JOB))
     path = Path(path)
+    text = _text_of(path)
+    return parse_job(text, str(path), base=path.absolute().parent, environment=os.environ, plain_numbers=plain_numbers)
+
+
+def load_own_job(path: Path) -> Job:
+    """Read the file of the very job that runs, which was judged when it was loaded first: it may have what only
+    earlier releases took. Raises JobError."""
+    document = _the_resource(read_documents(_text_of(path), str(path), os.environ), str(path))
+    problems = list(_identity(document))
+    job = problems or _validated(document.data, path.absolute().parent, AS_STORED)
+    if isinstance(job, Job):
+        return job
+    raise JobError(str(path), [Problem(path_text(at), linked(message), document.line(at)) for at, message in job])
+
+
+def _text_of(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         message = f"cannot be read: {error.strerror or error}; check the path"
         raise JobError(str(path), [Problem("(file)", message)]) from error
     except UnicodeDecodeError as error:
         message = f"is not UTF-8 text (byte {error.start}); save it as UTF-8"
         raise JobError(str(path), [Problem("(file)", message)]) from error
-    plain_numbers = plain_numbers or bool(os.environ.get(STORED_JOB))
-    base = path.absolute().parent
-    return parse_job(text, str(path), base=base, environment=os.environ, plain_numbers=plain_numbers)
 
 
 def job_from(data: Mapping[str, Any], *, plain_numbers: bool = False) -> Job:
@@ -115,7 +130,7 @@ def parse_job(
         raise JobError(source, unset)
     found = list(_identity(document))
     if not found:
-        job = _validated(document.data, base, plain_numbers=plain_numbers)
+        job = _validated(document.data, base, PLAIN_NUMBERS if plain_numbers else {})
         for at, message in _without_units(document.data) if plain_numbers and isinstance(job, Job) else ():
             logger.warning("%s: %s: %s. It counts as milliseconds", source, path_text(at), message)
         if isinstance(job, Job) and not document.repeated:
@@ -170,7 +185,7 @@ def load_stored(resource: Mapping[str, Any]) -> JobWithWarnings:
     job = found or _validated(document.data, None)
     if isinstance(job, Job):
         return JobWithWarnings(job, ())
-    job = found or _validated(document.data, None, plain_numbers=True)
+    job = found or _validated(document.data, None, PLAIN_NUMBERS)
     if isinstance(job, Job):
         texts = (f"{path_text(at)}: {message}. It counts as milliseconds" for at, message in _without_units(resource))
         return JobWithWarnings(job, tuple(texts))
@@ -188,13 +203,13 @@ def _without_units(data: Mapping[str, Any]) -> list[Finding]:
     return []
 
 
-def _validated(data: Any, base: Path | None, *, plain_numbers: bool = False) -> Job | list[Finding]:
+def _validated(data: Any, base: Path | None, rules: Mapping[str, bool] = MappingProxyType({})) -> Job | list[Finding]:
+    """`rules` are those of what is stored (PLAIN_NUMBERS, AS_STORED); without them, what a person writes is judged."""
     model = _MODELS[data["kind"]]
-    context = {"base": base, **(PLAIN_NUMBERS if plain_numbers else {})}
     try:
-        job = model.model_validate(data, by_alias=True, by_name=False, context=context)
+        job = model.model_validate(data, by_alias=True, by_name=False, context={"base": base, **rules})
         # What a person writes: jobs that are stored, perhaps under an earlier release, go on.
-        unwise = [] if plain_numbers else list(job.unwise_settings())
+        unwise = [] if rules else list(job.unwise_settings())
         return unwise or job
     except ValidationError as error:
         errors = error.errors(include_url=False)

@@ -7,6 +7,7 @@ occurs twice in its zone is the first of the two. One that the zone skips is a f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -84,7 +85,11 @@ def _reader(written: str, zone: str | None) -> Callable[[pl.Series], pl.Series]:
         return lambda text: _since_1970(text, EPOCH_UNITS[written])
     if written == ISO:
         return lambda text: _iso(text, zone)
-    return lambda text: _pattern(text, parse_pattern(written, complete=False), zone)
+    try:
+        pattern = parse_pattern(written, complete=False)
+    except ValueError:  # of a plan of an earlier release
+        return lambda text: _by_polars(text, written, zone)
+    return lambda text: _pattern(text, pattern, zone)
 
 
 def _since_1970(text: pl.Series, factor: int) -> pl.Series:
@@ -159,6 +164,16 @@ def _pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl.Seri
         fits &= pl.Series(on_calendar)
     read = pl.select(pl.when(fits).then(pl.Series(times))).to_series()
     return read if zone is None or pattern.has_offset else _in_zone(read, zone)
+
+
+def _by_polars(text: pl.Series, written: str, zone: str | None) -> pl.Series:
+    """Reads texts as earlier releases did, which left patterns to Polars: it knows more directives (`%C`, `%q`), and
+    takes one twice."""
+    has_offset = re.search(r"%:?z|%s", written) is not None
+    pattern = written.replace(".%f", "%.f")  # a fraction in Python's patterns and in those of Polars
+    utc = "UTC" if has_offset else None
+    times = text.str.to_datetime(pattern, strict=False, time_unit="ms", time_zone=utc).dt.epoch("ms")
+    return times if zone is None or has_offset else _in_zone(times, zone)
 
 
 def _numbers(part: str, text: pl.Series) -> IntArray:

@@ -63,7 +63,7 @@ PLAIN_NUMBERS = {"plain_numbers": True}
 write the job, and 30 may mean seconds to them."""
 AS_STORED = {**PLAIN_NUMBERS, "as_stored": True}
 """The context of a validation of what a job was: it takes names that earlier releases took and Postgres cut, and
-patterns of times without a day."""
+all of their patterns of times."""
 FILLED_IN_MS = 24 * 3_600_000
 """A number that nobody has written: API servers filled it in as the default of `maxFuture`, before they knew units."""
 NO_UNIT = "no_unit"

@@ -37,7 +37,8 @@ def _regular_expression(pattern: str) -> str:
 
 
 def _format(text: str, info: ValidationInfo) -> str:
-    return checked_format(text, complete=not (isinstance(info.context, dict) and info.context.get("as_stored")))
+    as_stored = isinstance(info.context, dict) and info.context.get("as_stored")
+    return text if as_stored else checked_format(text)
 
 
 def _path(text: str) -> str:

@@ -76,7 +76,8 @@ class TimePattern:
 @lru_cache(maxsize=1_000)
 def parse_pattern(text: str, *, complete: bool = True) -> TimePattern:
     """Translate a pattern. Raises ValueError if it is not one or, with `complete`, if its times would not be certain.
-    Earlier releases took patterns without a day, which plans of theirs may still have to read."""
+    Earlier releases took patterns without a day, which plans of theirs may still have to read; so without `complete`
+    only what cannot be translated is an error."""
     forms = [_form(token, text) for token in _TOKEN.finditer(_expanded(text))]
     parts = [form.part for form in forms if form.part is not None]
     twice = {part for part in parts if parts.count(part) > 1}

@@ -15,13 +15,13 @@ TEXT = "text"
 _FORMS = f"write {', '.join(EPOCH_UNITS)} (numbers since 1970), iso, or a pattern as %d.%m.%Y %H:%M:%S"
 
 
-def checked_format(text: str, *, complete: bool = True) -> str:
-    """Return the format. Raises ValueError if it is not one, or if it is a pattern whose times are not `complete`."""
+def checked_format(text: str) -> str:
+    """Return the format. Raises ValueError if it is not one, or if it is a pattern whose times are not certain."""
     if text in {*EPOCH_UNITS, ISO, TEXT}:
         return text
     if "%" not in text:
         raise ValueError(f"{text!r} is no format; {_FORMS}; for numbers in quotes: text")
-    parse_pattern(text, complete=complete)
+    parse_pattern(text)
     return text
 
 
