@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 from joinery_runtime.sources import Range, StoredOffsets, decoder_for, planner_for, reader_for
+from joinery_runtime.sources.factory import guarded
 from joinery_runtime.sources.records import Decoded, records_of
 from stores import STORE
 
@@ -30,7 +33,7 @@ def model(path: Path, *columns: Column, **more: Any) -> Input:
 
 def read(side: Input, per_range: int = 100_000) -> list[tuple[list[int], Decoded, list[bytes]]]:
     """Offsets, rows and bad records of each batch, read in ranges as a job reads them."""
-    planner, reader, decoder = planner_for(side, "job", STORE), reader_for(side), decoder_for(side)
+    planner, reader, decoder = planner_for(side, "job", STORE), reader_for(side), guarded(side, decoder_for(side))
     found, positions = [], {}
     while True:
         open_ = [b for b in planner.bounds(StoredOffsets(positions)) if b.start < b.end_exclusive]
@@ -220,6 +223,73 @@ def test_what_is_no_parquet_or_not_complete_is_named(tmp_path: Path) -> None:
         list(reader_for(side).read(Range(bounds.partition, 0, 9)))
     with pytest.raises(SourceError, match="missing cannot be read"):
         read(model(tmp_path / "missing", ("ts", "timestamp")))
+
+
+def with_bytes(path: Path, at: int, new: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[at : at + len(new)] = new
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("compression", "at", "damage", "fault"),
+    [
+        ("snappy", -20, b"\xff" * 8, "snappy|CRC"),
+        ("snappy", 0, b"\xff" * 8, "thrift"),
+        ("none", -20, b"\xff" * 8, "CRC"),
+        ("zstd", 0, b"\x00" * 50, "thrift|page"),
+    ],
+)
+@pytest.mark.parametrize("per_range", [7, 1_000])
+def test_a_damaged_page_costs_its_row_group_only(
+    tmp_path: Path, per_range: int, compression: str, at: int, damage: bytes, fault: str
+) -> None:
+    """It ended the job at every start, whatever the job does with bad records."""
+    table = pa.table({"n": range(30), "ts": pa.array([AT] * 30, pa.timestamp("ms", "UTC"))})
+    path = tmp_path / "in"
+    settings = {"compression": compression, "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(table, path, row_group_size=10, **settings)
+    column = pq.read_metadata(path).row_group(1).column(0)
+    end = column.data_page_offset + column.total_compressed_size
+    with_bytes(path, (end if at < 0 else column.data_page_offset) + at, damage)
+
+    found = read(model(path, ("n", "int64"), ("ts", "timestamp")), per_range)
+    assert [row["n"] for _, decoded, _ in found for row in decoded.rows.to_pylist()] == [*range(10), *range(20, 30)]
+    bad = [(offsets, decoded.bad[0].reason, json.loads(values[0])) for offsets, decoded, values in found if values]
+    spans = [(value["first_row"], value["last_row"]) for _, _, value in bad]
+    assert spans == ([(10, 13), (14, 19)] if per_range == 7 else [(10, 19)])
+    for (offsets, reason, _), (first, last) in zip(bad, spans, strict=True):
+        assert offsets == [first]
+        assert re.match(rf"rows {first} to {last}, of row group 1, cannot be read: .*({fault})", reason)
+
+
+def test_rows_that_only_the_metadata_has_are_a_bad_record(tmp_path: Path) -> None:
+    table = pa.table({"n": range(1000), "ts": pa.array([AT] * 1000, pa.timestamp("ms", "UTC"))})
+    path = tmp_path / "in"
+    pq.write_table(table, path, use_dictionary=False, write_statistics=False, store_schema=False)
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    thousand, more = b"\xd0\x0f", b"\x80\x7d"  # 1,000 and 8,000 in Thrift
+    assert data[footer:].count(thousand) >= 2
+    path.write_bytes(data[:footer] + data[footer:].replace(thousand, more))
+    assert pq.read_metadata(path).num_rows == 8000
+
+    found = read(model(path, ("n", "int64"), ("ts", "timestamp")), 4_000)
+    assert [row["n"] for _, decoded, _ in found for row in decoded.rows.to_pylist()] == list(range(1000))
+    reasons = [decoded.bad[0].reason for _, decoded, _ in found if decoded.bad]
+    assert [reason.partition(",")[0] for reason in reasons] == ["rows 1", "rows 4"], reasons
+
+
+def test_an_error_of_the_machine_is_no_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"n": range(30), "ts": pa.array([AT] * 30, pa.timestamp("ms", "UTC"))})
+    pq.write_table(table, tmp_path / "in")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", fails)
+    with pytest.raises(SourceError, match="cannot be read: Input/output error"):
+        read(model(tmp_path / "in", ("n", "int64"), ("ts", "timestamp")))
 
 
 def test_a_table_of_versions_and_deletions(tmp_path: Path) -> None:

@@ -164,7 +164,8 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
                 raise SourceError(
                     f"The input file {path} cannot be unpacked",
                     facts=f"{'gzip' if gzipped else 'zstd'}: {error}",
-                    todo="Replace the file: it is broken or not complete",
+                    todo="Replace the file: it is broken or not complete. To read the part that can be "
+                    f"unpacked, write that to another file ({'zcat' if gzipped else 'zstdcat'}), and name the other file",
                 ) from error
             _unpacked[key] = _mapped(target)
         while len(_unpacked) > _MOST_UNPACKED:

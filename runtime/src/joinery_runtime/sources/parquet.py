@@ -1,13 +1,15 @@
 """Parquet files as bounded inputs: one file, or all files of a directory or a pattern.
 
 A position is the number of a row in its file. Rows stay columnar throughout and never become records of bytes. Only the
-columns that the job names are read. A row group is decoded from its start up to the last row that is needed.
+columns that the job names are read. A row group is decoded from its start up to the last row that is needed. Rows
+that a damaged page hides are one bad record, which names them (rule T8): the row groups behind it can be read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -105,36 +107,64 @@ class ParquetReader:
                 continue
             size = max(1, group.total_byte_size // max(1, group.num_rows))
             rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // size))
-            for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
-                first, last = max(planned.start, at), min(planned.end_exclusive, at + batch.num_rows)
-                if first < last:
-                    columns = pa.Table.from_batches([batch.slice(first - at, last - first)])
-                    yield RawBatch.of_columns(planned.partition, np.arange(first, last), columns)
-                at += batch.num_rows
-                if at >= planned.end_exclusive:
-                    return
+            fault = f"there are fewer than the {group.num_rows:,} rows that the file's metadata says"
+            try:
+                for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
+                    first, last = max(planned.start, at), min(planned.end_exclusive, at + batch.num_rows)
+                    if first < last:
+                        columns = pa.Table.from_batches([batch.slice(first - at, last - first)])
+                        yield RawBatch.of_columns(planned.partition, np.arange(first, last), columns)
+                    at += batch.num_rows
+                    if at >= planned.end_exclusive:
+                        return
+            except (pa.ArrowInvalid, OSError) as error:
+                if not _is_damage(error):
+                    raise
+                fault = str(error)
+            if names and at < end:
+                yield _unreadable(
+                    planned.partition, max(planned.start, at), min(planned.end_exclusive, end), number, fault
+                )
 
     def close(self) -> None:
         """Does nothing: no file stays open."""
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file's bytes are to blame. What the operating system reports has a number, and may pass."""
+    return not isinstance(error, OSError) or error.errno is None
+
+
+def _unreadable(partition: PartitionRef, start: int, end: int, group: int, fault: str) -> RawBatch:
+    """The rows of a row group from `start` to before `end`, which cannot be read, as one bad record."""
+    place = pa.table({"first_row": [start], "last_row": [end - 1]})
+    reason = f"rows {start:,} to {end - 1:,}, of row group {group}, cannot be read: {' '.join(fault.split())}"
+    return replace(RawBatch.of_columns(partition, np.array([start]), place), refusal=reason)
 
 
 @contextmanager
 def _opened(path: str) -> Iterator[pq.ParquetFile]:
     """Opens a file. Raises SourceError, also for errors that show while the block reads the file."""
     try:
-        with readable(path), _file(path) as file:
-            yield file
+        with readable(path):
+            try:
+                with _file(path) as file:
+                    yield file
+            except OSError as error:
+                if _is_damage(error):
+                    raise pa.ArrowInvalid(str(error)) from error
+                raise
     except pa.ArrowException as error:
         raise SourceError(
             f"The input file {path} cannot be read as Parquet",
-            facts=str(error),
+            facts=" ".join(str(error).split()),
             todo="Check the input's format and that the file is complete",
         ) from error
 
 
 def _file(path: str) -> pq.ParquetFile:
     # Arrow reads the times of older writers (INT96) as nanoseconds, which wrap outside the years 1677 to 2262.
-    return pq.ParquetFile(path, memory_map=True, coerce_int96_timestamp_unit="us")
+    return pq.ParquetFile(path, memory_map=True, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
 
 
 def _unfit(path: str, facts: str, todo: str) -> SourceError:
