@@ -30,22 +30,44 @@ spec:
   output: {kafka: {bootstrapServers: "BROKER", topic: NAME.out}}
   deadLetter: {kafka: {topic: NAME.dead}}
   stateStore: {postgres: {dsn: "DSN", schema: SCHEMA}}
+  delivery: DELIVERY
   shards: 4
 """
-LARGE, COUNT = {"2", "4"}, 8
+LARGE, COUNT = {"2", "4"}, 40
 
 
-@pytest.mark.parametrize("where", [["--local"], ["--master", "local-cluster[2,1,1024]"]], ids=["here", "two executors"])
-def test_a_row_that_is_too_large(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path, where: list[str]) -> None:
-    name = f"large-rows-{len(where)}"
-    for topic in ("out", "dead"):
-        kafka_broker.create_topic(f"{name}.{topic}")
+CLIENT, TOPIC = (1_500_000, "999,872 (message.max.bytes)"), (60_000, "49,872 (its max.message.bytes)")
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "size", "takes", "delivery"),
+    [
+        ("here", ["--local"], *CLIENT, "exactlyOnce"),
+        ("executors", ["--master", "local-cluster[2,1,1024]"], *CLIENT, "exactlyOnce"),
+        ("topic", ["--local"], *TOPIC, "exactlyOnce"),
+        ("topic-again", ["--local"], *TOPIC, "atLeastOnce"),
+    ],
+)
+def test_a_row_that_is_too_large(
+    kafka_broker: KafkaAdmin,
+    postgres_dsn: str,
+    tmp_path: Path,
+    name: str,
+    where: list[str],
+    size: int,
+    takes: str,
+    delivery: str,
+) -> None:
+    name = f"large-rows-{name}"
+    kafka_broker.create_topic(f"{name}.out", config={"max.message.bytes": "50000"} if "its" in takes else {})
+    kafka_broker.create_topic(f"{name}.dead")
     keys = list(map(str, range(COUNT)))
     for each in ("a", "b"):
-        rows = [{"id": key, "v": "x" * (1_500_000 if key in LARGE else 1), "ts": 1_000} for key in keys]
+        rows = [{"id": key, "v": "x" * (size if key in LARGE else 9_000), "ts": 1_000} for key in keys]
         (tmp_path / f"{each}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     text = JOB.replace("NAME", name).replace("BROKER", kafka_broker.bootstrap).replace("DSN", postgres_dsn)
-    (tmp_path / "job.yaml").write_text(text.replace("SCHEMA", name.replace("-", "_")))
+    text = text.replace("SCHEMA", name.replace("-", "_")).replace("DELIVERY", delivery)
+    (tmp_path / "job.yaml").write_text(text)
 
     def joinery(*arguments: str) -> list[dict[str, Any]]:
         ended = subprocess.run(
@@ -60,6 +82,6 @@ def test_a_row_that_is_too_large(kafka_broker: KafkaAdmin, postgres_dsn: str, tm
     assert sorted(row["id"] for row in topic_rows(kafka_broker.bootstrap, f"{name}.out")) == sorted({*keys} - LARGE)
     letters = dead_letter_rows(kafka_broker.bootstrap, f"{name}.dead")
     assert {letter["text"][:9] for letter in letters} == {f'{{"id":"{key}"' for key in LARGE}
-    assert all(f"topic {name}.out takes 999,872" in letter["reason"] for letter in letters)
+    assert all(f"topic {name}.out takes {takes}" in letter["reason"] for letter in letters)
     (verdict,) = joinery("verify", "job.yaml")
     assert (verdict["verified"], verdict["rows"], verdict["dead_letters"]) == (True, COUNT - len(LARGE), len(LARGE))

@@ -357,6 +357,28 @@ def test_a_bad_record_without_dead_letters_commits_nothing(world: World) -> None
     assert record(world).plan == plan.to_json(), "the plan must be replayed once the record is repaired"
 
 
+def test_a_plan_has_the_limit_of_its_topic_and_gets_the_present_one_while_nothing_is_visible(
+    world: World, monkeypatch: Any
+) -> None:
+    """A row that the topic does not take any more would end each start; a row that is out must not be dead as well."""
+
+    def recovered(limit: int | None) -> Driver:
+        driver, _ = world.new_driver()
+        driver._parts = replace(driver._parts, row_limit=limit)
+        driver.recover()
+        return driver
+
+    world.append("orders", 0, "a", 1_000, identifier=1)
+    plan = recovered(None).plan()
+    assert plan is not None
+    assert "row_limit" not in plan.to_json()
+    for limit, planned in ((900, 900), (800, 800), (None, 800)):
+        assert recovered(limit).state.pending == replace(plan, row_limit=planned)
+        assert EpochPlan.from_json(record(world).plan or {}).row_limit == planned
+    monkeypatch.setattr(Driver, "_recover_sinks", lambda *_: True)
+    assert recovered(700).state.pending == replace(plan, row_limit=800)
+
+
 def test_after_null_keys_the_next_driver_plans_what_has_come_since(world: World) -> None:
     for number in range(120):
         world.append("orders", 0, None, 1_000 + number, identifier=number)

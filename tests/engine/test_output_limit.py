@@ -31,6 +31,17 @@ def test_a_size_is_that_of_the_record_as_it_is_written() -> None:
     assert excess(ROWS.slice(0, 1), 1_221) is None
 
 
+def test_a_topic_that_takes_less_than_the_client_decides() -> None:
+    limit = RecordLimit(KafkaTarget("out", "here:1"))
+    assert limit.excess(ROWS) is None
+    assert limit.at_most(None) == limit.at_most(2_000_000) == limit
+    lower = limit.at_most(1_219)
+    sizes = lower.excess(ROWS)
+    assert sizes is not None
+    assert sizes.tolist() == [0, 1_220, 1_220]
+    assert lower.words == "topic out takes 1,219 (its max.message.bytes)"
+
+
 def test_rows_that_cannot_be_too_large_are_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KafkaTarget, "records", lambda *_: pytest.fail("encoded"))
     assert excess(ROWS.slice(0, 1), 10_000) is None

@@ -76,7 +76,7 @@ class Host(Protocol):
 @dataclass(frozen=True, slots=True)
 class DriverParts:
     """What a driver works with. Without `dead_letters` a bad record fails the job (T8); without `savepoints` the driver
-    makes none by itself."""
+    makes none by itself. `row_limit` is that of the plans (`EpochPlan.row_limit`)."""
 
     store: DriverStore
     planner: Planner
@@ -84,6 +84,7 @@ class DriverParts:
     output: Sink
     dead_letters: Sink | None
     savepoints: PeriodicSavepoints | None = None
+    row_limit: int | None = None
 
 
 class Driver:
@@ -230,9 +231,14 @@ class Driver:
 
     def _shrink(self, record: JobRecord) -> None:
         """Replaces a pending plan that is over the present limits by a smaller one for the same epoch: a plan that ran
-        out of memory would do so for ever. All older attempts are fenced by now, and what they staged is swept."""
-        pending = self.state.pending
-        smaller = self._parts.planner.smaller(pending) if pending is not None and self._may_shrink else None
+        out of memory would do so for ever, and so would one whose rows its topic does not take any more. All older
+        attempts are fenced by now, and what they staged is swept."""
+        pending, limit = self.state.pending, self._parts.row_limit
+        if pending is None or not self._may_shrink:
+            return
+        smaller = self._parts.planner.smaller(pending)
+        if limit is not None and limit != pending.row_limit:
+            smaller = replace(smaller or pending, row_limit=limit)
         if smaller is not None:
             under = record.definition if record.definition is not None else self._identity.definition
             self._parts.store.write_plan(
@@ -290,7 +296,9 @@ class Driver:
         plan = self._parts.planner.plan(
             state, self._now_ms(), clock_ms=self._wall_ms(), cores=cores, always=always, reads=reads
         )
-        return None if plan is None else replace(plan, generation=self.generation)
+        if plan is None:
+            return None
+        return replace(plan, generation=self.generation, row_limit=self._parts.row_limit)
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:

@@ -45,7 +45,9 @@ class EpochPlan:
     `definition` names the definition of the job that made the plan (`definition_hash`; "": an earlier release made it).
     `format` is that of the release that made the plan, `generation` that of the driver (0: unknown).
     `reached` names the inputs of an as-of join that are behind, each with the event time up to which it was read
-    (`InputTime.reached`). `unread` names the streams of such a join of which this plan leaves records unread."""
+    (`InputTime.reached`). `unread` names the streams of such a join of which this plan leaves records unread.
+    `row_limit` is how large a row the output topic took when the plan was made, if that is less than the client takes;
+    None: not known, or no such topic."""
 
     epoch: int
     shards: int
@@ -70,6 +72,7 @@ class EpochPlan:
     definition: str = ""
     reached: Mapping[str, int] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    row_limit: int | None = None
     format: int = PLAN_FORMAT
     generation: int = 0
 
@@ -123,6 +126,7 @@ class EpochPlan:
             **({"definition": self.definition} if self.definition else {}),
             **({"reached": dict(self.reached)} if self.reached else {}),
             **({"unread": list(self.unread)} if self.unread else {}),
+            **({} if self.row_limit is None else {"row_limit": self.row_limit}),
         }
 
     @classmethod
@@ -154,6 +158,7 @@ class EpochPlan:
             definition=doc.get("definition", ""),
             reached=dict(doc.get("reached", {})),
             unread=tuple(doc.get("unread", [])),
+            row_limit=doc.get("row_limit"),
         )
 
 

@@ -36,7 +36,7 @@ from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
 from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, refuse_null_keys
 from joinery_runtime.engine.output_limit import OutputLimit, with_dead_letters
-from joinery_runtime.engine.plan import NAMED_BY_LIFE
+from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
 from joinery_runtime.engine.read_report import (
     DeadLetters,
     LateRecords,
@@ -241,7 +241,7 @@ class Worker:
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
 
         staged: list[tuple[SegmentMeta, ...]] = []
-        output_limit = OutputLimit(self._row_limit(step), step)
+        output_limit = OutputLimit(self._row_limit(step, work.plan), step)
 
         def make() -> Generator[pa.RecordBatch, None, _Ended | None]:
             """Makes the rows, and at the end of the first pass stages the segments. So they are staged once, and are
@@ -284,10 +284,12 @@ class Worker:
         enough = 1 if self._parts.dead_letters is None else ENOUGH_RECORDS
         refuse_seconds(columns, work.milliseconds, at_least=enough)
 
-    def _row_limit(self, step: StepSpec) -> RowLimit | None:
+    def _row_limit(self, step: StepSpec, plan: EpochPlan) -> RowLimit | None:
         """How large a row of the step may be. Without dead letters there is no limit here: the writer names the row."""
-        ends = step is self._pipeline.last and self._parts.dead_letters is not None
-        return self._parts.row_limit if ends else None
+        limit = self._parts.row_limit
+        if limit is None or step is not self._pipeline.last or self._parts.dead_letters is None:
+            return None
+        return limit.at_most(plan.row_limit)
 
     def _evict_unneeded(self, work: EpochWork) -> None:
         """Drops cache entries that no epoch needs any more. This happens once per epoch, before any shard takes a

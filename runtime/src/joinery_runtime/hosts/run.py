@@ -52,7 +52,7 @@ from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_s
 from joinery_runtime.hosts.worker_builder import WorkerBuilder, load_kernels
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
+from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for, topic_row_limit
 from joinery_runtime.sinks.base import Sink
 from joinery_runtime.sources import check_registry, planner_for
 from joinery_runtime.state.decisions import is_new
@@ -209,7 +209,8 @@ class _JobRun:
                 else self._prepared(stack, referring, "deadLetter", dead_sink, DEAD_LETTER_SCHEMA)
             )
             host = self._host(referring, job, pipeline, stack, settle=settle)
-            parts = DriverParts(self.store, planner, host, output, dead, job.spec.state_store.savepoints)
+            savepoints = job.spec.state_store.savepoints
+            parts = DriverParts(self.store, planner, host, output, dead, savepoints, topic_row_limit(job))
             if stop.is_set():
                 return
             listener = self._listening(job.name, idle, settle=settle)

@@ -14,6 +14,7 @@ from joinery_runtime.sinks.factory import (
     replaces_rows,
     row_limit,
     sink_for,
+    topic_row_limit,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "row_limit",
     "rows_to_json",
     "sink_for",
+    "topic_row_limit",
 ]

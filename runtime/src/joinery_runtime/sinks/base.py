@@ -87,12 +87,16 @@ class AttemptRows(Protocol):
 
 
 class RowLimit(Protocol):
-    """How large a row may be for a target. Follows from the job alone, so that every attempt and every replay finds the
-    same rows too large."""
+    """How large a row may be for a target. Follows from the job and the plan alone, so that every attempt and every
+    replay finds the same rows too large."""
 
     @property
     def words(self) -> str:
         """The target and its limit."""
+        ...
+
+    def at_most(self, size: int | None) -> RowLimit:
+        """This limit, or a lower one that the plan has (None: it has none)."""
         ...
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:

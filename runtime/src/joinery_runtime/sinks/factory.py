@@ -85,6 +85,17 @@ def row_limit(job: Job) -> RowLimit | None:
     return None if kafka is None else RecordLimit(output_topic(job, kafka))
 
 
+def topic_row_limit(job: Job) -> int | None:
+    """How large a row the output's topic takes now, if that is less than the client takes. None too where rows have no
+    dead letters to go to, are compressed, or where this user may not read the topic's settings."""
+    kafka = job.spec.output.kafka
+    if kafka is None or job.spec.dead_letter is None:
+        return None
+    target = output_topic(job, kafka)
+    limit = None if target.compresses else target.topic_limit()
+    return limit if limit is not None and limit < target.client_limit else None
+
+
 def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
     kind: type[SchemaOutput]
     match job.spec.output.format:

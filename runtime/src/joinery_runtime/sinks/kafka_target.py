@@ -276,16 +276,26 @@ class KafkaTarget:
 
 @dataclass(frozen=True, slots=True)
 class RecordLimit:
-    """The size over which the client refuses a record of the target (`sinks.base.RowLimit`)."""
+    """The size over which the client refuses a record of the target, or the topic if it takes less than the client
+    (`sinks.base.RowLimit`)."""
 
     target: KafkaTarget
+    of_topic: int | None = None
 
     @property
     def words(self) -> str:
-        return f"topic {self.target.topic} takes {self.target.client_limit:,} (message.max.bytes)"
+        setting = "message.max.bytes" if self.of_topic is None else "its max.message.bytes"
+        return f"topic {self.target.topic} takes {self._size:,} ({setting})"
+
+    def at_most(self, size: int | None) -> RecordLimit:
+        return replace(self, of_topic=size) if size is not None and size < self.target.client_limit else self
+
+    @property
+    def _size(self) -> int:
+        return self.target.client_limit if self.of_topic is None else self.of_topic
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
-        if _bound(rows) <= self.target.client_limit:
+        if _bound(rows) <= self._size:
             return None
         records = self.target.records(rows)
         sizes = records.values.sizes.clip(0)
@@ -293,7 +303,7 @@ class RecordLimit:
             sizes = sizes + records.keys.sizes.clip(0)
         if records.headers is not None:
             sizes = sizes + np.array([sum(len(name) + len(text) for name, text in row) for row in records.headers])
-        large = sizes > self.target.client_limit
+        large = sizes > self._size
         return np.where(large, sizes, 0) if large.any() else None
 
 

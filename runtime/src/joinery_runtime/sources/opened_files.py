@@ -165,7 +165,7 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
                     f"The input file {path} cannot be unpacked",
                     facts=f"{'gzip' if gzipped else 'zstd'}: {error}",
                     todo="Replace the file: it is broken or not complete. To read the part that can be "
-                    f"unpacked, write that to another file ({'zcat' if gzipped else 'zstdcat'}), and name the other file",
+                    f"unpacked, write it to another file ({'zcat' if gzipped else 'zstdcat'}), and name that file",
                 ) from error
             _unpacked[key] = _mapped(target)
         while len(_unpacked) > _MOST_UNPACKED:
