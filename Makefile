@@ -43,12 +43,17 @@ $(COMPILED): $(STAMP) $(wildcard runtime/src/joinery_runtime/sources/kernels/*.p
 	@touch $@
 
 .PHONY: lint
-lint: setup ## style, format, types, import contracts, and that only its modules name a kind
+lint: setup ## style, format, types, import contracts, that only its modules name a kind, and budgets of words
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m joinery_devkit.kind_names
+	@$(BIN)/python -m joinery_devkit.house --check
+
+.PHONY: house
+house: setup ## how the code is written: vague names, helpers used once, retired words, and their budgets
+	@$(BIN)/python -m joinery_devkit.house
 
 .PHONY: format
 format: setup ## let ruff fix and format every file

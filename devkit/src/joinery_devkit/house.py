@@ -1,0 +1,275 @@
+"""`make house`: measures how the code is written, and `make lint` fails if a figure is above its budget.
+
+What is counted, in each distribution's sources (tests are not counted):
+
+* vague names: variables, parameters, fields and functions named by one of `VAGUE_WORDS`, per 1,000 such names;
+* helpers used once: functions and methods whose name occurs once outside its definition;
+* function names of one word;
+* files shorter than 100 lines;
+* retired words in docs, docstrings, comments and messages (`RETIRED_WORDS`; the glossary in CONTRIBUTING.md has what
+  to write).
+
+A budget is lowered when the figure falls, and never raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[3]
+# fmt: off
+VAGUE_WORDS = frozenset({
+    "asked", "away", "each", "found", "given", "gone", "held", "kept", "known", "made", "of", "others", "place",
+    "places", "said", "taken", "there", "told", "wanted", "whole", "about", "again", "alone", "anew", "apart",
+    "here", "how", "mine", "one", "ones", "ours", "same", "some", "such", "theirs", "thing", "things", "took",
+    "what", "which", "who", "why",
+})
+# fmt: on
+"""Names that do not say what they hold."""
+EXEMPT: Mapping[str, frozenset[str]] = {}
+"""Vague names that users see, or that are stored, by the module that binds them."""
+CONSTRUCTOR = "of"
+"""`Thing.of(source)` is a usual name for a constructor."""
+SHORT_FILE_LINES = 100
+RETIRED_WORDS: Mapping[str, str] = {
+    "anew": r"anew",
+    "away (not available)": r"(?:is|are|was|were|be|been) away",
+    "go on": r"(?:go|goes|going|went|gone) on",
+    "go out": r"(?:go|goes|going|went|gone) out",
+    "in force": r"in force",
+    "refuse": r"refus(?:e|es|ed|ing|al|als)",
+}
+"""Regular expressions of words that the glossary retires."""
+
+
+class Figures(NamedTuple):
+    """What is measured in one distribution. `vague` is per 1,000 names; `used_once` and `one_word` are percentages of
+    all functions."""
+
+    files: int
+    lines: int
+    vague: float
+    used_once: float
+    one_word: float
+    short_files: int
+
+
+BUDGETS: Mapping[str, Mapping[str, float]] = {
+    "runtime": {"vague": 55, "used_once": 24, "one_word": 62, "short_files": 110},
+    "operator": {"vague": 76, "used_once": 34, "one_word": 57, "short_files": 12},
+    "devkit": {"vague": 40},
+    "bench": {"vague": 71},
+}
+"""The highest figure allowed for each distribution."""
+WORD_BUDGETS: Mapping[str, int] = {
+    "anew": 81,
+    "away (not available)": 27,
+    "go on": 171,
+    "go out": 255,
+    "in force": 91,
+    "refuse": 300,
+}
+"""How often each retired word may still occur."""
+SOURCES: Mapping[str, Path] = {
+    "runtime": Path("runtime/src"),
+    "operator": Path("operator/src"),
+    "devkit": Path("devkit/src"),
+    "bench": Path("bench"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BoundName:
+    """A place in a file that gives a name to a variable, parameter, field or function."""
+
+    file: Path
+    line: int
+    name: str
+
+    @property
+    def is_vague(self) -> bool:
+        return self.name.strip("_") in VAGUE_WORDS and self.name not in EXEMPT.get(self.file.name, ())
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.name}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="joinery_devkit.house", description="Measures how the code is written.")
+    parser.add_argument("--check", action="store_true", help="print only figures above their budget, and fail on them")
+    parser.add_argument("--names", metavar="PATH", type=Path, help="list the vague names in this file or folder")
+    parser.add_argument("--words", metavar="PATH", type=Path, help="list the retired words in this file or folder")
+    options = parser.parse_args(arguments)
+    if options.names is not None:
+        print(*(name for name in bound_names(options.names) if name.is_vague), sep="\n")
+        return 0
+    if options.words is not None:
+        print(*retired_words(prose_files(options.words)), sep="\n")
+        return 0
+    figures = {name: measure(ROOT / source) for name, source in SOURCES.items()}
+    words = Counter(occurrence.word for occurrence in retired_words(prose_files(ROOT)))
+    excesses = list(over_budget(figures, words))
+    if not options.check:
+        print(report(figures, words))
+    print(*excesses, sep="\n", end="\n" if excesses else "", file=sys.stderr)
+    return 1 if excesses else 0
+
+
+def measure(source: Path) -> Figures:
+    """Measures all Python files below `source`."""
+    files = python_files(source)
+    if not files:
+        raise FileNotFoundError(f"{source} has no Python files: the check reads the wrong folder")
+    lines = [len(file.read_text().splitlines()) for file in files]
+    names = list(bound_names(source))
+    functions, uses = functions_and_uses(files)
+    return Figures(
+        files=len(files),
+        lines=sum(lines),
+        vague=1000 * sum(name.is_vague for name in names) / len(names),
+        used_once=100 * sum(uses[name] == 1 for name in functions) / max(1, len(functions)),
+        one_word=100 * sum("_" not in name.strip("_") for name in functions) / max(1, len(functions)),
+        short_files=sum(count < SHORT_FILE_LINES for count in lines),
+    )
+
+
+def python_files(source: Path) -> list[Path]:
+    return [source] if source.is_file() else sorted(source.rglob("*.py"))
+
+
+def bound_names(source: Path) -> Iterator[BoundName]:
+    """Yields the names of all variables, parameters, fields and functions, in the order of files and lines."""
+    for file in python_files(source):
+        names = [
+            BoundName(file, line, name)
+            for node in ast.walk(ast.parse(file.read_text()))
+            for line, name in _bound_name(node)
+        ]
+        yield from sorted(names, key=lambda name: name.line)
+
+
+def _bound_name(node: ast.AST) -> Iterator[tuple[int, str]]:
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+            yield node.lineno, name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name != CONSTRUCTOR:
+            yield node.lineno, name
+
+
+def functions_and_uses(files: Iterable[Path]) -> tuple[list[str], Counter[str]]:
+    """Returns the names of all functions and methods except those that Python calls (`__init__`), and how often each
+    name is used in these files."""
+    functions, uses = [], Counter[str]()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions += [] if node.name.startswith("__") else [node.name]
+            elif isinstance(node, ast.Name):
+                uses[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                uses[node.attr] += 1
+    return functions, uses
+
+
+class Occurrence(NamedTuple):
+    """A retired word in a file's prose."""
+
+    file: Path
+    line: int
+    word: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.word}: {self.text.strip()[:120]}"
+
+
+def prose_files(root: Path) -> list[Path]:
+    """The pages and sources with prose that people read now. Decision records and the changelog are history."""
+    root = root.resolve()
+    if root.is_file():
+        return [root]
+    history = {ROOT / "docs" / "decisions", ROOT / "CHANGELOG.md"}
+    parts = (
+        [root] if root != ROOT else [*(ROOT / source for source in SOURCES.values()), ROOT / "docs", ROOT / "charts"]
+    )
+    pages = [*ROOT.glob("*.md")] if root == ROOT else []
+    files = [*pages, *(file for part in parts for ending in ("*.py", "*.md", "*.yaml") for file in part.rglob(ending))]
+    return sorted(file for file in files if not history & {file, *file.parents})
+
+
+def retired_words(files: Iterable[Path]) -> Iterator[Occurrence]:
+    """Yields the retired words in pages, and in docstrings, comments and other text of sources."""
+    pattern = re.compile("|".join(rf"(?P<w{i}>\b{word}\b)" for i, word in enumerate(RETIRED_WORDS.values())), re.I)
+    names = list(RETIRED_WORDS)
+    for file in files:
+        for start, text in _prose(file):
+            for match in pattern.finditer(text):
+                line = text.count("\n", 0, match.start())
+                word = names[int(str(match.lastgroup)[1:])]
+                yield Occurrence(file, start + line, word, text.split("\n")[line])
+
+
+def _prose(file: Path) -> Iterator[tuple[int, str]]:
+    """Yields pieces of text with the number of their first line."""
+    content = file.read_text()
+    if file.suffix != ".py":
+        yield 1, content
+        return
+    for token in tokenize.generate_tokens(io.StringIO(content).readline):
+        if token.type in {tokenize.STRING, tokenize.COMMENT} or token.type == getattr(tokenize, "FSTRING_MIDDLE", -1):
+            yield token.start[0], _without_expressions(token.string)
+
+
+def _without_expressions(text: str) -> str:
+    """The text of an f-string without what it computes."""
+    return re.sub(r"{[^{}]*}", "{}", text) if re.match(r"[rR]?[fF]", text) else text
+
+
+def over_budget(figures: Mapping[str, Figures], words: Mapping[str, int]) -> Iterator[str]:
+    """Yields a line for each figure that is above its budget."""
+    for distribution, budgets in BUDGETS.items():
+        for figure, budget in budgets.items():
+            value = getattr(figures[distribution], figure)
+            if value > budget:
+                yield f"{distribution}: {figure} is {value:.1f}, above the budget of {budget:g} (`make house`)"
+    for word, limit in WORD_BUDGETS.items():
+        if words.get(word, 0) > limit:
+            yield (
+                f'"{word}" occurs {words[word]} times, the budget is {limit}. CONTRIBUTING.md says what to write, and '
+                "`python -m joinery_devkit.house --words .` where the word is"
+            )
+
+
+def report(figures: Mapping[str, Figures], words: Mapping[str, int]) -> str:
+    """The figures as a table, and the retired words with how often they still occur."""
+    columns = ("", "files", "lines", "vague names per 1,000", "used once %", "one word %", "files < 100 lines")
+    rows = [
+        (
+            name,
+            str(f.files),
+            str(f.lines),
+            f"{f.vague:.1f}",
+            f"{f.used_once:.1f}",
+            f"{f.one_word:.1f}",
+            str(f.short_files),
+        )
+        for name, f in figures.items()
+    ]
+    widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (columns, *rows)]
+    counts = [f"{word}: {words.get(word, 0)}" for word in RETIRED_WORDS]
+    return "\n".join([*table, "", "retired words: " + ", ".join(counts)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

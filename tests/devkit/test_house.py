@@ -1,0 +1,92 @@
+"""What `make house` counts, and that no budget is exceeded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from joinery_devkit.house import BUDGETS, ROOT, SOURCES, bound_names, main, measure, prose_files, retired_words
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder for one module, `house.py`."""
+    return tmp_path
+
+
+def write(source: Path, code: str) -> Path:
+    file = source / "house.py"
+    file.write_text(code)
+    return file
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "found = 1",
+        "def read(found): ...",
+        "def read(*, found=1): ...",
+        "def found(): ...",
+        "async def _found(): ...",
+        "class A:\n    found: int",
+        "class A:\n    def read(self):\n        self._found = 1",
+        "for found in (): ...",
+        "a, (b, found) = 1, (2, 3)",
+        "rows = [1 for found in ()]",
+        "with open('') as found: ...",
+        "if (found := 1): ...",
+    ],
+)
+def test_a_vague_name_is_counted_wherever_it_is_bound(source: Path, code: str) -> None:
+    write(source, code)
+    assert [name.name.strip("_") for name in bound_names(source) if name.is_vague] == ["found"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(found)",
+        "a.found",
+        "# found",
+        "'found'",
+        "read(found=1)",
+        "founder = 1",
+        "class A:\n    def of(self): ...",
+    ],
+)
+def test_uses_and_constructors_are_not_counted(source: Path, code: str) -> None:
+    write(source, code)
+    assert not [name for name in bound_names(source) if name.is_vague]
+
+
+def test_the_figures_of_a_source(source: Path) -> None:
+    write(source, "def read_rows(found):\n    return _first(found)\n\n\ndef _first(rows):\n    return rows\n")
+    figures = measure(source)
+    assert figures == (1, 6, 250.0, 50.0, 50.0, 1)
+
+
+def test_a_folder_without_sources_is_no_success(source: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="reads the wrong folder"):
+        measure(source)
+
+
+def test_retired_words_are_found_in_docstrings_comments_and_messages_only(source: Path) -> None:
+    file = write(source, '"""It goes out."""\nrefuse = f"in force {refuse}"  # made anew\n')
+    words = Counter(occurrence.word for occurrence in retired_words([file]))
+    assert words == {"go out": 1, "in force": 1, "anew": 1}
+    assert [occurrence.line for occurrence in retired_words([file])] == [1, 2, 2]
+
+
+def test_history_keeps_its_words() -> None:
+    files = {file.relative_to(ROOT) for file in prose_files(ROOT)}
+    assert Path("README.md") in files
+    assert Path("docs/semantics.md") in files
+    assert Path("CHANGELOG.md") not in files
+    assert not [file for file in files if Path("docs/decisions") in file.parents]
+
+
+def test_no_figure_is_above_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(BUDGETS) == set(SOURCES)
+    assert main(["--check"]) == 0, capsys.readouterr().err
