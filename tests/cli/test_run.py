@@ -230,7 +230,7 @@ def test_a_sigterm_before_the_engine_is_loaded_leaves_no_embedded_server(
 # --- the status port --------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_at_a_free_port_of_loopback_unless_it_is_switched_off(
+def test_the_page_is_at_a_free_port_of_loopback_unless_told_otherwise(
     joinery: Joinery, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages: list[str] = []
@@ -248,8 +248,12 @@ def test_the_page_is_at_a_free_port_of_loopback_unless_it_is_switched_off(
     (page,) = pages
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", page)
     pages.clear()
+    assert joinery("run", job_file, "--status-host", "127.0.0.2").code == 0
+    (page,) = pages
+    assert re.fullmatch(r"http://127\.0\.0\.2:\d+/", page)
+    pages.clear()
     assert joinery("run", job_file, "--status-port", 0).code == 0
-    assert (pages, boards) == ([], [(True, False), (False, False)])
+    assert (pages, boards) == ([], [(True, False), (True, False), (False, False)])
 
 
 def test_status_is_served_before_anything_of_the_job_begins_and_while_it_runs(

@@ -510,8 +510,8 @@ class Site:
 @pytest.fixture
 def site(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("JOINERY_REVISION", "abc")
-    with serve_status(scene.board, 0) as port:
-        yield Site(port)
+    with serve_status(scene.board, 0) as address:
+        yield Site(address.port)
 
 
 def metrics(site: Site) -> dict[str, float]:
@@ -610,8 +610,8 @@ def test_metrics(scene: Scene, site: Site) -> None:
 
 def test_only_this_machine_is_answered_unless_another_address_is_named(scene: Scene) -> None:
     for address, others in (("127.0.0.1", False), ("127.0.0.2", True)):
-        with serve_status(scene.board, 0, address) as port, socket.socket() as asking:
-            assert (asking.connect_ex(("127.0.0.2", port)) == 0) is others
+        with serve_status(scene.board, 0, address) as opened, socket.socket() as asking:
+            assert (asking.connect_ex(("127.0.0.2", opened.port)) == 0) is others
 
 
 OWN_NAMES = (
@@ -632,7 +632,7 @@ def test_a_name_that_somebody_else_can_own_gets_nothing(site: Site, name: str, p
 
 def test_the_name_of_status_host_is_answered(scene: Scene) -> None:
     name = socket.getfqdn("127.0.0.1")
-    with serve_status(scene.board, 0, name) as port:
+    with serve_status(scene.board, 0, name) as (port, _):
         assert Site(port).get("/healthz", name=f"{name.upper()}:{port}")[0] == 200
 
 
@@ -662,12 +662,33 @@ def test_a_burst_of_connections_is_accepted(site: Site) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "0.0.0.0"])
 def test_another_address_is_beside_loopback_where_a_forwarded_port_arrives(scene: Scene, address: str) -> None:
-    with serve_status(scene.board, 0, address) as port, socket.create_connection(("127.0.0.1", port), timeout=60):
+    with (
+        serve_status(scene.board, 0, address) as opened,
+        socket.create_connection(("127.0.0.1", opened.port), timeout=60),
+    ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("host", "page_host"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("0.0.0.0", socket.gethostname()),
+        ("::1", "[::1]"),
+        ("::", socket.gethostname()),
+    ],
+)
+def test_the_page_s_address_is_the_one_that_is_served(scene: Scene, host: str, page_host: str) -> None:
+    with serve_status(scene.board, 0, host) as (port, page):
+        assert page == f"http://{page_host}:{port}/"
+        with urllib.request.urlopen(page, timeout=60) as answer:
+            assert answer.status == 200
 
 
 def test_two_boards_in_one_process_do_not_meet(site: Site) -> None:
     other = Board("other", ["a"], Liveness(STALLED_AFTER))
-    with serve_status(other, 0) as port:
-        assert 'joinery_info{name="other",revision="abc",version="0.1.0"}' in metrics(Site(port))
+    with serve_status(other, 0) as address:
+        assert 'joinery_info{name="other",revision="abc",version="0.1.0"}' in metrics(Site(address.port))
         assert 'joinery_info{name="job",revision="abc",version="0.1.0"}' in metrics(site)

@@ -38,8 +38,8 @@ def day() -> DayOfAJob:
 
 @contextmanager
 def served(day: DayOfAJob) -> Iterator[str]:
-    with serve_status(day.board, 0) as port:
-        yield f"http://127.0.0.1:{port}"
+    with serve_status(day.board, 0) as address:
+        yield address.page.removesuffix("/")
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------

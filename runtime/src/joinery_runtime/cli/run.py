@@ -93,7 +93,7 @@ def _served(
     about = About(plan.title, {each.name: each.source for each in plan.inputs}, plan.output, plan.render())
     board = Board(job.name, [side.name for side in job.inputs], liveness, about=about)
     with serve_status(board, port or 0, host) as opened:
-        tell(f"http://127.0.0.1:{opened}/")
+        tell(opened.page)
         yield board
 
 

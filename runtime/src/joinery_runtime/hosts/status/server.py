@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from socketserver import TCPServer
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry
@@ -56,12 +57,25 @@ _HEADERS = {
 Answer = tuple[int, str, bytes]  # status code, content type, body
 
 
+class StatusAddress(NamedTuple):
+    """Where the server listens."""
+
+    port: int
+    page: str  # the URL of the job's page, for a person
+
+
 @contextmanager
-def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[int]:
-    """Serves the board on one address and on loopback, to which `kubectl port-forward` connects in a pod. Yields the
-    port (0 asks for a free one). Raises EnvironmentProblem."""
-    with _serving(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as opened:
-        yield opened
+def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[StatusAddress]:
+    """Serves the board on one address and on loopback, to which `kubectl port-forward` connects in a pod. Port 0 asks
+    for a free one. Raises EnvironmentProblem."""
+    with _serving(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as (address, opened):
+        yield StatusAddress(opened, f"http://{_reachable_host(address)}:{opened}/")
+
+
+def _reachable_host(address: IPv4Address | IPv6Address) -> str:
+    if address.is_unspecified:  # every address of this machine: its name leads to one
+        return socket.gethostname()
+    return f"[{address}]" if address.version == 6 else str(address)
 
 
 @contextmanager
@@ -88,12 +102,12 @@ def migration_served() -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def _serving(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[int]:
+def _serving(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
     with ExitStack() as stack:
         address, opened = stack.enter_context(_serving_at(answer, port, host))
         if str(address) not in {_LOOPBACK, "::1"} and not address.is_unspecified:
             stack.enter_context(_serving_at(answer, opened, _LOOPBACK))
-        yield opened
+        yield address, opened
 
 
 @contextmanager
