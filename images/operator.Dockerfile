@@ -1,9 +1,16 @@
 # The image of the operator. From the project's folder:
 #     docker build -f images/operator.Dockerfile -t joinery-operator .
-ARG BASE=debian:12.15-slim
+ARG BASE=debian:12.15-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251
 
 # The first two stages are the same for both images, so that they are built once.
 FROM ${BASE} AS base
+# Debian's base images name, in a comment above each address, the snapshot of the archive that they are made from. From here
+# on apt reads that snapshot, so BASE pins all packages. What a snapshot says of its own age is out of date by design.
+RUN sources=/etc/apt/sources.list.d/debian.sources \
+    && { test "$(grep -c '^# http' $sources)" = "$(grep -c '^URIs:' $sources)" \
+        || { echo "joinery: $sources of the base image names no snapshot of Debian's archive" >&2; exit 1; }; } \
+    && sed -i '/^# http/ { s/^#/URIs:/; n; d }' $sources \
+    && echo 'Acquire::Check-Valid-Until "false";' > /etc/apt/apt.conf.d/snapshot
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 tini \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log

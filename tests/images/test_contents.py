@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from joinery_devkit.images.base import RELEASE
 from joinery_devkit.images.build import PROJECT, image_store, operator_image, stage
 from joinery_devkit.images.run import Image
 from joinery_devkit.images.variants import INSTALLED
@@ -95,6 +96,16 @@ print(sum(kernels("json").decode.stats.cache_hits.values()))
 """
 
     assert runtime.run(scratch, "python", "-c", program, user=ANY_UID) == (0, "1\n")
+
+
+def test_protobuf_schemas_are_compiled(runtime: Image, scratch: Path) -> None:
+    program = """
+from joinery_runtime.protobuf_schemas import compiled
+time = 'import "google/protobuf/timestamp.proto"; message Order { google.protobuf.Timestamp at = 1; }'
+print(compiled('syntax = "proto3"; ' + time, {}).named("Order").fields_by_name["at"].message_type.full_name)
+"""
+
+    assert runtime.run(scratch, "python", "-c", program, user=ANY_UID) == (0, "google.protobuf.Timestamp\n")
 
 
 def test_java_maps_the_archive_of_classes(runtime: Image, scratch: Path) -> None:
@@ -205,6 +216,17 @@ for each in distributions(path=['/opt/joinery/lib/python3.11/site-packages']): p
     assert {name: version for name, version in installed.items() if name not in own} == {
         name: version for name, version in here.items() if name not in left_out
     }
+
+
+def test_the_release_is_that_of_the_pinned_base(image: Image) -> None:
+    """The base is made here, from a mirror of Debian; what the registry has is pinned by digest."""
+    assert (image.root / "etc/debian_version").read_text().strip() == RELEASE
+
+
+def test_there_is_one_libpq(request: pytest.FixtureRequest) -> None:
+    for kind, folders in (("runtime", ["psycopg_binary.libs"]), ("operator", [])):
+        image: Image = request.getfixturevalue(kind)
+        assert [path.parent.name for path in image.root.rglob("libpq[.-]*")] == folders
 
 
 def _normal(name: str) -> str:

@@ -11,7 +11,8 @@ from joinery_devkit.images.store import ImageStore
 from joinery_runtime.errors import EnvironmentProblem
 
 SUITE = "bookworm"
-RELEASE = 12
+RELEASE = "12.15"
+_SOURCES = "etc/apt/sources.list.d/debian.sources"
 
 # What the slim images exclude as well.
 _EXCLUDED = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
@@ -48,8 +49,8 @@ def root_tar(target: Path, log: Path) -> Path:
 
 
 def _slim(root: Path, sources: dict[str, str]) -> None:
-    lines = [f"deb {address} {suite} main" for suite, address in sources.items()]
-    (root / "etc/apt/sources.list").write_text("\n".join([*lines, ""]))
+    (root / "etc/apt/sources.list").unlink()
+    (root / _SOURCES).write_text(sources_text(sources))
     rules = [*(f"path-exclude {path}" for path in _EXCLUDED), *(f"path-include {path}" for path in _INCLUDED)]
     (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("\n".join([*rules, ""]))
     for folder in ("share/info", "share/locale", "share/man"):
@@ -59,6 +60,16 @@ def _slim(root: Path, sources: dict[str, str]) -> None:
     )
     for folder in ("var/cache/apt/archives", "var/lib/apt/lists", "var/log"):
         subprocess.run(["find", str(root / folder), "-type", "f", "-delete"], check=True)
+
+
+def sources_text(sources: dict[str, str]) -> str:
+    """Render apt's sources in the form of the registry's image, where the comment names the snapshot to read."""
+    keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    stanzas = (
+        f"Types: deb\n# {address}\nURIs: {address}\nSuites: {suite}\nComponents: main\nSigned-By: {keyring}\n"
+        for suite, address in sources.items()
+    )
+    return "\n".join(stanzas)
 
 
 def debian_sources() -> dict[str, str]:
@@ -72,6 +83,6 @@ def debian_sources() -> dict[str, str]:
         raise EnvironmentProblem(
             "There is no base image",
             facts=f"apt on this machine knows no mirror with the suite {SUITE}",
-            todo=f"Run on Debian {RELEASE}, or add its sources to apt",
+            todo=f"Run on Debian {SUITE}, or add its sources to apt",
         )
     return {suite: found[suite] for suite in wanted if suite in found}
