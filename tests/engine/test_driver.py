@@ -397,6 +397,21 @@ def test_after_null_keys_the_next_driver_plans_what_has_come_since(world: World)
     assert (report.rows_in, report.dropped) == ({"orders": 121, "payments": 0}, {"orders": {"null_key": 120}})
 
 
+def test_keyless_records_before_others_are_read_again_up_to_one_epoch(world: World) -> None:
+    """A start keeps nothing of them, and reads no more than `maxRecordsPerEpoch`; a larger one reaches the keys."""
+    for number in range(300):
+        world.append("orders", 0, None if number < 250 else "a", 1_000 + number, identifier=number)
+    for _ in range(2):
+        driver = started(world, max_records=200)
+        plan = driver.plan()
+        assert plan is not None
+        assert sum(planned.end_exclusive - planned.start for planned in plan.ranges) <= 200
+        with pytest.raises(MisreadInput, match=r"200 records .* with a larger trigger.maxRecordsPerEpoch"):
+            driver.run(plan)
+        assert record(world).plan is None
+    assert epoch(started(world, max_records=300)).dropped == {"orders": {"null_key": 250}}
+
+
 def test_a_plan_of_which_rows_are_visible_is_ended_whatever_its_keys_are(world: World, monkeypatch: Any) -> None:
     """An earlier release may have begun it. Without it, its rows would come twice."""
     for number in range(120):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
-from joinery_runtime.sources import Range, StoredOffsets, decoder_for, planner_for, reader_for
+from joinery_runtime.sources import PartitionRef, Range, StoredOffsets, decoder_for, parquet, planner_for, reader_for
 from joinery_runtime.sources.factory import guarded
+from joinery_runtime.sources.parquet_trial import read_carefully
 from joinery_runtime.sources.records import Decoded, records_of
 from stores import STORE
 
@@ -278,6 +280,40 @@ def test_rows_that_only_the_metadata_has_are_a_bad_record(tmp_path: Path) -> Non
     assert [row["n"] for _, decoded, _ in found for row in decoded.rows.to_pylist()] == list(range(1000))
     reasons = [decoded.bad[0].reason for _, decoded, _ in found if decoded.bad]
     assert [reason.partition(",")[0] for reason in reasons] == ["rows 1", "rows 4"], reasons
+
+
+# A reader that dies behind the first batch of the second row group, as one written in C may.
+DIES = """
+import os, signal, sys
+from joinery_runtime.sources.parquet_trial import main
+for rows in main(*sys.argv[1:]):
+    print(rows, flush=True)
+    if sys.argv[2].startswith("[1,"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+DIES_OF_NOTHING = "import os; os.kill(os.getpid(), 9)"
+
+
+def test_rows_that_end_the_process_cost_their_row_group_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_BATCH_ROWS", 4)
+    table = pa.table({"n": range(30), "ts": pa.array([AT] * 30, pa.timestamp("ms", "UTC"))})
+    pq.write_table(table, tmp_path / "in", row_group_size=10)
+    reader = reader_for(model(tmp_path / "in", ("n", "int64"), ("ts", "timestamp")))
+    planned = Range(PartitionRef("in", str(tmp_path / "in"), 0), 12, 30)
+
+    def offsets_and_reasons(script: str) -> tuple[list[int], list[str | None]]:
+        (tmp_path / "other.py").write_text(script)
+        careful = read_carefully(reader, (sys.executable, str(tmp_path / "other.py")))
+        batches = list(careful.read(planned))
+        return [at for raw in batches for at in raw.offsets.tolist()], [raw.refusal for raw in batches if raw.refusal]
+
+    assert offsets_and_reasons(DIES) == (
+        [12, 13, 14, *range(20, 30)],
+        ["rows 14 to 19, of row group 1, cannot be read: reading them ended the process (SIGSEGV)"],
+    )
+    assert offsets_and_reasons(DIES_OF_NOTHING) == (list(range(12, 30)), [])
+    whole = [raw.offsets.tolist() for raw in read_carefully(reader).read(planned)]
+    assert whole == [raw.offsets.tolist() for raw in reader.read(planned)]
 
 
 def test_an_error_of_the_machine_is_no_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.sinks.base import Attempt, AttemptId, RowLimit, SinkWriter
 from joinery_runtime.sources import BadRecord, Decoder, LeftOut
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
+from joinery_runtime.sources.parquet_trial import read_carefully
 from joinery_runtime.sources.trial import carefully
 from joinery_runtime.state.store import Standing, TaskStore
 
@@ -144,7 +145,7 @@ class Worker:
         plan = work.plan
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         if work.careful:
-            decoder = carefully(decoder)
+            reader, decoder = read_carefully(reader), carefully(decoder)
         key = work.new_keys.get(name, ())
         counters = {planned.partition: ReadCounter(planned, key, self._parts.paths_of) for planned in ranges}
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)

@@ -89,7 +89,7 @@ def reader_for(model: Input) -> SourceReader:
         case Input(kafka=KafkaInput() as kafka):
             return KafkaReader(model.name, kafka, keyed=model.keyed, headers=model.headers)
         case Input(file=FileInput()) if format_of(model).columnar:
-            return ParquetReader(_as_written(model)[1].values())
+            return ParquetReader.of_paths(_as_written(model)[1].values())
         case Input(file=FileInput()):
             return FileReader(format_of(model).cut(model))
         case _:

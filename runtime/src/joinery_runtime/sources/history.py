@@ -131,17 +131,17 @@ class HistoryReader:
     """The task half."""
 
     def __init__(self, files: SourceReader, topics: SourceReader) -> None:
-        self._files, self._topics = files, topics
+        self.files, self.topics = files, topics
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        for part, reader in ((True, self._files), (False, self._topics)):
+        for part, reader in ((True, self.files), (False, self.topics)):
             ranges = [each for each in planned if of_files(each.partition) is part]
             if ranges:
                 yield from reader.read(*ranges)
 
     def close(self) -> None:
-        self._files.close()
-        self._topics.close()
+        self.files.close()
+        self.topics.close()
 
 
 class HistoryDecoder:

@@ -7,9 +7,9 @@ that a damaged page hides are one bad record, which names them (rule T8): the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +52,7 @@ class ParquetPlanner(ListedFiles):
     def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
         stamp = stamp_of(ref.topic)
         if stamp not in self._rows:
-            with _opened(ref.topic) as file:
+            with opened_parquet(ref.topic) as file:
                 self._check(ref.topic, file.schema_arrow)
                 self._rows[stamp] = file.metadata.num_rows
         start, rows = position or 0, self._rows[stamp]
@@ -80,16 +80,45 @@ class ParquetPlanner(ListedFiles):
         return Range(bounds.partition, bounds.start, end)
 
 
-class ParquetReader:
-    """The task half. Needs the file at the same path as the driver."""
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group by its number in the file, and how it is read: in batches of so many rows, and these columns."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._names = {path[0] for path in paths}
+    number: int
+    batch_rows: int
+    columns: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a process ended that read a row group, in words, and how many of its rows it had read."""
+
+    rows: int
+    words: str
+
+
+Trial = Callable[[str, RowGroup], Death | None]
+"""Tries to read a row group of a file in another process. None: that process has not died of it."""
+
+
+class ParquetReader:
+    """The task half. Needs the file at the same path as the driver. Reads no row that a `trial` has died of."""
+
+    def __init__(self, names: Collection[str | int], trial: Trial | None = None) -> None:
+        self._names, self._trial = names, trial
+
+    @classmethod
+    def of_paths(cls, paths: Iterable[Path]) -> ParquetReader:
+        return cls({path[0] for path in paths})
+
+    def after(self, trial: Trial) -> ParquetReader:
+        """The same reader, which tries each row group first."""
+        return ParquetReader(self._names, trial)
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
         for each in planned:
             require_planned(each.partition.topic, "rows", each.start, each.end_exclusive)
-            with _opened(each.partition.topic) as file:
+            with opened_parquet(each.partition.topic) as file:
                 if each.end_exclusive > file.metadata.num_rows:
                     raise SourceError(
                         f"The file {each.partition.topic} was cut short while it was read",
@@ -98,7 +127,7 @@ class ParquetReader:
                 yield from self._read(each, file)
 
     def _read(self, planned: Range, file: pq.ParquetFile) -> Iterator[RawBatch]:
-        names = [name for name in file.schema_arrow.names if name in self._names]
+        path, names = planned.partition.topic, [name for name in file.schema_arrow.names if name in self._names]
         end = 0
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
@@ -106,10 +135,12 @@ class ParquetReader:
             if end <= planned.start or at >= planned.end_exclusive:
                 continue
             size = max(1, group.total_byte_size // max(1, group.num_rows))
-            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // size))
+            wanted = RowGroup(number, max(1, min(_BATCH_ROWS, _BATCH_BYTES // size)), names)
             fault = f"there are fewer than the {group.num_rows:,} rows that the file's metadata says"
+            death = self._trial(path, wanted) if self._trial is not None else None
+            safe_end = planned.end_exclusive if death is None else at + death.rows
             try:
-                for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
+                for batch in batches_of(file, wanted) if at < safe_end else ():
                     first, last = max(planned.start, at), min(planned.end_exclusive, at + batch.num_rows)
                     if first < last:
                         columns = pa.Table.from_batches([batch.slice(first - at, last - first)])
@@ -117,10 +148,14 @@ class ParquetReader:
                     at += batch.num_rows
                     if at >= planned.end_exclusive:
                         return
+                    if at >= safe_end:
+                        break
             except (pa.ArrowInvalid, OSError) as error:
                 if not _is_damage(error):
                     raise
                 fault = str(error)
+            if death is not None:
+                fault = f"reading them ended the process ({death.words})"
             if names and at < end:
                 yield _unreadable(
                     planned.partition, max(planned.start, at), min(planned.end_exclusive, end), number, fault
@@ -128,6 +163,11 @@ class ParquetReader:
 
     def close(self) -> None:
         """Does nothing: no file stays open."""
+
+
+def batches_of(file: pq.ParquetFile, group: RowGroup) -> Iterator[pa.RecordBatch]:
+    numbers, columns = [group.number], list(group.columns)
+    yield from file.iter_batches(group.batch_rows, row_groups=numbers, columns=columns, use_threads=False)
 
 
 def _is_damage(error: Exception) -> bool:
@@ -143,7 +183,7 @@ def _unreadable(partition: PartitionRef, start: int, end: int, group: int, fault
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[pq.ParquetFile]:
+def opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
     """Opens a file. Raises SourceError, also for errors that show while the block reads the file."""
     try:
         with readable(path):

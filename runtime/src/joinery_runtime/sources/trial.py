@@ -78,7 +78,7 @@ class Tried:
         if _answer(process, _SECONDS) == _DONE:
             return None
         self.close()
-        return _name(process.returncode)
+        return name_of_death(process.returncode)
 
     def _started(self) -> subprocess.Popen[bytes] | None:
         if self._process is None:
@@ -120,7 +120,7 @@ def _answer(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     return os.read(process.stdout.fileno(), 1) if readable else b""
 
 
-def _name(code: int | None) -> str:
+def name_of_death(code: int | None) -> str:
     if code is not None and code < 0:
         with suppress(ValueError):
             return signal.Signals(-code).name
