@@ -17,9 +17,9 @@ from joinery_runtime.core.table.compaction import (
     NARROWEST_BUCKET_MS,
     TIME_BUCKETS,
     choose,
-    in_one_epoch,
+    limit_to_one_epoch,
     pieces,
-    that_fit,
+    split_to_fit,
 )
 from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.core.table.segment import STATE_VERSION, SegmentMeta
@@ -73,9 +73,9 @@ def test_no_merge_grows_past_the_limit() -> None:
 
 def test_what_takes_more_memory_than_the_store_tells_is_merged_in_parts() -> None:
     group = [segment(i, i) for i in range(5)]
-    assert keys(that_fit(group, [MAX_DECODED_BYTES // 2] * 5)) == [["0", "1"], ["2", "3"]]
-    assert that_fit(group, [MAX_DECODED_BYTES // 5] * 5) == [group]
-    assert that_fit(group, [MAX_DECODED_BYTES] * 5) == []
+    assert keys(split_to_fit(group, [MAX_DECODED_BYTES // 2] * 5)) == [["0", "1"], ["2", "3"]]
+    assert split_to_fit(group, [MAX_DECODED_BYTES // 5] * 5) == [group]
+    assert split_to_fit(group, [MAX_DECODED_BYTES] * 5) == []
 
 
 segments = st.builds(
@@ -207,6 +207,6 @@ def test_a_small_group_is_one_piece() -> None:
 
 def test_an_epoch_merges_the_youngest_groups_first_and_no_more_than_rows_may_wait_for() -> None:
     groups = [[segment(f"{n}{m}", ts_max=n, size=EPOCH_BYTES // 4) for m in range(2)] for n in range(4)]
-    assert keys(in_one_epoch(groups)) == [["30", "31"], ["20", "21"]]
-    assert keys(in_one_epoch([[segment("a", 1, EPOCH_BYTES), segment("b", 1)]])) == [["a", "b"]], "one at least"
-    assert in_one_epoch([]) == []
+    assert keys(limit_to_one_epoch(groups)) == [["30", "31"], ["20", "21"]]
+    assert keys(limit_to_one_epoch([[segment("a", 1, EPOCH_BYTES), segment("b", 1)]])) == [["a", "b"]], "one at least"
+    assert limit_to_one_epoch([]) == []

@@ -90,7 +90,7 @@ class StepTask:
         groups_of = {side: self._to_merge(side) for side in self._sides}
         to_merge = [group for groups in groups_of.values() for group in groups]
         # Without arrivals no row has to wait for a merge.
-        merged_now = compaction.in_one_epoch(to_merge) if arrived and not self._work.merge_all else to_merge
+        merged_now = compaction.limit_to_one_epoch(to_merge) if arrived and not self._work.merge_all else to_merge
         rewrites = [
             rewrite
             for side, groups in groups_of.items()
@@ -174,7 +174,7 @@ class StepTask:
         rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
         flagged = self._flag_cache.flagged(meta, whole, self._flags[side])[rows] if spec.flags else None
         batch = stored_rows(spec, whole.batch)
-        run = Run.view(batch.slice(rows.start, rows.stop - rows.start), of=whole)
+        run = Run.view(batch.slice(rows.start, rows.stop - rows.start), source=whole)
         return KeptRun(meta.key, run, rows.start, flagged)
 
     def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:
@@ -197,7 +197,7 @@ class StepTask:
         chosen = self._segments_to_merge(side, self.sides[side], self._written(side))
         if self._lasting(side):
             return chosen
-        return [part for group in chosen for part in compaction.that_fit(group, self._decoded(side, group))]
+        return [part for group in chosen for part in compaction.split_to_fit(group, self._decoded(side, group))]
 
     def _written(self, side: int) -> HashRange:
         """The hashes whose segments this shard merges."""

@@ -84,20 +84,20 @@ def _of_whole(sums: pa.Array, counts: pa.Array) -> pa.Array:
     return pa.array(averages, mask=sums.is_null().to_numpy(zero_copy_only=False))
 
 
-def _of_decimals(places: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
+def _of_decimals(scale: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
     """Averages decimals. Arrow truncates the quotient 20 places after the sum's scale, which is enough to detect
     halves."""
     exact = sums.cast(pa.decimal256(38, sums.type.scale))
     quotient = pc.divide(exact, _divisors(sums, counts).cast(pa.decimal256(19, 0)))
-    return pc.round(quotient, ndigits=places, round_mode="half_towards_infinity")
+    return pc.round(quotient, ndigits=scale, round_mode="half_towards_infinity")
 
 
 def _divisors(sums: pa.Array, counts: pa.Array) -> pa.Array:
     return pc.if_else(sums.is_valid(), counts, None)
 
 
-def _of_type(name: str, of: AggregateCall) -> Accumulator:
-    kind: pa.DataType = of.type
+def _of_type(name: str, call: AggregateCall) -> Accumulator:
+    kind: pa.DataType = call.type
     if pa.types.is_decimal(kind):
         return _average_of_decimals(name, kind)
     if pa.types.is_floating(kind):

@@ -65,14 +65,14 @@ class Groups:
 @dataclass(frozen=True, slots=True)
 class Present:
     """The n values that are not NULL, and the k groups that have one. `groups` gives where each begins among `values`.
-    `rows` (int64[n] or slice) gives the values' positions among all rows. `which` (int64[k]) gives the number of each
-    of the k among all `given` groups."""
+    `rows` (int64[n] or slice) gives the values' positions among all rows. `group_numbers` (int64[k]) gives the number
+    of each of the k among all `group_count` groups."""
 
     values: pa.Array
     rows: np.ndarray | slice
     groups: Groups
-    which: np.ndarray
-    given: int
+    group_numbers: np.ndarray
+    group_count: int
 
     @classmethod
     def of(cls, values: pa.Array, groups: Groups) -> Present:
@@ -80,20 +80,20 @@ class Present:
             return cls(values, slice(None), groups, np.arange(groups.count), groups.count)
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         sizes = np.add.reduceat(valid, groups.starts, dtype=np.int64)
-        which = np.flatnonzero(sizes)
-        starts = np.cumsum(sizes[which]) - sizes[which]
-        found = values.drop_null()
-        return cls(found, np.flatnonzero(valid), Groups(starts, len(found)), which, groups.count)
+        group_numbers = np.flatnonzero(sizes)
+        starts = np.cumsum(sizes[group_numbers]) - sizes[group_numbers]
+        non_null = values.drop_null()
+        return cls(non_null, np.flatnonzero(valid), Groups(starts, len(non_null)), group_numbers, groups.count)
 
-    def scatter(self, found: pa.Array) -> pa.Array:
-        """Spreads k values, one per group that has any, over all given groups: NULL for the others."""
-        if len(self.which) == self.given:
-            return found
-        at = np.zeros(self.given, dtype=np.int64)
-        at[self.which] = np.arange(len(self.which))
-        absent = np.ones(self.given, dtype=bool)
-        absent[self.which] = False
-        return found.take(pa.array(at, mask=absent))
+    def scatter(self, values: pa.Array) -> pa.Array:
+        """Spreads k values, one per group that has any, over all groups: NULL for the others."""
+        if len(self.group_numbers) == self.group_count:
+            return values
+        at = np.zeros(self.group_count, dtype=np.int64)
+        at[self.group_numbers] = np.arange(len(self.group_numbers))
+        absent = np.ones(self.group_count, dtype=bool)
+        absent[self.group_numbers] = False
+        return values.take(pa.array(at, mask=absent))
 
 
 class GroupError(Exception):

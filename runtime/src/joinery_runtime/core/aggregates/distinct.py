@@ -39,10 +39,10 @@ def _distinct_numbers(values: pa.Array, group: np.ndarray, groups: int) -> tuple
     """`distinct` for numbers, which sorts them: that is faster than dictionary encoding."""
     plain = pl.from_arrow(values.view(_SORTED_AS[values.type]))
     rows = pl.DataFrame({"group": group, "value": plain}).sort("group", "value")
-    number, found = rows["group"].to_numpy(), rows["value"].to_arrow().view(values.type)
-    bits = found.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy()
+    number, sorted_values = rows["group"].to_numpy(), rows["value"].to_arrow().view(values.type)
+    bits = sorted_values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy()
     first = (np.diff(number, prepend=-1) != 0) | (np.diff(bits, prepend=0) != 0)
-    return np.searchsorted(number[first], np.arange(groups + 1)), found.filter(pa.array(first))
+    return np.searchsorted(number[first], np.arange(groups + 1)), sorted_values.filter(pa.array(first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Distinct:
         return pc.list_value_length(states[0]).cast(pa.int64())
 
     def _lists(self, values: pa.Array, group: np.ndarray, groups: int) -> States:
-        offsets, found = distinct(values, group, groups)
+        offsets, distinct_values = distinct(values, group, groups)
         sizes = np.diff(offsets)
         if sizes.max(initial=0) > self.limit:
             worst = int(np.argmax(sizes > self.limit))
@@ -84,7 +84,7 @@ class Distinct:
                 f"there are {sizes[worst]} distinct values, and the limit is {self.limit}",
                 "Raise `limit`, or count with `method: hll`, which has none",
             )
-        return (pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), found, type=self.fields[0].type),)
+        return (pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), distinct_values, type=self.fields[0].type),)
 
 
 def one_zero(values: pa.Array) -> pa.Array:

@@ -51,6 +51,6 @@ class End:
 
 
 FUNCTIONS: Mapping[str, Make] = {
-    "first": lambda name, of: End(name, of.type, last=False),
-    "last": lambda name, of: End(name, of.type, last=True),
+    "first": lambda name, call: End(name, call.type, last=False),
+    "last": lambda name, call: End(name, call.type, last=True),
 }

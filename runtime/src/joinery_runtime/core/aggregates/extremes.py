@@ -20,40 +20,40 @@ class Extreme(ValueAccumulator):
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
         present = Present.of(values, groups)
-        return (present.scatter(self._found(present.values, present.groups)),)
+        return (present.scatter(self._extremes(present.values, present.groups)),)
 
-    def _found(self, values: pa.Array, groups: Groups) -> pa.Array:
+    def _extremes(self, values: pa.Array, groups: Groups) -> pa.Array:
         kind = self.type
         if pa.types.is_floating(kind):
             # Adding 0 turns -0.0 into 0.0. fmin skips NaN, maximum does not.
             least = np.maximum if self.greatest else np.fmin
             return pa.array(least.reduceat(values.to_numpy() + kind.to_pandas_dtype()(0), groups.starts))
         if pa.types.is_decimal(kind):
-            return self._found_wide(Wide.of(values), groups).decimals(kind)
+            return self._wide_extremes(Wide.of(values), groups).decimals(kind)
         if pa.types.is_string(kind):
-            return self._found_text(values, groups)
-        whole = pa.int32() if kind.bit_width == 32 else pa.int64()
-        return pa.array(self._reduce(values.view(whole).to_numpy(), groups)).view(kind)
+            return self._text_extremes(values, groups)
+        integer_type = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return pa.array(self._reduce(values.view(integer_type).to_numpy(), groups)).view(kind)
 
     def _reduce(self, numbers: np.ndarray, groups: Groups) -> np.ndarray:
         least = np.maximum if self.greatest else np.minimum
         return least.reduceat(numbers, groups.starts)
 
-    def _found_wide(self, values: Wide, groups: Groups) -> Wide:
+    def _wide_extremes(self, values: Wide, groups: Groups) -> Wide:
         """Compares the upper words, then the lower ones where these are equal."""
         high = self._reduce(values.high, groups)
         worst = np.uint64(0 if self.greatest else 2**64 - 1)
         among = values.high == np.repeat(high, groups.sizes)
         return Wide(high, self._reduce(np.where(among, values.low, worst), groups))
 
-    def _found_text(self, values: pa.Array, groups: Groups) -> pa.Array:
+    def _text_extremes(self, values: pa.Array, groups: Groups) -> pa.Array:
         """Relies on Arrow, which without threads returns groups in the order in which they begin."""
         table = pa.table({"group": groups.number, "value": values})
-        found = table.group_by("group", use_threads=False).aggregate([("value", "max" if self.greatest else "min")])
-        return found.column(1).combine_chunks()
+        extremes = table.group_by("group", use_threads=False).aggregate([("value", "max" if self.greatest else "min")])
+        return extremes.column(1).combine_chunks()
 
 
 FUNCTIONS: Mapping[str, Make] = {
-    "min": lambda name, of: Extreme(name, of.type, greatest=False),
-    "max": lambda name, of: Extreme(name, of.type, greatest=True),
+    "min": lambda name, call: Extreme(name, call.type, greatest=False),
+    "max": lambda name, call: Extreme(name, call.type, greatest=True),
 }

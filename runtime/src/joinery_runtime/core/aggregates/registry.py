@@ -8,22 +8,22 @@ from joinery_runtime.core.aggregates.distinct import Distinct
 from joinery_runtime.errors import EnvironmentProblem
 
 
-def _distinct(name: str, of: AggregateCall) -> Accumulator:
-    if of.limit is not None:
-        return Distinct(f"{name}.values", of.type, of.limit)
+def _distinct(name: str, call: AggregateCall) -> Accumulator:
+    if call.limit is not None:
+        return Distinct(f"{name}.values", call.type, call.limit)
     try:
         # Imported here only: its library does not exist for every version of Python.
         from joinery_runtime.core.aggregates.sketch import Sketch  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
-            f"count_distinct of {of.column} with method: hll needs the Python package {error.name}",
+            f"count_distinct of {call.column} with method: hll needs the Python package {error.name}",
             facts="it is not installed; there is none for Python 3.14",
             todo="Run the job on Python 3.11 to 3.13 with joinery-runtime[engine], or write method: exact",
         ) from error
     return Sketch(f"{name}.sketch")
 
 
-_MADE: dict[str, Make] = {
+_MAKERS: dict[str, Make] = {
     **counts.FUNCTIONS,
     **sums.FUNCTIONS,
     **averages.FUNCTIONS,
@@ -33,7 +33,7 @@ _MADE: dict[str, Make] = {
 }
 
 
-def accumulator(of: AggregateCall) -> Accumulator:
+def accumulator(call: AggregateCall) -> Accumulator:
     """The accumulator of an aggregate. Raises KeyError for an unknown function, and EnvironmentProblem if its library
     is not installed."""
-    return _MADE[of.function](f"${of.function}({of.column})", of)
+    return _MAKERS[call.function](f"${call.function}({call.column})", call)

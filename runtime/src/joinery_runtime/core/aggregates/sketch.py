@@ -61,10 +61,10 @@ class Sketch:
             return states
         rows = np.flatnonzero(np.repeat(groups.sizes > 1, groups.sizes))
         number = np.repeat(np.arange(len(merged)), groups.sizes[merged])
-        made = _merge(states[0].take(pa.array(rows)), number, len(merged))
+        merged_states = _merge(states[0].take(pa.array(rows)), number, len(merged))
         at = groups.starts.copy()
         at[merged] = len(states[0]) + np.arange(len(merged))
-        return (pa.concat_arrays([states[0], made]).take(pa.array(at)),)
+        return (pa.concat_arrays([states[0], merged_states]).take(pa.array(at)),)
 
     def result(self, states: States) -> pa.Array:
         counts = _lengths(states[0]) // _WORD
@@ -86,8 +86,8 @@ def _merge(states: pa.Array, group: np.ndarray, groups: int) -> pa.Array:
 def _states(hashes: np.ndarray, group: np.ndarray, groups: int, sketches: Mapping[int, Sequence[bytes]]) -> pa.Array:
     """Makes one state per group from hashes (uint64[n]), whose groups `group` gives, and from the groups' sketches, if
     any."""
-    offsets, found = distinct(pa.array(hashes), group, groups)
-    words, sizes = found.to_numpy(), np.diff(offsets)
+    offsets, distinct_hashes = distinct(pa.array(hashes), group, groups)
+    words, sizes = distinct_hashes.to_numpy(), np.diff(offsets)
     large = {*np.flatnonzero(sizes > EXACT).tolist(), *sketches}
     if not large:
         return _binary(words, offsets)
@@ -97,17 +97,17 @@ def _states(hashes: np.ndarray, group: np.ndarray, groups: int, sketches: Mappin
     plain = _binary(words[np.repeat(small, sizes)], np.append(0, np.cumsum(plain_sizes)))
     at = np.arange(groups)
     at[~small] = groups + np.arange(len(large))
-    made = [_sketch(words[offsets[g] : offsets[g + 1]], sketches.get(g, ())) for g in sorted(large)]
-    return pa.concat_arrays([plain, pa.array(made, pa.binary())]).take(pa.array(at))
+    large_states = [_sketch(words[offsets[g] : offsets[g + 1]], sketches.get(g, ())) for g in sorted(large)]
+    return pa.concat_arrays([plain, pa.array(large_states, pa.binary())]).take(pa.array(at))
 
 
-def _sketch(hashes: np.ndarray, others: Sequence[bytes]) -> bytes:
+def _sketch(hashes: np.ndarray, serialized_sketches: Sequence[bytes]) -> bytes:
     sketch = hll_sketch(LG_K, HLL_8)
     deque(map(sketch.update, hashes.view(np.int64).tolist()), maxlen=0)
-    if others:
+    if serialized_sketches:
         union = hll_union(LG_K)
-        for each in (sketch, *map(_read, others)):
-            union.update(each)
+        for part in (sketch, *map(_read, serialized_sketches)):
+            union.update(part)
         sketch = union.get_result(HLL_8)
     return _TAG + bytes(sketch.serialize_compact())
 

@@ -28,8 +28,8 @@ from joinery_runtime.core.aggregates.base import (
 _Doubles = tuple[np.ndarray, np.ndarray]  # sums, rests
 
 _STUCK = (
-    "What is planned runs as it was planned: give it up with `joinery state reset --drop-planned`, or start anew with "
-    "upgrade.mode: stateless"
+    "What is planned runs as it was planned: discard it with `joinery state reset --drop-planned`, or start from the "
+    "beginning with upgrade.mode: stateless"
 )
 TODO = {
     "int64": f"Sum a decimal: compute CAST(... AS DECIMAL(38, 0)) and aggregate that. {_STUCK}",
@@ -44,14 +44,14 @@ class WholeSum(ValueAccumulator):
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
         present = Present.of(values, groups)
-        whole = present.values if pa.types.is_decimal(present.values.type) else present.values.cast(pa.int64())
-        sums, lost = wide.total(whole, present.groups)
+        numbers = present.values if pa.types.is_decimal(present.values.type) else present.values.cast(pa.int64())
+        sums, lost = wide.total(numbers, present.groups)
         decimal = pa.types.is_decimal(self.type)
         misfits = np.flatnonzero(lost | ~(sums.decimal if decimal else sums.narrow))
         if len(misfits):
             kind = "decimal" if decimal else "int64"
             facts = f"the sum does not fit {'the 38 digits of a decimal' if decimal else kind}"
-            raise GroupError(int(present.which[misfits[0]]), facts, TODO[kind])
+            raise GroupError(int(present.group_numbers[misfits[0]]), facts, TODO[kind])
         return (present.scatter(sums.decimals(self.type) if decimal else pa.array(sums.low.view(np.int64))),)
 
 
@@ -92,12 +92,12 @@ def _compensated(values: _Doubles, groups: Groups) -> _Doubles:
     """(sums, rests), float64[m] each, of groups of n such sums."""
     (high, low), starts, sizes = values, groups.starts, groups.sizes
     sums, rests = np.empty(groups.count), np.empty(groups.count)
-    which = np.arange(groups.count)
+    pending = np.arange(groups.count)
     with np.errstate(invalid="ignore", over="ignore"):
-        while len(which):
-            alone = sizes == 1
-            sums[which[alone]], rests[which[alone]] = high[starts[alone]], low[starts[alone]]
-            which, starts, sizes = which[~alone], starts[~alone], sizes[~alone]
+        while len(pending):
+            single = sizes == 1
+            sums[pending[single]], rests[pending[single]] = high[starts[single]], low[starts[single]]
+            pending, starts, sizes = pending[~single], starts[~single], sizes[~single]
             high, low = _add_pairs((high, low), starts, sizes)
             sizes = (sizes + 1) >> 1
             starts = np.cumsum(sizes) - sizes
@@ -125,8 +125,8 @@ def _add_two(a: _Doubles, b: _Doubles) -> _Doubles:
     return exact, np.where(np.isfinite(exact), rest - (exact - rough), 0.0)
 
 
-def _sum(name: str, of: AggregateCall) -> Accumulator:
-    kind: pa.DataType = of.type
+def _sum(name: str, call: AggregateCall) -> Accumulator:
+    kind: pa.DataType = call.type
     if pa.types.is_floating(kind):
         return DoubleSum(name)
     return WholeSum(name, pa.decimal128(38, kind.scale) if pa.types.is_decimal(kind) else pa.int64())

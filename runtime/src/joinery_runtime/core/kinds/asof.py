@@ -453,7 +453,7 @@ def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]
     probed, until = rows.where(order), at[order]
     hashes = probed.numbers(HASH)
     for number, run in enumerate(runs):
-        asked = run.filter.let_through(hashes)
+        asked = run.filter.may_contain(hashes)
         probes, found = _in_run(step, probed.where(asked), hashes[asked], until[asked], run)
         best.improve(number, asked[probes], Selection(run.batch, found))
     return best.at(np.argsort(order))

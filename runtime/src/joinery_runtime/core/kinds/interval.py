@@ -333,7 +333,7 @@ class _IntervalEpoch:
         else:
             keep_from = self._work.horizons[1 - side].current
             # In a join on time only, the hashes of the two sides are unrelated.
-            asked = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.let_through(new.run.hash)
+            asked = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.may_contain(new.run.hash)
             yield from self._candidates(side, new.run, asked, other.run, keep_from)
 
     def _near(self, side: int, run: Run, new: Run) -> np.ndarray:

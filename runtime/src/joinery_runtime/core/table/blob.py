@@ -164,8 +164,8 @@ def _lengths(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     if nulls is not None:  # Arrow may keep arbitrary bytes in place of a NULL
         column = column.fill_null("" if pa.types.is_string(column.type) else b"")
-    _, places, data = column.buffers()
-    ends = np.frombuffer(places, np.int32)[column.offset : column.offset + len(column) + 1] if len(column) else [0]
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1] if len(column) else [0]
     lengths = np.diff(ends)
     narrow = next(kind for values, kind in _NARROW if lengths.max(initial=0) < values)
     span = np.array([ends[0], ends[-1]], dtype=np.int64)

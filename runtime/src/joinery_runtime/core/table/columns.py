@@ -100,7 +100,7 @@ def type_name(kind: pa.DataType) -> str | None:
     """The name of the job's column type that has this Arrow type; None without one."""
     if pa.types.is_decimal128(kind):
         return "decimal"
-    return next((name for name, known in SCALARS.items() if known == kind), None)
+    return next((name for name, scalar in SCALARS.items() if scalar == kind), None)
 
 
 def arrow_schema(columns: Iterable[ColumnLike]) -> pa.Schema:

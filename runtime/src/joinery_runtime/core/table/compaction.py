@@ -7,10 +7,10 @@ a checkpoint, which bounds the number of segments that a recovery reads, fewer s
 segment takes part only once the segments after it are worth the rewriting.
 
 The rows of an epoch wait for its merges, and after an hour of large epochs a checkpoint may want to merge all of the
-state. An epoch therefore merges a limited amount (`in_one_epoch`), and the next ones continue.
+state. An epoch therefore merges a limited amount (`limit_to_one_epoch`), and the next ones continue.
 
-A segment has two sizes. `choose` goes by its size in the store, which is always known. `that_fit` goes by the memory
-that its rows take, which is known once it has been read.
+A segment has two sizes. `choose` goes by its size in the store, which is always known. `split_to_fit` goes by the
+memory that its rows take, which is known once it has been read.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ def choose(
     after a rescale, no shard may drop rows of another.
     """
     least = CHECKPOINT_FAN_IN if checkpoint else FAN_IN
-    mine = [s for s in segments if owned.contains(s.hash_min, s.hash_max)]
+    owned_segments = [s for s in segments if owned.contains(s.hash_min, s.hash_max)]
     if kept_for_ms is not None:
         width = max(NARROWEST_BUCKET_MS, kept_for_ms // TIME_BUCKETS)
-        return _tiered((s for s in mine if s.bytes < MAX_MERGED_BYTES), least, width)
-    large = [s for s in mine if s.bytes > LARGE_BYTES]
+        return _tiered((s for s in owned_segments if s.bytes < MAX_MERGED_BYTES), least, width)
+    large = [s for s in owned_segments if s.bytes > LARGE_BYTES]
     # The greatest number of segments whose hash ranges overlap at one hash.
     ends = sorted(end for s in large for end in ((s.hash_min, 1), (s.hash_max + 1, -1)))
     depth = max(accumulate(change for _, change in ends), default=0)
-    whole = [large] if len(large) > 1 and depth >= least else []
-    return [*_tiered((s for s in mine if s.bytes <= LARGE_BYTES), least, None), *whole]
+    large_groups = [large] if len(large) > 1 and depth >= least else []
+    return [*_tiered((s for s in owned_segments if s.bytes <= LARGE_BYTES), least, None), *large_groups]
 
 
-def in_one_epoch(groups: Sequence[list[SegmentMeta]]) -> list[list[SegmentMeta]]:
-    """The groups that a shard merges in one epoch. Those with the youngest segments come first: their rows stay
+def limit_to_one_epoch(groups: Sequence[list[SegmentMeta]]) -> list[list[SegmentMeta]]:
+    """Returns the groups that a shard merges in one epoch. Those with the youngest segments come first: their rows stay
     longest."""
-    taken: list[list[SegmentMeta]] = []
+    chosen: list[list[SegmentMeta]] = []
     total = 0
     for group in sorted(groups, key=lambda group: -max(s.ts_max for s in group)):
         total += sum(s.bytes for s in group)
-        if taken and total > EPOCH_BYTES:
+        if chosen and total > EPOCH_BYTES:
             break
-        taken.append(group)
-    return taken
+        chosen.append(group)
+    return chosen
 
 
-def that_fit(group: Sequence[SegmentMeta], decoded: Sequence[int]) -> list[list[SegmentMeta]]:
+def split_to_fit(group: Sequence[SegmentMeta], decoded: Sequence[int]) -> list[list[SegmentMeta]]:
     """Splits a group from `choose` by the now known sizes of the segments' rows in bytes. Not for rows kept without
     end: a segment that is never merged would never lose its superseded rows."""
     return _cut(group, decoded, MAX_DECODED_BYTES)

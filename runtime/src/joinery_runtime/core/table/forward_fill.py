@@ -14,12 +14,12 @@ def sources_of(
     row of its key that has one; -1 where there is none, because the key was deleted since then or was never there.
     Rows with equal `keys` belong together, in order of their `ranks`; `deleted` is bool[n], as `lacking` by column."""
     order = np.lexsort((ranks, keys))
-    place = np.arange(len(keys))
-    first_of_key = np.maximum.accumulate(np.where(np.diff(keys[order], prepend=-1) != 0, place, 0))
+    position = np.arange(len(keys))
+    first_of_key = np.maximum.accumulate(np.where(np.diff(keys[order], prepend=-1) != 0, position, 0))
     sources = {}
     for name, lacks in lacking.items():
-        latest = np.maximum.accumulate(np.where(lacks[order], -1, place))
-        usable = (latest >= first_of_key) & (~deleted[order][latest] | (latest == place))
+        latest = np.maximum.accumulate(np.where(lacks[order], -1, position))
+        usable = (latest >= first_of_key) & (~deleted[order][latest] | (latest == position))
         sources[name] = np.empty(len(keys), np.int64)
         sources[name][order] = np.where(usable, order[latest], -1)
     return sources

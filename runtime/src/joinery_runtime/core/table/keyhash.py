@@ -68,9 +68,9 @@ def key_hash(columns: Sequence[pa.Array], xxh3: Callable[[pa.Array], np.ndarray]
 
 
 def spread_hash(partitions: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Hashes places (uint64[n]), for rows that no key assigns to a shard."""
-    places = (partitions.astype(np.uint64) << np.uint64(48)) ^ offsets.astype(np.uint64)
-    return _mix((np.uint64(1) * _GOLDEN) ^ places)
+    """Hashes partitions and offsets (uint64[n]), for rows that no key assigns to a shard."""
+    packed = (partitions.astype(np.uint64) << np.uint64(48)) ^ offsets.astype(np.uint64)
+    return _mix((np.uint64(1) * _GOLDEN) ^ packed)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

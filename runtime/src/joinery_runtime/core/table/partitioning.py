@@ -54,8 +54,8 @@ def _crc32(texts: pa.Array) -> NDArray[np.uint32]:
 def _murmur2(texts: pa.Array) -> NDArray[np.uint32]:
     """The hash of Kafka's Java client (`Utils.murmur2`) and of librdkafka's `murmur2` and `murmur2_random`, which all
     drop the sign."""
-    _, places, data = texts.buffers()
-    ends = np.frombuffer(places, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
     starts, lengths = ends[:-1], np.diff(ends)
     if texts.null_count:  # Arrow may keep arbitrary bytes in place of a NULL
         lengths = np.where(texts.is_null().to_numpy(zero_copy_only=False), 0, lengths)
@@ -76,10 +76,10 @@ def _murmur2_of_short(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) 
     hashes = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = lengths >> 2
     for number in range(int(words.max(initial=0))):
-        there = np.flatnonzero(words > number)
-        k = word_at[starts[there] + 4 * number] * m
+        having_word = np.flatnonzero(words > number)
+        k = word_at[starts[having_word] + 4 * number] * m
         k = (k ^ (k >> np.uint32(24))) * m
-        hashes[there] = (hashes[there] * m) ^ k
+        hashes[having_word] = (hashes[having_word] * m) ^ k
     rest = np.flatnonzero(lengths & 3)
     last_bytes = (lengths[rest] & 3).astype(np.uint32)
     tail = word_at[starts[rest] + 4 * words[rest]] & ((np.uint32(1) << (last_bytes << np.uint32(3))) - np.uint32(1))
@@ -90,13 +90,13 @@ def _murmur2_of_short(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) 
 
 def _murmur2_of_one(text: bytes) -> int:
     """Hashes one key of any length."""
-    whole, bits = len(text) & ~3, 0xFFFFFFFF
+    words_end, bits = len(text) & ~3, 0xFFFFFFFF
     h = _SEED ^ len(text)
-    for word in np.frombuffer(text[:whole], "<u4").tolist():
+    for word in np.frombuffer(text[:words_end], "<u4").tolist():
         k = word * _M & bits
         h = (h * _M & bits) ^ ((k ^ k >> 24) * _M & bits)
-    if len(text) > whole:
-        h = (h ^ int.from_bytes(text[whole:], "little")) * _M & bits
+    if len(text) > words_end:
+        h = (h ^ int.from_bytes(text[words_end:], "little")) * _M & bits
     h = (h ^ h >> 13) * _M & bits
     return h ^ h >> 15
 

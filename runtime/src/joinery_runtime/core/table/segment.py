@@ -53,10 +53,10 @@ class Run:
     filter: HashFilter = field(compare=False)
 
     @classmethod
-    def view(cls, batch: pa.RecordBatch, of: Run | None = None) -> Run:
-        """Wraps a sorted batch. If its rows all come from the run `of`, it shares that run's filter."""
+    def view(cls, batch: pa.RecordBatch, source: Run | None = None) -> Run:
+        """Wraps a sorted batch. If its rows all come from the run `source`, it shares that run's filter."""
         hashes = batch.column(HASH).to_numpy()
-        return cls(batch, hashes, batch.column(TS).to_numpy(), HashFilter(hashes) if of is None else of.filter)
+        return cls(batch, hashes, batch.column(TS).to_numpy(), HashFilter(hashes) if source is None else source.filter)
 
     @classmethod
     def sort(cls, batch: pa.RecordBatch, *, by_offset: bool = False) -> Run:

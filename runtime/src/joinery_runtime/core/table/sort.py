@@ -38,22 +38,22 @@ def by_hash_and_time(hashes: np.ndarray, times: np.ndarray, *ties: np.ndarray) -
     packed = (hashes >> shift << shift) | (times - first).astype(np.uint64)
     few = len(packed) <= _FEW
     order = np.argsort(packed, kind="stable") if few else pl.Series(packed).arg_sort().to_numpy().astype(np.int64)
-    if _begin_alike(hashes[order], shift):
+    if _share_upper_bits(hashes[order], shift):
         return sort_order(hashes, times, *ties)
-    return _untied(order, packed, ties) if ties else order
+    return _break_ties(order, packed, ties) if ties else order
 
 
-def _begin_alike(hashes: np.ndarray, shift: np.uint64) -> bool:
+def _share_upper_bits(hashes: np.ndarray, shift: np.uint64) -> bool:
     """Whether two hashes differ only in their lowest `shift` bits. They are sorted by the others."""
     differ = hashes[1:] ^ hashes[:-1]
     return bool(((differ != 0) & (differ >> shift == 0)).any())
 
 
-def _untied(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...]) -> np.ndarray:
+def _break_ties(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...]) -> np.ndarray:
     """Sorts by `ties` where `packed` is equal, which here means the same hash and time."""
     ordered = packed[order]
-    same = ordered[1:] == ordered[:-1]
-    tied = np.append(same, False) | np.append(False, same)
+    equals_next = ordered[1:] == ordered[:-1]
+    tied = np.append(equals_next, False) | np.append(False, equals_next)
     if tied.any():
         among = order[tied]
         order[tied] = among[sort_order(packed[among], *(tie[among] for tie in ties))]
@@ -83,30 +83,30 @@ class HashFilter:
         self._run_hash = run_hash
         self._bits: np.ndarray | None = None
 
-    def let_through(self, hashes: np.ndarray) -> np.ndarray:
+    def may_contain(self, hashes: np.ndarray) -> np.ndarray:
         """int64[k]: the positions of all hashes that the run has, and of a few others."""
         if min(len(self._run_hash), len(hashes)) < _FILTERED:
             return np.arange(len(hashes))
         if self._bits is None:
-            self._bits = self._made()
+            self._bits = self._build_bits()
         # The first lookup reads the bits from front to back if hashes are sorted. The few that pass get a second one.
-        found = _set(self._bits, self._places(hashes))
-        return np.asarray(found[_set(self._bits, self._other_places(hashes[found]))])
+        passed = _positions_of_set_bits(self._bits, self._first_bit_numbers(hashes))
+        return np.asarray(passed[_positions_of_set_bits(self._bits, self._second_bit_numbers(hashes[passed]))])
 
-    def _made(self) -> np.ndarray:
-        there = np.zeros(self._size() + 1, dtype=bool)
-        there[self._places(self._run_hash)] = True
-        there[self._other_places(self._run_hash)] = True
-        return np.packbits(there, bitorder="little")
+    def _build_bits(self) -> np.ndarray:
+        is_set = np.zeros(self._size() + 1, dtype=bool)
+        is_set[self._first_bit_numbers(self._run_hash)] = True
+        is_set[self._second_bit_numbers(self._run_hash)] = True
+        return np.packbits(is_set, bitorder="little")
 
-    def _places(self, hashes: np.ndarray) -> np.ndarray:
-        """uint64[n]: each hash's bit. A hash outside the run's range has the last bit, which is never set."""
+    def _first_bit_numbers(self, hashes: np.ndarray) -> np.ndarray:
+        """uint64[n]: each hash's bit. A hash outside the run's range gets the last one, which is never set."""
         first, last = self._run_hash[0], self._run_hash[-1]
         shift = max(0, int(last - first).bit_length() - (self._size().bit_length() - 1))
-        places: np.ndarray = np.minimum((hashes - first) >> np.uint64(shift), np.uint64(self._size()))
-        return places
+        numbers: np.ndarray = np.minimum((hashes - first) >> np.uint64(shift), np.uint64(self._size()))
+        return numbers
 
-    def _other_places(self, hashes: np.ndarray) -> np.ndarray:
+    def _second_bit_numbers(self, hashes: np.ndarray) -> np.ndarray:
         """uint64[n]: each hash's second bit, which is as selective as the first."""
         return hashes & np.uint64(self._size() - 1)
 
@@ -114,11 +114,11 @@ class HashFilter:
         return 1 << (len(self._run_hash).bit_length() + _FILTER_BITS)
 
 
-def _set(bits: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """int64[k]: the positions of the places (uint64[n]) whose bit is set."""
-    at = places.view(np.int64)
-    found = bits.take(at >> 3) >> (at.astype(np.uint8) & np.uint8(7)) & np.uint8(1)
-    return np.asarray(found.view(np.bool_).nonzero()[0])
+def _positions_of_set_bits(bits: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """int64[k]: the positions of the bit numbers (uint64[n]) whose bit is set."""
+    at = numbers.view(np.int64)
+    is_set = bits.take(at >> 3) >> (at.astype(np.uint8) & np.uint8(7)) & np.uint8(1)
+    return np.asarray(is_set.view(np.bool_).nonzero()[0])
 
 
 def find_ranges(
@@ -134,8 +134,8 @@ def find_ranges(
         _bisect(run_ts, start, stop, ts_first[probe], after_equal=False),
         _bisect(run_ts, start, stop, ts_last[probe], after_equal=True),
     )
-    found = start < stop
-    return probe[found], start[found], stop[found]
+    nonempty = start < stop
+    return probe[nonempty], start[nonempty], stop[nonempty]
 
 
 def _bisect(
