@@ -161,7 +161,7 @@ def test_rows_in_a_topic(
         assert job.spec.output.kafka is not None
         target = output_topic(job, job.spec.output.kafka)
         table = pa.Table.from_pylist(
-            [{"left_order_id": f"o{i}"} for i in range(count)], compile_job(job).output_schema()
+            [{"orders_order_id": f"o{i}"} for i in range(count)], compile_job(job).output_schema()
         )
         settings = {"bootstrap.servers": kafka_broker.bootstrap, "transactional.id": schema, "linger.ms": 5}
         producer = Producer({**settings, "queue.buffering.max.messages": 2 * count})
@@ -176,19 +176,19 @@ def test_rows_in_a_topic(
                 producer.produce(schema, value)
             assert producer.flush(30) == 0
             ends(30)
-        counted = joinery("sql", path, "SELECT count(*) AS n, count(left_order_id) AS named FROM output")
+        counted = joinery("sql", path, "SELECT count(*) AS n, count(orders_order_id) AS named FROM output")
         assert counted.lines == [{"n": count, "named": count}]
         assert (
             f"1 record is left out that no row of this job can be; the first one is {schema}-0@{count + 1}"
             in counted.err
         )
-        twice = "SELECT count(*) AS n FROM output a JOIN output b ON a.left_order_id = b.left_order_id"
+        twice = "SELECT count(*) AS n FROM output a JOIN output b ON a.orders_order_id = b.orders_order_id"
         joined = joinery("sql", path, twice)
         assert (joined.lines, joined.err.count("left out")) == ([{"n": count}], 1)
-        one = f"SELECT left_order_id FROM output WHERE left_order_id = 'o{count - 1}'"
-        assert joinery("sql", path, one).lines == [{"left_order_id": f"o{count - 1}"}]
-        few = joinery("sql", path, "SELECT left_order_id FROM output LIMIT 2")
-        assert few.lines == [{"left_order_id": "o0"}, {"left_order_id": "o1"}]
+        one = f"SELECT orders_order_id FROM output WHERE orders_order_id = 'o{count - 1}'"
+        assert joinery("sql", path, one).lines == [{"orders_order_id": f"o{count - 1}"}]
+        few = joinery("sql", path, "SELECT orders_order_id FROM output LIMIT 2")
+        assert few.lines == [{"orders_order_id": "o0"}, {"orders_order_id": "o1"}]
         assert few.err == "", "it has not come to the last record"
         producer.begin_transaction()
         producer.produce(schema, b"{}")
@@ -240,26 +240,28 @@ def test_of_files_only_what_a_query_needs_is_read(joinery: Joinery, tmp_path: Pa
     folder, path = tmp_path / "out", tmp_path / "files.yaml"
     path.write_text(edited((OUTPUT, f'    file: {{path: "{folder}"}}\n{stored_in}')))
     folder.mkdir()
-    line = '{"left_order_id": %s, "left_ts": %d}\n'
+    line = '{"orders_order_id": %s, "orders_ts": %d}\n'
     first = folder / "epoch-1-shard-0.jsonl"
     first.write_text("".join(line % ("null", n) for n in range(50_000)) + line % ('"a"', 50_000))
     broken = folder / "epoch-2-shard-0.jsonl"
-    broken.write_text(line % ('"b"', 1) + '{"left_order_id": "cut of')
-    assert joinery("sql", path, "SELECT left_ts FROM output LIMIT 1").lines == [{"left_ts": 0}]
-    whole = joinery("sql", path, "SELECT count(*) AS n FROM output WHERE left_order_id = 'a'")
+    broken.write_text(line % ('"b"', 1) + '{"orders_order_id": "cut of')
+    assert joinery("sql", path, "SELECT orders_ts FROM output LIMIT 1").lines == [{"orders_ts": 0}]
+    whole = joinery("sql", path, "SELECT count(*) AS n FROM output WHERE orders_order_id = 'a'")
     assert f"The file {broken} of the output cannot be read" in whole.err
     broken.unlink()
-    assert joinery("sql", path, "SELECT left_ts FROM output WHERE left_order_id = 'a'").lines == [{"left_ts": 50_000}]
-    (folder / "epoch-3-shard-0.jsonl").write_text(
-        '{"left_order_id": 7, "was": 1.5}\n{"left_order_id": "x", "was": 2}\n'
-    )
-    assert joinery("sql", path, "SELECT left_order_id, was FROM output WHERE was > 1").lines == [
-        {"left_order_id": "7", "was": 1.5},
-        {"left_order_id": "x", "was": 2.0},
+    assert joinery("sql", path, "SELECT orders_ts FROM output WHERE orders_order_id = 'a'").lines == [
+        {"orders_ts": 50_000}
     ]
-    (folder / "epoch-4-shard-0.jsonl").write_text('{"left_order_id": "old", "left_ts": "2026-01-15T10:00:00Z"}\n')
-    old = joinery("sql", path, "SELECT left_ts FROM output WHERE left_order_id = 'old'")
-    assert old.lines == [{"left_ts": "2026-01-15T10:00:00Z"}]
+    (folder / "epoch-3-shard-0.jsonl").write_text(
+        '{"orders_order_id": 7, "was": 1.5}\n{"orders_order_id": "x", "was": 2}\n'
+    )
+    assert joinery("sql", path, "SELECT orders_order_id, was FROM output WHERE was > 1").lines == [
+        {"orders_order_id": "7", "was": 1.5},
+        {"orders_order_id": "x", "was": 2.0},
+    ]
+    (folder / "epoch-4-shard-0.jsonl").write_text('{"orders_order_id": "old", "orders_ts": "2026-01-15T10:00:00Z"}\n')
+    old = joinery("sql", path, "SELECT orders_ts FROM output WHERE orders_order_id = 'old'")
+    assert old.lines == [{"orders_ts": "2026-01-15T10:00:00Z"}]
 
 
 _PEAK = """

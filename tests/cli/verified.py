@@ -34,6 +34,7 @@ spec:
     - {{name: l, file: {{path: l.jsonl}}, format: json, eventTime: ts, schema: {columns}}}
     - {{name: r, file: {{path: r.jsonl}}, format: json, eventTime: ts, schema: {columns}}}
   joins: [{{right: r, type: left, keys: {{l.k: r.k}}, interval: {{of: l, lower: -10ms, upper: 10ms}}}}]
+  prefixes: always
 {rest}"""
 
 

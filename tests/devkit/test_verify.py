@@ -98,8 +98,8 @@ def good() -> Run:
 
 
 def joined(page: int, left_ts: int, buy: int, right_ts: int) -> dict[str, Any]:
-    left = {"left_user": "a", "left_page": page, "left_ts": left_ts}
-    return {**left, "right_user": "a", "right_price": buy / 4, "right_ts": right_ts}
+    left = {"clicks_user": "a", "page": page, "clicks_ts": left_ts}
+    return {**left, "buys_user": "a", "price": buy / 4, "buys_ts": right_ts}
 
 
 def test_a_right_run_is_verified() -> None:

@@ -59,6 +59,7 @@ spec:
       keys: {{orders.id: payments.order}}
       interval: {{of: orders, lower: -1s, upper: 10s}}
       {where}
+  prefixes: always
   output: {output}
   deadLetter: {dead}
   stateStore: {{postgres: {{dsn: "{dsn}", schema: "{schema}"}}, checkpointInterval: 5s}}

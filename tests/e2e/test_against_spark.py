@@ -65,7 +65,12 @@ class Scenario:
             "interval": {"of": "l", "lower": f"{self.lower}ms", "upper": f"{self.upper}ms"},
         }
         joins = [step | ({"where": self.where} if self.where else {})]
-        spec = {"inputs": [_input(side, self.delay) for side in SIDES], "joins": joins, "output": OUTPUT}
+        spec = {
+            "inputs": [_input(side, self.delay) for side in SIDES],
+            "joins": joins,
+            "prefixes": "always",
+            "output": OUTPUT,
+        }
         document = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin"}
         return parse_job(json.dumps({**document, "metadata": {"name": "ours"}, "spec": spec}), self.name)
 

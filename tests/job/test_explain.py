@@ -144,7 +144,7 @@ def test_render_tells_the_plan():
         (("delay: 10s", 'maxFuture: "off"'), "hold; any event time is taken"),
         (("delay: 10s", "explicit: true"), "raised only by the steps of `joinery trace`"),
         (("lateData: drop", "lateData: reopen"), "never dropped (lateData: reopen)"),
-        ((OUTPUT, "    file: {path: x}"), "JSON lines under x, exactly once; columns left_order_id"),
+        ((OUTPUT, "    file: {path: x}"), "JSON lines under x, exactly once; columns orders_order_id"),
         (
             (OUTPUT, "    kafka: {bootstrapServers: k, topic: t}\n  delivery: atLeastOnce"),
             "Kafka topic t, at least once",
@@ -331,8 +331,13 @@ def test_what_is_no_share(text):
 @pytest.mark.parametrize(
     ("edits", "says"),
     [
-        ((), "(named by prefixes: always, with left_ and right_; with a third input"),
-        ((OUTPUT, OUTPUT + "\n  prefixes: whenNeeded"), "(named by prefixes: whenNeeded, with left_ and right_; with"),
+        ((), "with orders_ and payments_, which a job without state has; one with state keeps its names)"),
+        (
+            (OUTPUT, "    postgres: {table: t, upsertKey: [left_ts]}"),
+            "always, with left_ and right_, because with whenN",
+        ),
+        ((OUTPUT, OUTPUT + "\n  prefixes: always"), "(named by prefixes: always, with left_ and right_; with a third"),
+        ((OUTPUT, OUTPUT + "\n  prefixes: whenNeeded"), "(named by prefixes: whenNeeded, with orders_ and payments_)"),
         ((OUTPUT, OUTPUT + "\n  select: [{column: orders.ts}]"), None),
     ],
 )

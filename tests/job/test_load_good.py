@@ -207,8 +207,8 @@ def test_every_built_field_parses(edit, value, expected):
     assert value(job(edit)) == expected
 
 
-def test_default_output_is_every_column_with_its_side():
-    names = [column.name for column in job().output_columns]
+def test_every_column_has_its_side_as_prefix_if_always():
+    names = [column.name for column in job(("  output:", "  prefixes: always\n  output:")).output_columns]
     assert names == [
         *("left_order_id", "left_country", "left_amount", "left_ts"),
         *("right_order_id", "right_country", "right_ts"),
@@ -218,11 +218,12 @@ def test_default_output_is_every_column_with_its_side():
 def test_only_what_both_inputs_have_needs_a_prefix():
     found = job(("  output:", "  prefixes: whenNeeded\n  output:"))
     assert [column.name for column in found.output_columns] == [
-        *("left_order_id", "left_country", "amount", "left_ts"),
-        *("right_order_id", "right_country", "right_ts"),
+        *("orders_order_id", "orders_country", "amount", "orders_ts"),
+        *("payments_order_id", "payments_country", "payments_ts"),
     ]
     assert under_definition(found, definition(found)).output_columns == found.output_columns
-    assert not same_rows(definition(found), definition(job()))
+    assert same_rows(definition(found), definition(job())), "a job without state names its columns so"
+    assert not same_rows(definition(found), definition(job(("  output:", "  prefixes: always\n  output:"))))
 
 
 def test_a_form_of_timestamps_is_part_of_the_definition():

@@ -131,6 +131,22 @@ def test_jobs_of_every_kind_have_revisions(kind):
     assert len(earlier) == 3
 
 
+def test_how_columns_are_named_is_a_part_of_it_from_this_release_on():
+    """Earlier API servers wrote `always` into every resource: that must restart no job."""
+
+    def named(*, with_naming=True, **spec):
+        return hash_of(KIND, resource_of(KIND, **spec), IMAGE, with_naming=with_naming)
+
+    always, when_needed = {"prefixes": "always"}, {"prefixes": "whenNeeded"}
+    earlier = named(with_naming=False)
+    assert named(**always) == named(with_naming=False, **always) == earlier
+    assert named(**when_needed) == named(with_naming=False, **when_needed)
+    assert len({named(), named(**always), named(**when_needed)}) == 3
+    chosen = {"select": [{"column": "l.id"}]}
+    assert named(**chosen) == named(with_naming=False, **chosen), "a job that names its columns itself"
+    assert hash_of(SESSIONS, SESSION_RESOURCE, IMAGE, with_naming=True) == hash_of(SESSIONS, SESSION_RESOURCE, IMAGE)
+
+
 @pytest.mark.parametrize(
     ("spec", "same"),
     [

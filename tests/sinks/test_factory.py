@@ -67,7 +67,7 @@ def test_rows_in_avro_are_for_the_registry_that_the_output_names() -> None:
         avro = writer.target.schema_output
         assert isinstance(avro, AvroOutput)
         assert (avro.topic, avro.url, avro.properties) == ("out", "http://r", named["properties"])
-        assert {each["name"] for each in json.loads(avro.schema())["fields"]} >= {"left_k", "right_ts"}
+        assert {each["name"] for each in json.loads(avro.schema())["fields"]} >= {"a_k", "b_ts"}
         assert "secret" not in repr(writer)
 
 
@@ -77,7 +77,7 @@ def test_rows_in_protobuf_are_for_it_too() -> None:
     assert isinstance(made, KafkaTransactionsWriter)
     protobuf = made.target.schema_output
     assert isinstance(protobuf, ProtobufOutput)
-    assert "  optional string left_k = 1;" in protobuf.schema({}, 0)
+    assert "  optional string a_k = 1;" in protobuf.schema({}, 0)
 
 
 def table_of(job: StreamJoin | SessionWindow) -> TargetTable:
@@ -145,8 +145,8 @@ def test_an_output_that_no_sink_writes_to_is_an_error_and_never_a_file() -> None
 
 def test_a_table_of_joined_rows_is_appended_to_unless_a_key_is_named() -> None:
     assert table_of(job(output={"postgres": {"table": "t"}})) == TargetTable("t")
-    assert table_of(job(output={"postgres": {"table": "t", "upsertKey": ["left_k"]}})) == TargetTable(
-        "t", ("left_k",), ordered=True
+    assert table_of(job(output={"postgres": {"table": "t", "upsertKey": ["a_k"]}})) == TargetTable(
+        "t", ("a_k",), ordered=True
     )
 
 

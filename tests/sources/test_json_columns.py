@@ -79,7 +79,7 @@ def test_rows_have_json_in_their_json() -> None:
             parse_job(json.dumps(job()), "job.json", plain_numbers=True), [{"rows": rows}, {"end": True}], MemoryStore()
         )
     )
-    out = [(row["left_id"], row["left_doc"], row["right_doc"]) for line in lines for row in line["output"]]
+    out = [(row["l_id"], row["l_doc"], row["r_doc"]) for line in lines for row in line["output"]]
     assert out == [("a", {"x": [1]}, None), ("b", [], None)]
 
 
@@ -92,10 +92,10 @@ def test_it_is_no_key() -> None:
 @pytest.mark.parametrize(
     "output",
     [
-        {"postgres": {"table": "t", "upsertKey": ["left_id", "left_doc"]}},
-        {"kafka": {"topic": "t", "bootstrapServers": "h:1", "key": ["left_doc"]}},
+        {"postgres": {"table": "t", "upsertKey": ["l_id", "l_doc"]}},
+        {"kafka": {"topic": "t", "bootstrapServers": "h:1", "key": ["l_doc"]}},
     ],
 )
 def test_it_is_no_key_of_the_output(output: dict[str, Any]) -> None:
     """In Postgres `{"a":1}` and `{"a": 1}` are one value, and one statement cannot update a row twice."""
-    assert any("column 'left_doc' is json" in text for text in said_of(job(output=output)).values())
+    assert any("column 'l_doc' is json" in text for text in said_of(job(output=output)).values())

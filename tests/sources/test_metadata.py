@@ -124,7 +124,7 @@ def test_steps_of_a_trace_give_them() -> None:
     job = load({"right": "r", "keys": {"l.k": "r.k"}, "interval": interval}, inputs=inputs)
     rows = {"l": [{"$key": "a", "$headers": {"tenant": "x"}, "$timestamp": 5}], "r": [{"$key": "a", "$timestamp": 6}]}
     (line,) = run_trace(job, [{"rows": rows}], MemoryStore())
-    assert line["output"] == [{"left_k": "a", "left_tenant": "x", "left_ts": 5, "right_k": "a", "right_ts": 6}]
+    assert line["output"] == [{"l_k": "a", "tenant": "x", "l_ts": 5, "r_k": "a", "r_ts": 6}]
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,19 @@ def revision_hash(
     image: str,
     pod_templates: Mapping[str, Manifest] | None = None,
     *,
+    with_naming: bool = False,
     with_scale: bool = False,
 ) -> str:
     """The hash of what a driver of this resource, with this image, would see at its start and cannot follow later.
-    `pod_templates` are the pods in the job's templates; earlier releases left them out. `with_scale` makes the hash of
-    yet earlier releases, whose drivers followed no changes at all."""
+    `pod_templates` are the pods in the job's templates; earlier releases left them out. Without `with_naming`, as in
+    earlier releases, `prefixes: always` and no `prefixes` have one hash. `with_scale` makes the hash of yet earlier
+    releases, whose drivers followed no changes at all."""
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     spec = _without(spec, *_NOT_FOR_DRIVERS)
+    if spec.get("prefixes") == "always":
+        del spec["prefixes"]
+    elif with_naming and job.column_naming is not None:
+        spec.setdefault("prefixes", None)
     # The resolved image stands for this field: naming the image that already runs changes nothing.
     spec["spark"] = _without(spec.get("spark", {}), "image")
     if not with_scale:

@@ -264,7 +264,7 @@ def run(
             stack.enter_context(without_traces())
         if signals is not None:
             stack.enter_context(_caught(signals))
-        run_job(job, listener, stop, master=master, warn=warn, once=once, session=spark, local=local)
+        job = run_job(job, listener, stop, master=master, warn=warn, once=once, session=spark, local=local)
     return counts.result(job, once=once)
 
 

@@ -61,12 +61,12 @@ def test_bounds_are_seen_from_each_side() -> None:
     assert [side.intake.keys for side in step.sides] == [("id",), ("oid",)]
 
 
-def test_every_column_goes_out_with_its_side_as_prefix() -> None:
+def test_every_column_goes_out_without_a_prefix_where_no_other_input_has_its_name() -> None:
     assert compiled().output_schema() == pa.schema(
         [
-            ("left_id", pa.int64()), ("left_amount", pa.float64()), ("left_note", pa.string()),
-            ("left_ts", pa.timestamp("ms", "UTC")),
-            ("right_oid", pa.int32()), ("right_paid", pa.float64()), ("right_at", pa.int64()),
+            ("id", pa.int64()), ("amount", pa.float64()), ("note", pa.string()),
+            ("ts", pa.timestamp("ms", "UTC")),
+            ("oid", pa.int32()), ("paid", pa.float64()), ("at", pa.int64()),
         ]
     )  # fmt: skip
 
@@ -215,7 +215,7 @@ def test_the_sides_of_a_join_on_time_only() -> None:
 def test_window_columns_come_last_where_nothing_is_selected_else_where_they_are_named() -> None:
     step = {"right": "p", "keys": {"o.id": "p.oid"}, "window": {"tumbling": "1h"}}
     by_default = job([ORDERS, PAYMENTS], [step], None).output_schema()
-    assert by_default.names[-3:] == ["right_at", "window_start", "window_end"]
+    assert by_default.names[-3:] == ["at", "window_start", "window_end"]
     chosen = [{"column": "window_end"}, {"column": "o.note"}, {"column": "window_start", "as": "began"}]
     selected = job([ORDERS, PAYMENTS], [step], chosen).output_schema()
     assert selected.names == ["window_end", "note", "began"]

@@ -331,6 +331,34 @@ def test_a_driver_of_an_earlier_operator_goes_on_until_it_is_to_be_scaled(cluste
     assert cluster.status.rollout is not None
 
 
+@pytest.mark.parametrize("written", ["always", None])
+def test_how_columns_are_named_restarts_no_driver_of_an_earlier_operator(
+    cluster: SimulatedCluster, written: str | None
+) -> None:
+    """Its revision has one name for `prefixes: always`, which the API server wrote, and for no `prefixes`."""
+    cluster.edit(prefixes=written)
+    cluster.started(1)
+    given = cluster.resource
+    assert given is not None
+    earlier = hash_of(KINDS[0], given, str(cluster.status.image))
+    renamed = json.loads(json.dumps(given).replace(str(cluster.status.revision), earlier))
+    given["status"] = renamed["status"]
+    cluster.pods[FIRST]["metadata"]["labels"]["joinery.dev/revision"] = earlier
+    for prefixes in (written, None, "always"):  # the state has the same names with and without the field
+        cluster.edit(prefixes=prefixes)
+        cluster.step()
+        assert (cluster.status.revision, cluster.status.rollout, list(cluster.pods)) == (earlier, None, [FIRST])
+    cluster.edit(prefixes="whenNeeded")
+    cluster.step()
+    assert cluster.status.rollout is not None
+
+
+def test_other_names_of_columns_are_a_rollout(running: SimulatedCluster) -> None:
+    running.edit(prefixes="always")
+    running.step()
+    assert running.status.rollout is not None
+
+
 @pytest.mark.parametrize(
     ("happens", "kstatus"),
     [

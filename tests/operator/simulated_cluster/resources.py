@@ -49,7 +49,7 @@ def resource_of(kind: ResourceKind, name: str = "orders", namespace: str = "shop
     }
 
 
-def hash_of(kind: ResourceKind, resource: Manifest, image: str, *, with_scale: bool = False) -> str:
+def hash_of(kind: ResourceKind, resource: Manifest, image: str, **how: bool) -> str:
     """The name of the revision that this resource is, with this image."""
     job: Any = kind.model.model_validate(resource, by_alias=True, by_name=False)
-    return revision_hash(job, resource, image, with_scale=with_scale)
+    return revision_hash(job, resource, image, **how)

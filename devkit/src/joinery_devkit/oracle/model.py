@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -126,10 +127,17 @@ def output_row(row: Joined, columns: Sequence[Projection]) -> dict[str, Any]:
 def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], Any]] | None = None) -> list[Projection]:
     """The output columns (J10, W4). `computed` has the expressions of `select` in Python, by output name."""
     if job.select is None:
-        prefixes = ("left", "right") if len(job.spec.inputs) == 2 else [side.name for side in job.spec.inputs]
-        sides = zip(prefixes, job.spec.inputs, strict=True)
         times = [Projection(name, window=n) for n, name in enumerate(_TIMES) if job.joins[0].window is not None]
-        every = [Projection(f"{prefix}_{column}", side.name, column) for prefix, side in sides for column in side.types]
+        always, inputs = job.spec.prefixes == "always", job.spec.inputs
+        prefixes = ("left", "right") if always and len(inputs) == 2 else [side.name for side in inputs]
+        columns = [
+            (prefix, side.name, name) for prefix, side in zip(prefixes, inputs, strict=True) for name in side.types
+        ]
+        having = Counter([*(name for *_, name in columns), *(time.name for time in times)])
+        every = [
+            Projection(f"{prefix}_{name}" if always or having[name] > 1 else name, side, name)
+            for prefix, side, name in columns
+        ]
         return [*every, *times]
     return [
         Projection(item.as_ or "", computed=(computed or {})[item.as_ or ""])

@@ -94,9 +94,10 @@ def _name(observed: Observed, job: Job, image: str, status: Status) -> str:
 
 def _names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:
     """The name that this release gives, and those of earlier ones."""
-    resource = observed.resource
+    resource, templates = observed.resource, pods_in_templates(job.spec.spark, observed.templates)
     return (
-        revision_hash(job, resource, image, pods_in_templates(job.spec.spark, observed.templates)),
+        revision_hash(job, resource, image, templates, with_naming=True),
+        revision_hash(job, resource, image, templates),
         revision_hash(job, resource, image),
         revision_hash(job, resource, image, with_scale=True),
     )

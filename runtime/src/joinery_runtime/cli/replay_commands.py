@@ -17,7 +17,7 @@ from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_environment import StepInputs
 from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
 from joinery_runtime.hosts.worker_builder import JobInputs
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, with_stored_names
 from joinery_runtime.state.memory import MemoryStore
 
 _PLACE = re.compile(r"(?P<topic>.+):(?P<partition>\d+)=(?P<offset>\d+)")
@@ -53,7 +53,7 @@ def _reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
     with open_store(job, lambda _: None) as opened, closing(JobInputs(job)) as inputs:
         if not (record := record_of(job, opened.store)).epoch:
             raise without_epochs(record)
-        yield job, opened, inputs
+        yield with_stored_names(job, record.definition), opened, inputs
 
 
 def _why_in_trace(

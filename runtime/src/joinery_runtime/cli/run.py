@@ -24,7 +24,6 @@ from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.hosts.status.history import About
 from joinery_runtime.job import Job, located
-from joinery_runtime.job.explain import explain
 
 
 def run_command(
@@ -89,9 +88,7 @@ def _served(
         yield None
         return
     liveness = Liveness(stalled_after_s=stalled_after_ms / 1000)
-    plan = explain(job)
-    about = About(plan.title, {each.name: each.source for each in plan.inputs}, plan.output, plan.render())
-    board = Board(job.name, [side.name for side in job.inputs], liveness, about=about)
+    board = Board(job.name, [side.name for side in job.inputs], liveness, about=About.of(job))
     with serve_status(board, port or 0, host) as opened:
         tell(opened.page)
         yield board

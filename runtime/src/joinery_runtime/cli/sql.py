@@ -28,7 +28,7 @@ from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, with_stored_names
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.postgres_table import TargetTable
@@ -49,9 +49,11 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
     query = _parsed(text)
     names = _tables_of(query)
     with open_also_moved(job) as store, ExitStack() as stack:
-        held = _held_words(job, store) if OUTPUT in names else None
+        record = record_of(job, store)
+        job = with_stored_names(job, record.definition)
+        held = _held_words(job, record) if OUTPUT in names else None
         notes = [] if held is None else [held]
-        tables = _tables(job, store)
+        tables = _tables(job, store, record)
         table = job.spec.output.postgres
         if unknown := sorted(names - {OUTPUT} - tables.keys()):
             raise JoineryError(
@@ -101,10 +103,10 @@ def _by_types(job: Job, read: Callable[..., pl.DataFrame]) -> pl.DataFrame:
         return read(typed=False)
 
 
-def _held_words(job: Job, store: PostgresStore) -> str | None:
+def _held_words(job: Job, record: JobRecord) -> str | None:
     """In words, which rows of this life of the job `output` does not show yet; None if there are none."""
-    file, record = job.spec.output.file, store.record(job.name)
-    parts = held_parts(Path(file.path), life_of(record.lineage)) if file is not None and record is not None else []
+    file = job.spec.output.file
+    parts = held_parts(Path(file.path), life_of(record.lineage)) if file is not None else []
     if not parts:
         return None
     rows, since = sum(part.rows for part in parts), parts[0].epoch
@@ -162,10 +164,9 @@ def _tables_of(query: exp.Query) -> set[str]:
     return {table.name for table in query.find_all(exp.Table)} - ours
 
 
-def _tables(job: Job, store: PostgresStore) -> dict[str, Callable[[], pl.DataFrame]]:
+def _tables(job: Job, store: PostgresStore, record: JobRecord) -> dict[str, Callable[[], pl.DataFrame]]:
     """The tables other than `output`, each with the function that reads it."""
     found: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _epochs(store, job)}
-    record = record_of(job, store)
     for step in compile_job(job).steps:
         for side, spec in enumerate(step.sides):
             found[f"state_{spec.part.replace('.', '_')}"] = partial(_kept, store, record, step, side)

@@ -16,7 +16,7 @@ from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.errors import IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.worker_builder import JobInputs
-from joinery_runtime.job import Job, compare, under_definition
+from joinery_runtime.job import Job, compare, under_definition, with_stored_names
 from joinery_runtime.job.crd.driver import StateCheck
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state import migrations
@@ -76,6 +76,10 @@ def _reading(job: Job) -> Iterator[StateReader]:
 
 
 def _compared(job: Job, store: StateReader, record: JobRecord, target: int) -> StateCheck:
+    try:
+        job = with_stored_names(job, record.definition)
+    except IncompatibleState as error:
+        return _checked(record, target, [str(error)], ())
     who = identity(job, compile_job(job), lambda _: None)  # the comparison returns the warnings
     refused, warnings = [], []
     if record.signature is not None:

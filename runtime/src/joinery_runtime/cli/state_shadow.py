@@ -21,7 +21,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import StateError, StoreUnavailable
 from joinery_runtime.hosts.replay import Replay, StoredState, check_records, wrong_counts
-from joinery_runtime.job import Job, under_definition
+from joinery_runtime.job import Job, under_definition, with_stored_names
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import EpochRecord, JobRecord, StateReader
 
@@ -80,6 +80,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
     """Runs the comparison. `job` is the edited job, which fits the state; `inputs_of` opens the inputs of either job.
     Raises JoineryError if the job was taken back meanwhile; then another try may succeed."""
     stored = _stored(store, job.name)
+    job = with_stored_names(job, stored.record.definition)
     running = job if stored.record.definition is None else under_definition(job, stored.record.definition)
     before, after = (compile_job(each).output_schema().names for each in (running, job))
     columns = [name for name in before if name in after]

@@ -48,9 +48,10 @@ from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory
 from joinery_runtime.hosts.spark_master import ALONE, master_of, require_java
 from joinery_runtime.hosts.spark_progress import posted_to_spark
 from joinery_runtime.hosts.status import Board
+from joinery_runtime.hosts.status.history import About
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
 from joinery_runtime.hosts.worker_builder import WorkerBuilder, load_kernels
-from joinery_runtime.job import Job, PostgresStoreSpec, under_definition
+from joinery_runtime.job import Job, PostgresStoreSpec, under_definition, with_stored_names
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for, topic_row_limit
 from joinery_runtime.sinks.base import Sink
@@ -91,15 +92,15 @@ def run_job(
     once: bool = False,
     session: SparkSession | SparkContext | None = None,
     local: bool = False,
-) -> None:
+) -> Job:
     """Runs the job until `stop` is set (after the running epoch) or all inputs have ended; with `once`, until
     everything that is there at the start has been read, which does not end an input.
 
     `master` is a Spark master URL; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a
     `session`, every epoch runs on that session, which goes on after the job. With `local`, every epoch runs in this
     process, and there is no Spark. The job waits for an outside system that goes away. It waits for one that is away at
-    the start only if it is `patient`. In interactive use, a wrong address is more likely, so that is an error. Raises
-    JoineryError.
+    the start only if it is `patient`. In interactive use, a wrong address is more likely, so that is an error. Returns
+    the job with the names that its columns have. Raises JoineryError.
     """
     filled = with_secrets(job)
     if board is not None:
@@ -124,12 +125,12 @@ def run_job(
             # Loads the kernels while a Postgres starts, rather than in the first epoch.
             stack.callback(BackgroundCall(lambda: load_kernels(filled), "joinery-kernels").join)
         if not patient:
-            _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
-            return
+            return _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
         opened = caller.outages.until_there(lambda: stack.enter_context(open_store(filled, warn)))
         if opened is not None:
             run = _JobRun(opened, stack, master, caller, context)
-            caller.outages.until_there(lambda: run.start(job))
+            return caller.outages.until_there(lambda: run.start(job)) or job
+        return job
 
 
 class _JobRun:
@@ -150,8 +151,9 @@ class _JobRun:
         self._memory: MemoryStoreAddress | None = None
         self._watch: SparkWatch | None = None
 
-    def start(self, job: Job) -> None:
-        """Finishes what an earlier definition of the job began, then runs the job. May be called again."""
+    def start(self, job: Job) -> Job:
+        """Finishes what an earlier definition of the job began, then runs the job, and returns it with the names that
+        its columns have. May be called again."""
         known = self.store.record(job.name)
         begin = job.spec.state_store.start_from
         begins = begin is not None and (known is None or is_new(known))
@@ -159,8 +161,9 @@ class _JobRun:
             known = self.store.start_from(job.name, job.name_beside(begin.job), begin.savepoint)
         if known is not None:
             # Compares before touching anything of a driver that may be running.
-            who = identity(job, compile_job(job), self._caller.warn)
             try:
+                job = with_stored_names(job, known.definition)
+                who = identity(job, compile_job(job), self._caller.warn)
                 compare_with_state(who, known)
             except IncompatibleState:
                 if begins:
@@ -173,8 +176,11 @@ class _JobRun:
                     for words in read_in_another_way(before, job):
                         self._caller.warn(words)
                     self.settle(earlier)
+        if self._caller.board is not None:
+            self._caller.board.about = About.of(job)
         if not self._caller.stop.is_set():
             self.run_epochs(job, settle=False)
+        return job
 
     def settle(self, earlier: EarlierDefinition) -> None:
         """Finishes what was begun before the job was edited, under the definition of that time: the planned epoch, and

@@ -45,7 +45,8 @@ class WorkerBuilder:
     @property
     def digest(self) -> str:
         # Two runs of one job on one session have the same workers, but each its own store in the driver's memory.
-        return hashlib.sha256(f"{self.job.model_dump_json()}\n{self.memory}".encode()).hexdigest()[:12]
+        columns = [column.name for column in self.job.output_columns]  # whose names may be those of stored state
+        return hashlib.sha256(f"{self.job.model_dump_json()}\n{columns}\n{self.memory}".encode()).hexdigest()[:12]
 
     def __call__(self, cache: Path) -> Worker:
         """Builds the worker. Raises EnvironmentProblem if a secret cannot be read."""

@@ -12,6 +12,7 @@ from joinery_runtime.job.definition import (
     reads_alike,
     same_rows,
     under_definition,
+    with_stored_names,
 )
 from joinery_runtime.job.explain import Explanation, explain
 from joinery_runtime.job.expressions import expression_problems
@@ -134,4 +135,5 @@ __all__ = [
     "signature",
     "time_value",
     "under_definition",
+    "with_stored_names",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Set
 from typing import Any, TypeVar
 
@@ -15,16 +16,22 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.join.stream_join import StoredNames, StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.base import AS_STORED
+from joinery_runtime.job.model.references import Naming, namings, parse_reference
 from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.wording import listed
 
 _SECRET = {"properties", "propertiesSecretRef", "dsn", "dsnSecretRef"}
 # Fields that say how a place is reached, not which place, or what to do when it fails or grows too large. As long as
 # the job still has the place, the present values apply.
 _HOW = {*_SECRET, "bootstrapServers", "onDataLoss", "limits", "limit", "lateWarning", "tableOwner", "allowTriggers"}
 _HASH_VERSION = "1"
+# What a definition says of how columns are named, if nothing else names them. Definitions of earlier releases, which
+# are as durable as their jobs' state, have no such field for `always`, and `whenNeeded` with another meaning.
+_NAMINGS: Mapping[str | None, Naming] = {None: "always", "whenNeeded": "sidesWhenNeeded", "byInput": "whenNeeded"}
+_NAMES = {"prefixes", "names"}
 _ANY_JOB = TypeVar("_ANY_JOB", bound=Job)
 
 
@@ -35,7 +42,22 @@ def definition(job: Job) -> dict[str, Any]:
     spec = job.spec.model_copy(update=job.without_sql)
     fields = spec.model_dump(mode="json", by_alias=True, include=set(_defining(job)), exclude_defaults=True)
     document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, fields)))
-    return document
+    return {**_without_names(document), **_names(job)}
+
+
+def _names(job: Job) -> dict[str, Any]:
+    """How columns are named, as a definition says it; empty if the job names them, or has them as earlier releases
+    had."""
+    if not isinstance(job, StreamJoin) or job.select:
+        return {}
+    said = next(name for name, naming in _NAMINGS.items() if naming == job.naming)
+    kept = job.kept_names
+    return {**({"prefixes": said} if said is not None else {}), **({"names": kept} if kept else {})}
+
+
+def _without_names(of: Mapping[str, Any]) -> dict[str, Any]:
+    """A definition's fields without those that say how columns are named."""
+    return {key: value for key, value in of.items() if key not in _NAMES}
 
 
 def _defining(job: Job) -> Set[str]:
@@ -95,15 +117,56 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
             with_settings = _sessions(job, spec, stored)
         case _:
             raise TypeError(f"no definition of {job.kind}")
-    document["spec"] = {**others, **_dead_letter(spec), **stored, **targets, **with_settings}
+    document["spec"] = {**others, **_dead_letter(spec), **_without_names(stored), **targets, **with_settings}
     try:
-        return type(job).model_validate(document, context=AS_STORED)
+        before = type(job).model_validate(document, context=AS_STORED)
     except ValidationError as error:
         raise IncompatibleState(
             f"a plan of job {job.name} was made by a job that this release does not take",
             facts=str(error),
             todo="Run the release that made it until the job has stopped in order (SIGTERM), then this one",
         ) from error
+    if isinstance(before, StreamJoin) and not before.select:
+        return before.with_stored_names(_stored_names(job.name, stored))
+    return before
+
+
+def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
+    """The job with the names that its columns have in the definition that its store has (None: there is none), unless
+    the job says otherwise. Columns that the definition does not have get names by the same rule. Raises
+    IncompatibleState if a key or a header of the output names a column that is not among them, or two columns have one
+    name."""
+    if stored is None or not isinstance(job, StreamJoin) or job.select or "inputs" not in stored or "select" in stored:
+        return job
+    names = _stored_names(job.name, stored)
+    if names.naming not in namings(job.spec.prefixes):
+        return job
+    if definition(job)["inputs"] != stored["inputs"]:
+        before = under_definition(job, stored).output_columns
+        names = StoredNames(names.naming, {each.source: each.name for each in before if each.source is not None})
+    named = job.with_stored_names(names)
+    counts = Counter(column.name for column in named.output_columns)
+    if wrong := [name for name in (*named.named_columns, *counts) if counts[name] != 1]:
+        raise IncompatibleState(
+            f"Columns of job {job.name} keep the names that are stored with its state, and {listed(wrong)} is no name "
+            "of one column",
+            facts=f"output columns are {listed(counts)}",
+            todo="Write these in the output's keys and headers, or name the columns with `select`",
+        )
+    return named
+
+
+def _stored_names(job: str, stored: Mapping[str, Any]) -> StoredNames:
+    """How a definition names columns that nothing else names."""
+    naming = _NAMINGS.get(stored.get("prefixes"))
+    if naming is None:
+        raise IncompatibleState(
+            f"the state of job {job} has columns named in a way that this release does not know",
+            facts=f"it is called {stored['prefixes']}",
+            todo="Run the release that made it, or a later one",
+        )
+    known = {parse_reference(text): name for text, name in stored.get("names", {}).items()}
+    return StoredNames(naming, {column: name for column, name in known.items() if column is not None})
 
 
 def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:

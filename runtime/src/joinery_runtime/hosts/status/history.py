@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from joinery_runtime.engine.loop import CommittedEpoch, Scaling
 from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms
+from joinery_runtime.job import Job, explain
 from joinery_runtime.job.crd import ScalingStatus
 from joinery_runtime.job.crd.driver import Message
 
@@ -31,6 +32,11 @@ class About:
     sources: Mapping[str, str] | None = None
     output: str = ""
     explanation: str = ""
+
+    @classmethod
+    def of(cls, job: Job) -> About:
+        plan = explain(job)
+        return cls(plan.title, {each.name: each.source for each in plan.inputs}, plan.output, plan.render())
 
 
 class Sample(Message):

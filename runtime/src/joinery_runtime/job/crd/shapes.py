@@ -69,9 +69,6 @@ def list_map(key: str) -> Schema:
 # Fields whose empty mapping means the same as absence, where absence is not a branch of their union.
 EMPTY_IS_UNSET: frozenset[Place] = frozenset({(KafkaInput, "stopAt")})
 
-# Fields whose default the API server does not fill in: a stored resource would pin it, as if its author had chosen it.
-WITHOUT_DEFAULT: frozenset[Place] = frozenset({(StreamJoinSpec, "prefixes")})
-
 FIELDS: Mapping[Place, Schema] = {
     (StreamJoinSpec, "inputs"): {**list_map("name"), "maxItems": 16},
     (StreamJoinSpec, "joins"): {"maxItems": 16},

@@ -25,7 +25,6 @@ from joinery_runtime.job.crd.shapes import (
     INT_OR_STRING,
     MAX_ENTRIES,
     MAX_TEXT,
-    WITHOUT_DEFAULT,
     Place,
     Schema,
     duration,
@@ -59,8 +58,6 @@ def object_schema(model: type[BaseModel]) -> Schema:
             name = info.alias or attribute
             place, field = (model, name), {**said.get(attribute, {}), **raw["properties"][name]}
             shape = {**_shape(place, info, field, models), **FIELDS.get(place, {})}
-            if place in WITHOUT_DEFAULT:
-                del shape["default"]
             schema["properties"][name] = with_rules({**_sized(shape), **_described(field, info)}, place)
     if raw.get("required"):
         schema["required"] = raw["required"]

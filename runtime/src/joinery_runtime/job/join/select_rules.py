@@ -21,8 +21,13 @@ from joinery_runtime.job.model.draft import (
     unknown_column,
 )
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
-from joinery_runtime.job.model.output_rules import unknown_columns
-from joinery_runtime.job.model.references import WINDOW_COLUMNS, Prefixes, default_names
+from joinery_runtime.job.model.output_rules import named_columns, unknown_columns
+from joinery_runtime.job.model.references import (
+    POSTGRES_NAME_BYTES,
+    WINDOW_COLUMNS,
+    default_names,
+    fitting_naming,
+)
 from joinery_runtime.job.model.wording import listed, suggestion
 
 
@@ -127,9 +132,15 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
     if not draft.all_named or any(source.types is None for source in draft.inputs):
         return
     columns = {source.name or "": tuple(source.types or ()) for source in draft.inputs}
-    prefixes: Prefixes = "whenNeeded" if dig(draft.data, "spec", "prefixes") == "whenNeeded" else "always"
     times = WINDOW_COLUMNS if _windowed(draft) else ()
-    yield from (name for name, *_ in default_names(columns, prefixes, times))
+    naming = fitting_naming(
+        dig(draft.data, "spec", "prefixes"),
+        columns,
+        times,
+        (name for _, name in named_columns(draft.data) if isinstance(name, str)),
+        most_bytes=POSTGRES_NAME_BYTES if dig(draft.data, "spec", "output", "postgres") is not None else None,
+    )
+    yield from (name for name, *_ in default_names(columns, naming, times))
 
 
 def _windowed(draft: JobDraft) -> bool:

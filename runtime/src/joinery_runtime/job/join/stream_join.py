@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, part_names
@@ -14,12 +14,15 @@ from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import (
+    POSTGRES_NAME_BYTES,
     WINDOW_COLUMNS,
     KeyPair,
+    Naming,
     Prefixes,
     Reference,
     default_names,
-    output_prefixes,
+    fitting_naming,
+    naming_prefixes,
     parse_reference,
 )
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
@@ -65,14 +68,22 @@ class StreamJoinSpec(JobSpec):
     """The steps. Each joins one more input."""
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
     """What goes out: exactly these columns, in this order. If absent, every column, named as `prefixes` says."""
-    prefixes: Prefixes = "always"
-    """How columns are named without `select`: `always` with the prefix `left_`, `right_` or, of more than two inputs,
-    `<input>_`; with `whenNeeded` only those that several inputs have."""
+    prefixes: Prefixes | None = None
+    """How columns are named without `select`: if absent, as in the job's stored state, and without state as with
+    `whenNeeded`. `whenNeeded`: columns that several inputs have get the prefix `<input>_`. `always`: all get `left_`,
+    `right_` or, of more than two inputs, `<input>_`."""
     sql: Text | None = Field(
         default=None,
         examples=["SELECT a.k, b.v FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL '1' DAY"],
     )
     """A SELECT with a join, instead of `joins` and `select`."""
+
+
+class StoredNames(NamedTuple):
+    """How a job's columns were named when its state was stored, and the names that `naming` alone would not give."""
+
+    naming: Naming
+    known: Mapping[Reference, str]
 
 
 class StreamJoin(Job):
@@ -82,6 +93,8 @@ class StreamJoin(Job):
 
     kind: Literal["StreamJoin"] = "StreamJoin"
     spec: StreamJoinSpec
+    # No field: it comes from the state store (see `job.definition`), and a resource cannot say it.
+    _stored_names: StoredNames | None = PrivateAttr(default=None)
 
     @classmethod
     def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
@@ -197,17 +210,73 @@ class StreamJoin(Job):
         chosen = self.select
         if chosen:
             return tuple(self._selected(item) for item in chosen)
-        times = [self._window_column(name, name) for name in WINDOW_COLUMNS if self.windowed]
+        times = [self._window_column(name, name) for name in self._times]
         return (*self._every_column(), *times)
 
     @property
     def column_naming(self) -> str | None:
         if self.select:
             return None
-        prefixes = output_prefixes([side.name for side in self.inputs])
-        named = f"prefixes: {self.spec.prefixes}, with {listed(f'{prefix}_' for prefix in prefixes)}"
+        naming, names = self.naming, [side.name for side in self.inputs]
+        prefixes = listed(f"{prefix}_" for prefix in naming_prefixes(naming, names))
+        named = f"prefixes: {'always' if naming == 'always' else 'whenNeeded'}, with {prefixes}"
+        if self._stored_names is not None:
+            return f"{named}, as stored with the state"
+        if self.spec.prefixes is None and naming != "whenNeeded":
+            return (
+                f"{named}, because with whenNeeded the output's keys or headers would name other columns, or a name "
+                "would come twice or be too long"
+            )
+        if self.spec.prefixes is None:
+            return f"{named}, which a job without state has; one with state keeps its names"
         more = "; with a third input left_ and right_ become the inputs' names, unless `select` names the columns"
-        return named + (more if len(prefixes) == 2 else "")
+        return named + (more if naming == "always" and len(names) == 2 else "")
+
+    @property
+    def naming(self) -> Naming:
+        """How columns are named if there is no `select`."""
+        if self._stored_names is not None:
+            return self._stored_names.naming
+        return fitting_naming(
+            self.spec.prefixes,
+            self._columns_by_input,
+            self._times,
+            self.named_columns,
+            most_bytes=POSTGRES_NAME_BYTES if self.spec.output.postgres is not None else None,
+        )
+
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """The output columns that the output's settings name."""
+        kafka = self.spec.output.kafka
+        return (*((*kafka.key, *kafka.headers.values()) if kafka is not None else ()), *self.upsert_key)
+
+    @property
+    def kept_names(self) -> dict[str, str]:
+        """By `input.column`, the names that stored state keeps and that `naming` would not give."""
+        if self._stored_names is None:
+            return {}
+        columns, naming, times = self._columns_by_input, self.naming, self._times
+        both = zip(
+            default_names(columns, naming, times, self._stored_names.known),
+            default_names(columns, naming, times),
+            strict=True,
+        )
+        return {f"{side}.{column}": name for (name, side, column), (by_rule, *_) in both if name != by_rule}
+
+    def with_stored_names(self, names: StoredNames) -> Self:
+        """The job with the names of its columns that were stored with its state."""
+        named = self.model_copy()
+        named._stored_names = names
+        return named
+
+    @property
+    def _columns_by_input(self) -> Mapping[str, tuple[str, ...]]:
+        return {side.name: tuple(side.types) for side in self.inputs}
+
+    @property
+    def _times(self) -> tuple[str, ...]:
+        return WINDOW_COLUMNS if self.windowed else ()
 
     def _selected(self, item: SelectItem) -> OutputField:
         if item.column in WINDOW_COLUMNS:
@@ -218,11 +287,10 @@ class StreamJoin(Job):
         return self._column(item.as_ or source.column, source)
 
     def _every_column(self) -> list[OutputField]:
-        columns = {side.name: tuple(side.types) for side in self.inputs}
-        times = WINDOW_COLUMNS if self.windowed else ()
+        known = self._stored_names.known if self._stored_names is not None else {}
         return [
             self._column(name, Reference(side, column))
-            for name, side, column in default_names(columns, self.spec.prefixes, times)
+            for name, side, column in default_names(self._columns_by_input, self.naming, self._times, known)
         ]
 
     def _column(self, name: str, source: Reference) -> OutputField:

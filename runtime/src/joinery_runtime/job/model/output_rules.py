@@ -17,17 +17,20 @@ def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Fi
     hides one."""
     if known is None:
         return
-    named: list[tuple[Loc, object]] = [
-        (("spec", "output", *steps, i), name)
-        for steps in (("kafka", "key"), ("postgres", "upsertKey"))
-        for i, name in enumerate(items(draft.data, "spec", "output", *steps))
-    ]
-    headers = dig(draft.data, "spec", "output", "kafka", "headers")
-    if isinstance(headers, Mapping):
-        named += [(("spec", "output", "kafka", "headers", header), name) for header, name in headers.items()]
-    for at, name in named:
+    for at, name in named_columns(draft.data):
         if isinstance(name, str) and name not in known:
             yield at, f"{name!r} is not an output column{suggestion(name, known)}; output columns are {listed(known)}"
+
+
+def named_columns(data: object) -> Iterator[tuple[Loc, object]]:
+    """Yields the places in a resource that name an output column, and the names."""
+    output = dig(data, "spec", "output")
+    for steps in (("kafka", "key"), ("postgres", "upsertKey")):
+        for i, name in enumerate(items(output, *steps)):
+            yield ("spec", "output", *steps, i), name
+    headers = dig(output, "kafka", "headers")
+    if isinstance(headers, Mapping):
+        yield from ((("spec", "output", "kafka", "headers", header), name) for header, name in headers.items())
 
 
 def late_without_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:

@@ -44,21 +44,71 @@ RETRACTED = "retracted"
 """The last column if `emitRetractions` is on: whether this row retracts the earlier one with the same key."""
 
 
+# --- the names of output columns that no `select` names (rule J10) ----------------------------------------------------
+
 Prefixes = Literal["always", "whenNeeded"]
+"""What a job can say."""
+Naming = Literal["always", "whenNeeded", "sidesWhenNeeded"]
+"""How columns are named. `sidesWhenNeeded` is what `whenNeeded` meant in earlier releases, whose jobs keep it: of
+two inputs, the prefixes are those of `always`."""
+POSTGRES_NAME_BYTES = 63
+Named = tuple[str, str, str]
+"""The name in the output, the input and its column."""
 
 
-def output_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
-    """The prefixes of each input's columns, in the job's order, if there is no `select` (rule J10)."""
+def namings(prefixes: object) -> tuple[Naming, ...]:
+    """The ways in which a job with this field may name its columns, the one of a job without state first. The others
+    are for jobs whose state has their names."""
+    match prefixes:
+        case "always":
+            return ("always",)
+        case "whenNeeded":
+            return ("whenNeeded", "sidesWhenNeeded")
+        case _:
+            return ("whenNeeded", "always", "sidesWhenNeeded")
+
+
+def side_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
+    """The prefixes of each input's columns, in the job's order, under `always` and in SQL."""
     return ("left", "right") if len(inputs) == 2 else tuple(inputs)
 
 
+def naming_prefixes(naming: Naming, inputs: Sequence[str]) -> tuple[str, ...]:
+    return tuple(inputs) if naming == "whenNeeded" else side_prefixes(inputs)
+
+
 def default_names(
-    inputs: Mapping[str, Iterable[str]], prefixes: Prefixes, others: Sequence[str] = ()
-) -> Iterator[tuple[str, str, str]]:
-    """Yields every column of every input, in the job's order, as (name in the output, input, column). `whenNeeded`: a
-    column gets its input's prefix only if several inputs, or the engine's `others`, have that name."""
+    inputs: Mapping[str, Iterable[str]],
+    naming: Naming,
+    others: Sequence[str] = (),
+    known: Mapping[Reference, str] | None = None,
+) -> Iterator[Named]:
+    """Yield every column of every input, in the job's order. Unless all have prefixes, a column gets its input's only
+    if several inputs, or the engine's `others`, have that name. `known` names are kept."""
     shared = Counter([*others, *(column for columns in inputs.values() for column in columns)])
-    for prefix, (side, columns) in zip(output_prefixes(list(inputs)), inputs.items(), strict=True):
+    known = known or {}
+    taken = set(known.values())
+    for prefix, (side, columns) in zip(naming_prefixes(naming, list(inputs)), inputs.items(), strict=True):
         for column in columns:
-            bare = prefixes == "whenNeeded" and shared[column] == 1
-            yield column if bare else f"{prefix}_{column}", side, column
+            bare = naming != "always" and shared[column] == 1 and column not in taken
+            yield known.get(Reference(side, column), column if bare else f"{prefix}_{column}"), side, column
+
+
+def fitting_naming(
+    prefixes: object,
+    inputs: Mapping[str, Iterable[str]],
+    others: Sequence[str],
+    keys: Iterable[str],
+    *,
+    most_bytes: int | None,
+) -> Naming:
+    """The way in which a job without stored names has its columns named: the first one under which all names differ,
+    are of at most `most_bytes`, and include the output's `keys`. Jobs of earlier releases have keys such as
+    `left_order_id`."""
+    wanted, ways = set(keys), namings(prefixes)
+    for naming in ways:
+        names = [*others, *(name for name, *_ in default_names(inputs, naming, others))]
+        short = most_bytes is None or all(len(name.encode()) <= most_bytes for name in names)
+        if short and len(set(names)) == len(names) and wanted <= set(names):
+            return naming
+    return ways[0]

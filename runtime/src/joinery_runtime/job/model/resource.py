@@ -16,12 +16,11 @@ from joinery_runtime.job.model.draft import Finding, Loc, no_key, path_text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
 from joinery_runtime.job.model.pods import Autoscale, SparkSpec
-from joinery_runtime.job.model.references import Reference
+from joinery_runtime.job.model.references import POSTGRES_NAME_BYTES, Reference
 from joinery_runtime.job.model.types import ColumnType
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
 MOST_SHARDS = 4096
-POSTGRES_NAME_BYTES = 63
 RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all cross-field findings
 
 Name = Annotated[

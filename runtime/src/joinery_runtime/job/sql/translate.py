@@ -10,7 +10,7 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP
-from joinery_runtime.job.model.references import output_prefixes
+from joinery_runtime.job.model.references import side_prefixes
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.chain import Link, chain_of, place_conditions
 from joinery_runtime.job.sql.conditions import read_predicates
@@ -56,7 +56,7 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     shape, options = read
     names = Names(shape.sources, tables, report)
     inputs = [table.name for table in tables]
-    prefixes = dict(zip(inputs, output_prefixes(inputs), strict=True))
+    prefixes = dict(zip(inputs, side_prefixes(inputs), strict=True))
     select = selection(shape.items, names, prefixes, report, windowed=shape.window is not None)
     links, filters = _links(shape, names, tables, report)
     steps = steps_of(links, shape, options, names, report)
