@@ -26,6 +26,8 @@ from state.stored_jobs import JOBS
 # Written by the first release with state_version 2, of `rows(["a", None, "ccc"])` hashed by `user`. It is not to be
 # written again: then it would say nothing about that release.
 VERSION_2 = Path(__file__).parent / "stored" / "segment-version-2"
+# The same of the first release with state_version 3, packed and of few rows.
+VERSION_3 = [Path(__file__).parent / "stored" / f"segment-version-3-{kind}" for kind in ("packed", "few")]
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def rows(users: Sequence[str | None]) -> pa.RecordBatch:
     """A run that is hashed by `user`, with the position as time and offset."""
     user = pa.array(users, pa.string())
     places = pa.array(range(len(users)), pa.int64())
-    columns = [pa.array(key_hash([user])), places, places.cast(pa.int32()), places, user]
+    columns = [pa.array(key_hash([user])), places, places, places, user]
     batch = pa.record_batch(columns, schema=pa.schema([*ENGINE_FIELDS, pa.field("user", pa.string())]))
     return Run.sort(batch).batch
 
@@ -140,6 +142,12 @@ def test_few_rows_are_stored_as_they_are() -> None:
 
 def test_what_the_first_release_of_version_2_wrote_is_read() -> None:
     assert from_blob(VERSION_2.read_bytes()).equals(rows(["a", None, "ccc"]))
+
+
+@pytest.mark.parametrize("stored", VERSION_3, ids=["packed", "few"])
+def test_what_the_first_release_of_version_3_wrote_is_read(stored: Path) -> None:
+    """Its partitions are int32."""
+    assert from_blob(stored.read_bytes()).equals(rows(["a", None, "ccc"]))
 
 
 @pytest.mark.parametrize("few_rows", [0, FEW_ROWS], ids=["packed", "few"])

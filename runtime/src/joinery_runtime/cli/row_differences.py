@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.core.table.columns import split_partition
 from joinery_runtime.hosts.replay import ReplayedEpoch
 from joinery_runtime.job import Job
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
@@ -195,8 +196,8 @@ def _places(job: Job, replayed: ReplayedEpoch, columns: Sequence[str] | None, st
 
 
 def place_of(sides: Sequence[str], side: int, last: tuple[int, int], partner: tuple[int, int]) -> str:
-    """Where an output row comes from, in words: the record that arrived last (partition, offset), and its partner,
+    """Where an output row comes from, in words: the record that arrived last (PARTITION, offset), and its partner,
     which sessions do not have."""
-    place = f"{sides[side]} {last[0]}/{last[1]}"
+    place = f"{sides[side]} {split_partition(last[0])[1]}/{last[1]}"
     with_partner = len(sides) > 1 and partner[1] >= 0
-    return f"{place} with {sides[1 - side]} {partner[0]}/{partner[1]}" if with_partner else place
+    return f"{place} with {sides[1 - side]} {split_partition(partner[0])[1]}/{partner[1]}" if with_partner else place

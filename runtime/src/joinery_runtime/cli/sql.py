@@ -23,7 +23,7 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, KeptRun
-from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS, partitions_of
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.errors import JoineryError
@@ -221,7 +221,10 @@ def _shown(spec: SideSpec, kept: KeptRun) -> pa.RecordBatch:
     else:
         users = list(spec.intake.stored)
         added = {"event_time": batch.column(TS).cast(times)}
-        added |= {"partition": batch.column(PARTITION), "offset": batch.column(OFFSET)}
+        added |= {
+            "partition": pa.array(partitions_of(batch.column(PARTITION).to_numpy()), pa.int32()),
+            "offset": batch.column(OFFSET),
+        }
         if spec.flags:
             added["matched"] = pa.array(kept.flags)
     columns = {name: batch.column(name) for name in users}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.cli.row_differences import Difference, RowComparison, What, most_like, place_of
@@ -29,8 +30,7 @@ CREATE TABLE expected (text BLOB, key BLOB, epoch BIGINT, number BIGINT, require
     side BIGINT, part BIGINT, "offset" BIGINT, partner_part BIGINT, partner_offset BIGINT);
 CREATE TABLE present (text BLOB, place VARCHAR, number BIGINT, ours BOOLEAN);
 """
-# For each key, the row of its newest epoch. If that epoch has several, one that is present: only sorting decided which
-# of them came last.
+# For each key, the last row of its newest epoch. If several have no order between them, one that is present.
 _NEWEST = """
 CREATE TABLE newest AS SELECT expected.* FROM expected
 JOIN (SELECT key, max(number) AS number FROM expected GROUP BY key) AS last
@@ -77,8 +77,8 @@ CREATE TABLE extra AS SELECT text, place, number, twin FROM (
 @dataclass(slots=True)
 class WholeOutput:
     """The comparison of one output. `name` is the output's name in differences. `folder` is an empty directory that has
-    room for as many bytes as the output. `sides` are names of inputs, for the places of rows. `in_order`: of several
-    rows of an epoch with one key the last one counts (for sessions, whose rows go out in a defined order)."""
+    room for as many bytes as the output. `sides` are names of inputs, for the places of rows. `in_order`: the
+    rows of a key are in their order in the tables of an epoch (those of sessions); otherwise ORDER_COLUMNS say it."""
 
     name: str
     content: Content
@@ -95,20 +95,27 @@ class WholeOutput:
         self._db = duckdb.connect(str(self.folder / "rows.db"), config=settings)
         self._db.execute(_TABLES)
 
-    def expect(self, epoch: int, tables: Sequence[pa.Table]) -> None:
-        """Adds rows that an epoch puts out."""
+    def expect(self, epoch: int, tables: Sequence[pa.Table], *, any_of_key: bool = False) -> None:
+        """Adds rows that an epoch puts out. `any_of_key`: of several rows with one key, any may have replaced the
+        others, as in epochs of earlier releases."""
         if self.content.exact and epoch > self.content.complete_to:
             return
+        by_rank = self.content.upsert_key and not self.in_order and not any_of_key
+        ranks = _ranks(tables) if by_rank else None
+        first = 0
         for table in tables:
-            self._expect(epoch, table)
+            numbers = np.arange(table.num_rows) if self.in_order else np.zeros(table.num_rows, dtype=np.int64)
+            if ranks is not None:
+                numbers = ranks[first : first + table.num_rows]
+                first += table.num_rows
+            self._expect(epoch, table, epoch * _EPOCH + numbers)
 
-    def _expect(self, epoch: int, table: pa.Table) -> None:
+    def _expect(self, epoch: int, table: pa.Table, numbers: np.ndarray) -> None:
         places = [
             table[name] if name in table.schema.names else pa.nulls(table.num_rows, pa.int64()) for name in _PLACE
         ]
         rows = table.drop_columns([name for name in ORDER_COLUMNS if name in table.schema.names])
         content, count = self.content, table.num_rows
-        numbers = range(epoch * _EPOCH, epoch * _EPOCH + count) if self.in_order else [epoch * _EPOCH] * count
         keys = rows_to_json(rows.select(content.upsert_key)) if content.upsert_key else [None] * count
         gone = pa.repeat(pa.scalar(False), count) if content.retracted is None else rows[content.retracted]
         if content.retracted is not None:
@@ -287,6 +294,20 @@ class WholeOutput:
     def close(self) -> None:
         self._db.close()
         self.content.close()
+
+
+def _ranks(tables: Sequence[pa.Table]) -> np.ndarray:
+    """The places of these rows in the defined order (int64[n]); equal for rows with no order between them."""
+    columns = [np.concatenate([table[name].to_numpy() for table in tables]) for name in ORDER_COLUMNS] if tables else []
+    if not columns:
+        return np.zeros(0, dtype=np.int64)
+    order = np.lexsort(columns[::-1])
+    differs = np.zeros(len(order), dtype=bool)
+    for column in columns:
+        differs[1:] |= np.diff(column[order]) != 0
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.cumsum(differs)
+    return ranks
 
 
 def _plain(text: bytes) -> bytes:

@@ -375,10 +375,13 @@ class _Comparison:
         spec, step = self._pipeline.input(record.place.partition.input), self._pipeline.last
         if spec.step != step.number or record.ts is None:
             return {}
+        place, read_in = record.place.partition, self._with.get(record.epoch)
+        numbered = place.partition if read_in is None else read_in.plan.numbered(place)
         found: dict[int, Counter[str]] = {}
         for number, epoch in self._with.items():
             if number >= record.epoch:
-                holding = [table.filter(pa.array(_holds(table, step.kind, spec.side, record))) for table in epoch.rows]
+                holds = (_holds(table, step.kind, spec.side, record, numbered) for table in epoch.rows)
+                holding = [table.filter(pa.array(held)) for table, held in zip(epoch.rows, holds, strict=True)]
                 found[number] = Counter(map(json.dumps, in_order([table for table in holding if table.num_rows])))
         return found
 
@@ -483,14 +486,14 @@ def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, 
     return found
 
 
-def _holds(table: pa.Table, kind: Kind, side: int, record: FoundRecord) -> np.ndarray:
-    """bool[n]: which rows the record of a side is part of."""
+def _holds(table: pa.Table, kind: Kind, side: int, record: FoundRecord, numbered: int) -> np.ndarray:
+    """bool[n]: which rows the record of a side is part of. `numbered` is PARTITION of the record."""
     order = {name: table[name].to_numpy() for name in ORDER_COLUMNS}
     if kind.merges_rows:
         assert record.ts is not None, "the caller has looked"
         is_new = order["$partner_partition"] == 1  # a retraction takes back what was there before
         return np.asarray(is_new & (order[FIRST_TIME] <= record.ts) & (record.ts <= order[LAST_TIME]))
-    place = record.place.partition.partition, record.place.offset
+    place = numbered, record.place.offset
     own = (order["$order_partition"] == place[0]) & (order["$order_offset"] == place[1])
     partner = (order["$partner_partition"] == place[0]) & (order[PARTNER] == place[1])
     return np.asarray(np.where(order["$order_side"] == side, own, partner))

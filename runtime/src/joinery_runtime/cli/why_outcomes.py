@@ -20,10 +20,19 @@ from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
-from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS, UNAVAILABLE
+from joinery_runtime.core.table.columns import (
+    DELETED,
+    HASH,
+    JOINABLE,
+    OFFSET,
+    PARTITION,
+    TS,
+    UNAVAILABLE,
+    split_partition,
+)
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_floors
-from joinery_runtime.engine.plan import EpochPlan, input_states
+from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.hosts.replay import StoredState
 from joinery_runtime.job import format_time
@@ -216,7 +225,7 @@ class KeptBefore:
         if self.stored is None or side.state is not None:
             return
         record = self.stored.record
-        positions = input_states([name], record)[name].positions
+        state = input_states([name], record)[name]
         floor = stored_floors(record).get(side.part)
         for meta in record.segments:
             if meta.part == side.part:
@@ -234,7 +243,7 @@ class KeptBefore:
                 places = zip(rows.column(PARTITION).to_pylist(), rows.column(OFFSET).to_pylist(), strict=True)
                 yield (
                     pa.record_batch(columns, schema=schema),
-                    [Place(_partition(name, number, offset, positions), offset) for number, offset in places],
+                    [Place(_partition(name, numbered, offset, state), offset) for numbered, offset in places],
                 )
 
 
@@ -244,10 +253,17 @@ def still_there(step: StepSpec, side: int, rows: pa.RecordBatch, floor: int | No
     return rows if since is None else rows.filter(pa.array(rows.column(TS).to_numpy() >= since))
 
 
-def _partition(name: str, number: int, offset: int, positions: Mapping[PartitionRef, int]) -> PartitionRef:
-    """The partition of a stored row, which does not say its topic: names all topics from which the row may be."""
-    topics = {ref.topic for ref, end in positions.items() if ref.partition == number and offset < end}
-    return PartitionRef(name, " or ".join(sorted(topics)) or name, number)
+def _partition(name: str, numbered: int, offset: int, state: InputState) -> PartitionRef:
+    """The partition of a stored row, which says its topic by number. Several topics may have number 0, which rows of
+    earlier releases have: names all topics from which the row may be."""
+    topic_number, partition = split_partition(numbered)
+    numbers = state.topic_numbers.by_topic
+    topics = {
+        ref.topic
+        for ref, end in state.positions.items()
+        if ref.partition == partition and offset < end and (not topic_number or numbers.get(ref.topic) == topic_number)
+    }
+    return PartitionRef(name, " or ".join(sorted(topics)) or name, partition)
 
 
 class RecordOutcomes:
@@ -451,12 +467,13 @@ class RecordOutcomes:
     def _prepared(self, name: str) -> _Rows | None:
         intake, decoder = self._pipeline.intake(name), self._decoders.decoder(name, 0)
         batches, epochs, places = list[pa.RecordBatch](), list[int](), list[Place]()
+        plans = {plan.epoch: plan for plan in self._plans}
         for ref, raws in self._batches.items():
             for epoch, raw in raws if ref.input == name else ():
                 decoded = decoder.decode_batch(raw)
                 for rows in decoded.rows.combine_chunks().to_batches():
                     offsets = raw.offsets[decoded.index]
-                    records = DecodedRecords(rows, ref.partition, offsets, decoded.deleted)
+                    records = DecodedRecords(rows, plans[epoch].numbered(ref), offsets, decoded.deleted)
                     prepared = prepare(intake, records).rows
                     if JOINABLE in prepared.schema.names:
                         prepared = prepared.filter(prepared.column(JOINABLE))

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.core.table.columns import split_partition
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
@@ -55,16 +56,16 @@ class OutputLimit:
             return None
         if ORDER_COLUMNS[0] not in self._large[0][0].schema.names:
             deque(self.within(task.run(arrivals, ordered=True)), maxlen=0)  # the same rows once more, with their places
-        topics = {(each.partition.input, each.partition.partition): each.partition.topic for each in plan.ranges}
+        topics = {(ref.input, plan.numbered(ref)): ref.topic for ref in plan.partitions}
         letters = []
         for batch, sizes in self._large:
             texts = rows_to_json(_visible(batch))
             for place, text, size in zip(batch.select(list(ORDER_COLUMNS)).to_pylist(), texts, sizes, strict=True):
-                name, partition = self.step.sides[place["$order_side"]].time, place["$order_partition"]
+                name, numbered = self.step.sides[place["$order_side"]].time, place["$order_partition"]
                 row = dead_letter_rows(
                     input_name=name,
-                    topic=topics.get((name, partition), ""),
-                    partition=partition,
+                    topic=topics.get((name, numbered), ""),
+                    partition=split_partition(numbered)[1],
                     offsets=[place["$order_offset"]],
                     reasons=[f"failed: the row has {size:,} bytes, and {self.limit.words}"],
                     values=pa.array([text], pa.binary()),

@@ -15,6 +15,8 @@ from typing import Any
 from joinery_runtime.core.pipeline.future import FormerFutureRows, FutureCheck, FutureRows
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, InputTime, Watermark
+from joinery_runtime.core.table.columns import numbered_partition
+from joinery_runtime.engine.topic_numbers import TopicNumbers
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.sources.base import PartitionRef, Range, StoredOffsets
 from joinery_runtime.state.store import JobRecord
@@ -47,7 +49,9 @@ class EpochPlan:
     `reached` names the inputs of an as-of join that are behind, each with the event time up to which it was read
     (`InputTime.reached`). `unread` names the streams of such a join of which this plan leaves records unread.
     `row_limit` is how large a row the output topic took when the plan was made, if that is less than the client takes;
-    None: not known, or no such topic."""
+    None: not known, or no such topic.
+    `topic_numbers` has, by input, the numbers of topics that the ranges read or that this plan is the first to give
+    (`TopicNumbers`); a topic that is not named has 0."""
 
     epoch: int
     shards: int
@@ -73,6 +77,7 @@ class EpochPlan:
     reached: Mapping[str, int] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     row_limit: int | None = None
+    topic_numbers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     format: int = PLAN_FORMAT
     generation: int = 0
 
@@ -86,6 +91,10 @@ class EpochPlan:
     @property
     def partitions(self) -> tuple[PartitionRef, ...]:
         return tuple(r.partition for r in self.ranges)
+
+    def numbered(self, ref: PartitionRef) -> int:
+        """Return what rows of the partition have as PARTITION."""
+        return numbered_partition(ref.partition, self.topic_numbers.get(ref.input, {}).get(ref.topic, 0))
 
     def future_check(self, name: str) -> FutureCheck | None:
         """Returns the check of event times that are too far ahead (T11), for one range of the input; None takes any."""
@@ -127,6 +136,11 @@ class EpochPlan:
             **({"reached": dict(self.reached)} if self.reached else {}),
             **({"unread": list(self.unread)} if self.unread else {}),
             **({} if self.row_limit is None else {"row_limit": self.row_limit}),
+            **(
+                {"topic_numbers": {name: dict(numbers) for name, numbers in self.topic_numbers.items()}}
+                if self.topic_numbers
+                else {}
+            ),
         }
 
     @classmethod
@@ -159,6 +173,7 @@ class EpochPlan:
             reached=dict(doc.get("reached", {})),
             unread=tuple(doc.get("unread", [])),
             row_limit=doc.get("row_limit"),
+            topic_numbers={name: dict(numbers) for name, numbers in doc.get("topic_numbers", {}).items()},
         )
 
 
@@ -175,7 +190,8 @@ class InputState:
     """Where one input stands after the newest committed epoch: next offset per partition, event-time progress, where
     its partitions stop if it is bounded, and the id of the topic that its offsets belong to (another topic may get the
     same name). `first_read`: the input is a table, and has been read to where it ended at the very first start.
-    `behind`: the input is the stream of a table, and the newest epoch has left records of it unread."""
+    `behind`: the input is the stream of a table, and the newest epoch has left records of it unread. `topic_numbers`
+    order its topics or files."""
 
     positions: Mapping[PartitionRef, int] = field(default_factory=dict)
     progress: InputProgress = field(default_factory=InputProgress)
@@ -183,6 +199,7 @@ class InputState:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     first_read: bool = False
     behind: bool = False
+    topic_numbers: TopicNumbers = field(default_factory=TopicNumbers)
 
     @property
     def known(self) -> StoredOffsets:
@@ -210,7 +227,8 @@ class InputState:
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
         positions, stops = {**known.positions, **read_to}, {**known.stops, **stops}
-        return InputState(positions, progress, stops, known.topic_ids, first_read, name in plan.unread)
+        numbers = known.topic_numbers.with_new(plan.topic_numbers.get(name, {}))
+        return InputState(positions, progress, stops, known.topic_ids, first_read, name in plan.unread, numbers)
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
         """The state with these topic ids, and without what was stored about topics that had other ids."""
@@ -223,7 +241,8 @@ class InputState:
         gone = {partition_id(ref) for ref in self.positions if ref.topic in former and not topic_ids[ref.topic]}
         highest = {partition: at for partition, at in self.progress.highest.items() if partition not in gone}
         progress = replace(self.progress, highest=highest)
-        return replace(self, positions=positions, stops=stops, topic_ids=ids, progress=progress)
+        numbers = self.topic_numbers.without(former)
+        return replace(self, positions=positions, stops=stops, topic_ids=ids, progress=progress, topic_numbers=numbers)
 
     def to_bytes(self) -> bytes:
         doc = {
@@ -237,6 +256,9 @@ class InputState:
         }
         if self.behind:
             doc["behind"] = True
+        numbers = self.topic_numbers.to_json()
+        if numbers is not None:
+            doc["topic_numbers"] = numbers
         if self.progress.idle_from is not None:
             doc["pace"] = [self.progress.idle_from, self.progress.idle_ms]
         return json.dumps(doc).encode()
@@ -251,7 +273,13 @@ class InputState:
         )
         progress = InputProgress(doc["highest"], doc["watermark"], *doc.get("pace", (None, 0)))
         return cls(
-            positions, progress, stops, doc.get("topic_ids", {}), doc.get("first_read", False), doc.get("behind", False)
+            positions,
+            progress,
+            stops,
+            doc.get("topic_ids", {}),
+            doc.get("first_read", False),
+            doc.get("behind", False),
+            TopicNumbers.from_json(doc.get("topic_numbers")),
         )
 
 

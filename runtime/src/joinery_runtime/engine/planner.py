@@ -582,6 +582,7 @@ def next_plan(
         unplanned=tuple(sorted({ref.input for ref in unplanned})),
         reached=reached,
         unread=snapshot.unread_streams(inputs, ranges, settings.tables),
+        topic_numbers=_topic_numbers(bounds, ranges, inputs),
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
@@ -671,6 +672,22 @@ def _new_starts(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Input
         for bound in bounds
         if bound.partition not in planned and bound.partition not in inputs[bound.partition.input].positions
     }
+
+
+def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Inputs) -> dict[str, dict[str, int]]:
+    """The numbers of the topics that these ranges read, and those that the topics of these bounds get now; only of
+    inputs that have one other than 0."""
+    found: dict[str, dict[str, int]] = {}
+    for name, state in inputs.items():
+        known = state.topic_numbers
+        read = {ref.topic for ref in state.positions}
+        of_input = (bound for bound in bounds if bound.partition.input == name)
+        topics = {planned.partition.topic for planned in ranges if planned.partition.input == name}
+        numbers = {topic: number for topic, number in known.by_topic.items() if topic in topics}
+        numbers |= known.of_new(of_input, read, state.topic_ids)
+        if any(numbers.values()):
+            found[name] = numbers
+    return found
 
 
 def _is_shared(starts: Iterable[PartitionRef], bounds: Collection[Bounds]) -> bool:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.prepare import Prepared
 from joinery_runtime.core.pipeline.spec import InputSpec
-from joinery_runtime.core.table.columns import OFFSET, TS, UNAVAILABLE
+from joinery_runtime.core.table.columns import OFFSET, PARTITION, TS, UNAVAILABLE
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import KeyParts, missing_part
@@ -74,10 +74,11 @@ class ReadReport:
 @dataclass(frozen=True, slots=True)
 class PossiblyLate:
     """Records of a side of a step that may be late, or may lack a value, as rows of the dead-letter output; their shard
-    decides."""
+    decides. All are of one partition, whose PARTITION is `partition`."""
 
     step: int
     side: int
+    partition: int
     rows: pa.RecordBatch
 
     @classmethod
@@ -86,7 +87,7 @@ class PossiblyLate:
         found = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
         reasons = [late.reason(event_time, ts) for ts in rows.column(TS).to_pylist()]
         letters = DeadLetters.of(raw, list(map(BadRecord, found, reasons)))
-        return cls(place.step, place.side, letters.rows)
+        return cls(place.step, place.side, _partition_of(rows), letters.rows)
 
     @classmethod
     def lacking_values(cls, place: InputSpec, raw: RawBatch, rows: pa.RecordBatch) -> PossiblyLate:
@@ -98,7 +99,13 @@ class PossiblyLate:
             "have the database log whole rows (Postgres: REPLICA IDENTITY FULL)"
             for names in rows.column(UNAVAILABLE).to_pylist()
         ]
-        return cls(place.step, place.side, DeadLetters.of(raw, list(map(BadRecord, found, reasons))).rows)
+        letters = DeadLetters.of(raw, list(map(BadRecord, found, reasons)))
+        return cls(place.step, place.side, _partition_of(rows), letters.rows)
+
+
+def _partition_of(rows: pa.RecordBatch) -> int:
+    """PARTITION of prepared rows that are all of one partition."""
+    return int(rows.column(PARTITION)[0].as_py())
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +119,14 @@ class LateRecords:
 
     @classmethod
     def among(cls, candidates: Sequence[PossiblyLate], late: Sequence[np.ndarray]) -> LateRecords | None:
-        """Selects the candidates that are late: `late` has the places that the step found, by side (`StepResult`)."""
+        """Selects the candidates that are late: `late` has the places that the step found, by side (`StepResult`).
+        Topics of one input may have records of equal partition and offset; their PARTITION differs."""
         places = [set(map(tuple, of_side.tolist())) for of_side in late]
         found = []
         for each in candidates:
-            where = zip(each.rows.column("partition").to_pylist(), each.rows.column("offset").to_pylist(), strict=True)
-            found.append(each.rows.filter(pa.array([place in places[each.side] for place in where], pa.bool_())))
+            late_here = places[each.side]
+            is_late = [(each.partition, offset) in late_here for offset in each.rows.column("offset").to_pylist()]
+            found.append(each.rows.filter(pa.array(is_late, pa.bool_())))
         counts = Counter(name for rows in found for name in rows.column("input").to_pylist())
         if not counts:
             return None

@@ -155,7 +155,7 @@ class Worker:
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
                 ref, counter = raw.partition, counters[raw.partition]
-                rows = self._prepare(name, decoder, raw, counter, checks[ref])
+                rows = self._prepare(name, decoder, raw, plan.numbered(ref), counter, checks[ref])
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
@@ -174,17 +174,16 @@ class Worker:
         yield from ((plan.shards, report) for report in reports)
 
     def _prepare(
-        self, name: str, decoder: Decoder, raw: RawBatch, counter: ReadCounter, checks: RecordChecks
+        self, name: str, decoder: Decoder, raw: RawBatch, partition: int, counter: ReadCounter, checks: RecordChecks
     ) -> pa.RecordBatch:
+        """Decode and prepare a batch of records. `partition` is what the rows get as PARTITION."""
         decoded = decoder.decode_batch(raw)
         offsets = raw.offsets[decoded.index]
         batches = decoded.rows.combine_chunks().to_batches()
         rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=decoded.rows.schema)
         of_all = raw.timestamps
         timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
-        records = DecodedRecords(
-            rows, raw.partition.partition, offsets, decoded.deleted, timestamps, decoded.unavailable
-        )
+        records = DecodedRecords(rows, partition, offsets, decoded.deleted, timestamps, decoded.unavailable)
         prepared = prepare(self._pipeline.intake(name), records, checks, self._parts.hasher)
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         bad = [*decoded.bad, *unusable]

@@ -16,7 +16,7 @@ from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, ShownRow,
 from joinery_runtime.core.pipeline.spec import Kind, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, Lows
-from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS, partitions_of
 from joinery_runtime.job import JoinStep
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.model.duration import format_time
@@ -88,7 +88,8 @@ class Join(Kind):
 def _rows(step: StepSpec, stored: StoredRows, to_json: ToJson) -> Iterator[StoredRow]:
     spec, batch = step.sides[stored.side], stored.rows
     documents = to_json(pa.table(batch.select(list(spec.intake.stored))))
-    places = zip(*(batch.column(name).to_pylist() for name in (TS, PARTITION, OFFSET)), strict=True)
+    partitions = partitions_of(batch.column(PARTITION).to_numpy()).tolist()
+    places = zip(batch.column(TS).to_pylist(), partitions, batch.column(OFFSET).to_pylist(), strict=True)
     flagged = stored.flagged.tolist() if spec.flags else [None] * batch.num_rows
     deleted = _deleted(batch).tolist()
     for (ts, partition, offset), document, flag, gone in zip(places, documents, flagged, deleted, strict=True):

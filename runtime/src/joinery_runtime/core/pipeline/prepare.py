@@ -23,7 +23,7 @@ from joinery_runtime.core.pipeline.future import FutureCheck, Timestamps
 from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import Intake, Placement
-from joinery_runtime.core.table.columns import HASH
+from joinery_runtime.core.table.columns import HASH, partitions_of
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash, shard_starts, spread_hash
 from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
 
@@ -32,9 +32,9 @@ _SHOWN = 60  # characters of a key in a message
 
 @dataclass(frozen=True, slots=True)
 class DecodedRecords:
-    """n decoded rows of an input's schema, from one partition, with their records' `offsets` (int64[n]). `deleted` is
-    bool[n] for a table (None: no row deletes). `timestamps` are Kafka's, if the records have any. `unavailable` is that
-    of `Decoded`."""
+    """n decoded rows of an input's schema, from one partition, with their records' `offsets` (int64[n]). `partition` is
+    a value of PARTITION. `deleted` is bool[n] for a table (None: no row deletes). `timestamps` are Kafka's, if the
+    records have any. `unavailable` is that of `Decoded`."""
 
     rows: pa.RecordBatch
     partition: int
@@ -119,7 +119,7 @@ def prepare(
         ahead = _ahead(checks.future, intake.event_time, values, usable, records.timestamps)
     known = usable.copy()
     known[list(ahead)] = False
-    places = np.full(len(offsets), records.partition, dtype=np.int32)
+    places = np.full(len(offsets), records.partition, dtype=np.int64)
     every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), records.deleted, records.unavailable)
     read = every.where(known)
     span = pc.min_max(read.times).as_py()
@@ -178,7 +178,7 @@ def prepare_joined(
     """Prepares the rows of one step for the left side of the next. `partitions` and `offsets` are the places of the
     rows that arrived last."""
     times = rows.column(intake.event_time).cast(pa.int64())
-    joined = _DecodedRows(rows, times, partitions.astype(np.int32), offsets, np.arange(len(offsets)))
+    joined = _DecodedRows(rows, times, partitions.astype(np.int64), offsets, np.arange(len(offsets)))
     return _prepared(intake, joined, hasher, None)[0]
 
 
@@ -221,7 +221,7 @@ def _prepared(
         rows, joinable = rows.where(on_time), joinable[on_time]
     addresses = _hashes(intake, rows, joinable, hasher)  # decide which shard gets a row
     if co_partitions:
-        addresses = partition_addresses(rows.partitions, addresses, co_partitions)
+        addresses = partition_addresses(partitions_of(rows.partitions), addresses, co_partitions)
     deleted = np.zeros(len(rows.offsets), dtype=bool) if rows.deleted is None else rows.deleted
     unavailable = pa.nulls(len(rows.offsets), pa.string()) if rows.unavailable is None else rows.unavailable
     columns = [
@@ -244,13 +244,13 @@ def _in_place(
     assert intake.partitioner is not None
     (name,) = intake.keys
     key = rows.user.column(name)
-    wanted = key_partitions(key, intake.partitioner, co_partitions)
-    fine = (wanted == rows.partitions % co_partitions) | ~joinable
+    wanted, partitions = key_partitions(key, intake.partitioner, co_partitions), partitions_of(rows.partitions)
+    fine = (wanted == partitions % co_partitions) | ~joinable
     for row in np.flatnonzero(~fine):
         bad[int(rows.positions[row])] = (
             f"not in the partition of its key: coPartitioned and partitioner {intake.partitioner} put {name} "
             f"{_short(key[int(row)].as_py())} into partition {wanted[row]} of {co_partitions}, not into "
-            f"{rows.partitions[row]}; check that its producer keys records by {name} and uses this partitioner, or run "
+            f"{partitions[row]}; check that its producer keys records by {name} and uses this partitioner, or run "
             "the job without coPartitioned, with new state"
         )
     return np.asarray(fine)

@@ -1,5 +1,7 @@
 """The byte format of a segment in the store.
 
+Version 4 is version 3 with `$partition` as int64, which tells topics and files of one input apart.
+
 Version 3 is eight bytes that name it, the xxh3_64 (seed 0, big-endian) of all bytes that follow, and the bytes of
 version 2: a flipped bit often decodes, to other rows.
 
@@ -28,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from joinery_runtime.core.table.columns import HASH, PARTITION, SCALARS, type_name
+from joinery_runtime.core.table.columns import ENGINE_FIELDS, HASH, PARTITION, SCALARS, partitions_of, type_name
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.partitioning import partition_addresses
 from joinery_runtime.core.table.segment import decode, encode
@@ -41,6 +43,7 @@ _CHECKSUM_END = len(_CHECKED) + 8
 _FILE = b"ARROW1"
 _TYPE, _FROM, _KEYS, _PARTITIONS = b"type", b"from", b"keys", b"partitions"
 _ZSTD_LEVEL = 1
+_PARTITION_FIELD = next(field for field in ENGINE_FIELDS if field.name == PARTITION)
 _TEXTS = {"string", "binary"}
 _NUMBERS = {"int32", "int64", "timestamp"}
 _NARROW: tuple[tuple[int, pa.DataType], ...] = ((1 << 8, pa.uint8()), (1 << 16, pa.uint16()), (1 << 32, pa.uint32()))
@@ -94,21 +97,30 @@ def from_blob(blob: bytes | pa.Buffer, hasher: KeyHash = key_hash) -> pa.RecordB
     """Decodes the rows, of any version that this release reads. Raises ValueError for other bytes."""
     content = _content(blob)
     if content[: len(_FILE)] == _FILE:
-        return decode(content)
+        return _with_wide_partitions(decode(content))
     source = pa.BufferReader(content)
     stored, texts = _read(source), _read(source)
     columns = {
         field.name: _restored(field, column, texts) for field, column in zip(stored.schema, stored.columns, strict=True)
     }
     fields = [pa.field(field.name, columns[field.name].type, field.nullable) for field in stored.schema]
-    rows = pa.record_batch(list(columns.values()), schema=pa.schema(fields))
+    rows = _with_wide_partitions(pa.record_batch(list(columns.values()), schema=pa.schema(fields)))
     metadata = stored.schema.metadata or {}
     if _KEYS not in metadata:
         return rows
     hashes = hasher([columns[name] for name in json.loads(metadata[_KEYS])])
     if _PARTITIONS in metadata:
-        hashes = partition_addresses(columns[PARTITION].to_numpy(), hashes, int(metadata[_PARTITIONS]))
+        partitions = partitions_of(rows.column(PARTITION).to_numpy())
+        hashes = partition_addresses(partitions, hashes, int(metadata[_PARTITIONS]))
     return rows.add_column(0, pa.field(HASH, pa.uint64(), nullable=False), pa.array(hashes))  # where it was
+
+
+def _with_wide_partitions(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows with PARTITION as int64. Versions before 4 have int32."""
+    at = rows.schema.get_field_index(PARTITION)
+    if at < 0 or pa.types.is_int64(rows.schema.field(at).type):
+        return rows
+    return rows.set_column(at, _PARTITION_FIELD, rows.column(at).cast(_PARTITION_FIELD.type))
 
 
 def _stored(field: pa.Field, column: pa.Array, texts: dict[str, pa.Array]) -> tuple[pa.Field, pa.Array]:

@@ -10,19 +10,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 HASH = "$hash"  # uint64: the versioned key hash (rule V1)
 TS = "$ts"  # int64: event time, milliseconds since the epoch
-PARTITION = "$partition"  # int32: source partition
+PARTITION = "$partition"  # int64: source partition, with the number of its topic or file (`numbered_partitions`)
 OFFSET = "$offset"  # int64: record offset in its partition (bytes from the start for files)
 
 ENGINE_FIELDS: tuple[pa.Field, ...] = (
     pa.field(HASH, pa.uint64(), nullable=False),
     pa.field(TS, pa.int64(), nullable=False),
-    pa.field(PARTITION, pa.int32(), nullable=False),
+    pa.field(PARTITION, pa.int64(), nullable=False),
     pa.field(OFFSET, pa.int64(), nullable=False),
 )
+
+_TOPIC_BITS = 32
+
+
+def numbered_partition(partition: int, topic_number: int) -> int:
+    """Return what PARTITION holds for a partition of the input's topic or file with this number (from 0). So rows of
+    equal partition and offset in two topics have an order (rule J2)."""
+    return topic_number << _TOPIC_BITS | partition
+
+
+def partitions_of(numbered: np.ndarray) -> np.ndarray:
+    """Return the source partitions (int64[n]) of values of PARTITION."""
+    return numbered & ((1 << _TOPIC_BITS) - 1)
+
+
+def split_partition(numbered: int) -> tuple[int, int]:
+    """Return the number of the topic or file, and the source partition, of a value of PARTITION."""
+    return numbered >> _TOPIC_BITS, numbered & ((1 << _TOPIC_BITS) - 1)
+
 
 # Only in prepared batches of a preserved side: whether the row can match at all (J4, N4).
 JOINABLE = "$joinable"

@@ -32,7 +32,7 @@ _SHORT = 256
 
 
 def partition_addresses(partitions: np.ndarray, hashes: np.ndarray, count: int) -> np.ndarray:
-    """uint64[n]: the addresses of rows with these partitions (int32[n]) and key hashes (uint64[n]). `count` is the P of
+    """uint64[n]: the addresses of rows with these partitions (int64[n]) and key hashes (uint64[n]). `count` is the P of
     the module's docstring."""
     within = np.minimum(hashes // np.uint64(count), np.uint64(HASH_SPACE // count - 1))
     return np.asarray(shard_starts(count)[partitions % count] + within)
