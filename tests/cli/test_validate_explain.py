@@ -20,7 +20,7 @@ from job.resources import DELAYED, edited
 from joinery_runtime.cli.app import app
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
-from joinery_runtime.job.explain import delay_warnings
+from joinery_runtime.job.explain import delay_warnings, order_warnings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_WHERE = ("      lateData: drop\n", '      lateData: drop\n      where: "orders.amuont > 10"\n')
@@ -64,6 +64,29 @@ CLICKS = {k: v for k, v in (sessions.CLICKS | KAFKA | {"watermark": None}).items
 )
 def test_who_is_warned_about_a_delay(job: Job, named: list[str]) -> None:
     assert [words.split(":")[0] for words in delay_warnings(job)] == [f"NO DELAY on {name}" for name in named]
+
+
+def into_topic(*key: str, **more: Any) -> Job:
+    topic = {"kafka": {"bootstrapServers": "kafka:9092", "topic": "joined", "key": list(key)}}
+    return chains.load(step(), output=topic, **more)
+
+
+@pytest.mark.parametrize(
+    ("job", "warned"),
+    [
+        (into_topic(), False),
+        (into_topic("left_id"), False),
+        (into_topic("right_order_id", "left_amount"), False),
+        (into_topic("id", select=[{"column": "payments.order_id", "as": "id"}]), False),
+        (into_topic("left_amount"), True),
+        (into_topic("order_id", select=[{"column": "orders.amount", "as": "order_id"}]), True),
+        (chains.load(step()), False),
+    ],
+)
+def test_a_key_without_the_columns_of_the_join_is_warned_about(job: Job, warned: bool) -> None:
+    words = list(order_warnings(job))
+    assert len(words) == warned
+    assert all(text.startswith("NO ORDER WITHIN AN EPOCH of records with one key (") for text in words)
 
 
 def test_every_mistake_is_reported_with_file_line_and_path(joinery: Joinery, job_file: Path) -> None:

@@ -22,7 +22,7 @@ from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError, Problem
 from joinery_runtime.job import explain as explain_job
 from joinery_runtime.job import load_job
-from joinery_runtime.job.explain import delay_warnings, update_warnings
+from joinery_runtime.job.explain import delay_warnings, order_warnings, update_warnings
 from joinery_runtime.job.model.duration import parse_duration
 from joinery_runtime.state.embedded import embedded_directory, started_ahead
 
@@ -65,7 +65,7 @@ def validate(job_file: JobFile) -> None:
     job, stored = checked(job_file)
     unchecked = stored is None and job.has_expressions
     say(f"{job_file}: valid{f', but expressions were not checked: {_GET_ENGINE}' if unchecked else ''}")
-    for text in (*update_warnings(job), *delay_warnings(job)):
+    for text in (*update_warnings(job), *delay_warnings(job), *order_warnings(job)):
         say(f"WARNING: {text}")
 
 

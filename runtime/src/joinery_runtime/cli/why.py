@@ -380,8 +380,10 @@ class _Comparison:
         found: dict[int, Counter[str]] = {}
         for number, epoch in self._with.items():
             if number >= record.epoch:
-                holds = (_holds(table, step.kind, spec.side, record, numbered) for table in epoch.rows)
-                holding = [table.filter(pa.array(held)) for table, held in zip(epoch.rows, holds, strict=True)]
+                holding = [
+                    table.filter(pa.array(_holds(table, step.kind, spec.side, record, numbered)))
+                    for table in epoch.rows
+                ]
                 found[number] = Counter(map(json.dumps, in_order([table for table in holding if table.num_rows])))
         return found
 

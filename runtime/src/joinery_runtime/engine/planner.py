@@ -677,7 +677,7 @@ def _new_starts(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Input
 def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Inputs) -> dict[str, dict[str, int]]:
     """The numbers of the topics that these ranges read, and those that the topics of these bounds get now; only of
     inputs that have one other than 0."""
-    found: dict[str, dict[str, int]] = {}
+    by_input: dict[str, dict[str, int]] = {}
     for name, state in inputs.items():
         known = state.topic_numbers
         read = {ref.topic for ref in state.positions}
@@ -686,8 +686,8 @@ def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: In
         numbers = {topic: number for topic, number in known.by_topic.items() if topic in topics}
         numbers |= known.of_new(of_input, read, state.topic_ids)
         if any(numbers.values()):
-            found[name] = numbers
-    return found
+            by_input[name] = numbers
+    return by_input
 
 
 def _is_shared(starts: Iterable[PartitionRef], bounds: Collection[Bounds]) -> bool:

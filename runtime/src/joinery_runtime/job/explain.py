@@ -262,6 +262,7 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
         yield from _watermark_warnings(side)
     yield from update_warnings(job)
     yield from delay_warnings(job)
+    yield from order_warnings(job)
 
 
 def update_warnings(job: Job) -> Iterator[str]:
@@ -286,6 +287,22 @@ def delay_warnings(job: Job) -> Iterator[str]:
                 "out of order, for example watermark: {delay: 10s}, or delay: 0s if they never are. `joinery explain "
                 "JOB.yaml --sample` proposes a delay from the records"
             )
+
+
+def order_warnings(job: Job) -> Iterator[str]:
+    """Warns of a topic whose records of one key come from several shards, each with a producer of its own."""
+    kafka = job.spec.output.kafka
+    if not isinstance(job, StreamJoin) or kafka is None or not kafka.key:
+        return
+    in_key = {column.source for column in job.output_columns if column.name in kafka.key}
+    last = job.keys_of(job.joins[-1])
+    if not last or not all(in_key & {pair.left, pair.right} for pair in last):
+        yield (
+            f"NO ORDER WITHIN AN EPOCH of records with one key ({', '.join(kafka.key)}) in {kafka.topic}: the key does "
+            "not have the columns of the join, so several shards write its records. A compacted topic, or a consumer "
+            "that keeps the last value of a key, may have any of the epoch's values, though never one of an earlier "
+            "epoch. For the last one by rule J2, write to a table: output.postgres with upsertKey"
+        )
 
 
 def _watermark_warnings(side: Input) -> Iterator[str]:
