@@ -18,7 +18,7 @@ from cli.stored_state import commit_rows
 from docs.blocks import ROOT, Block, blocks_of
 from job.resources import edited
 from joinery_runtime.core.table.blob import from_blob
-from joinery_runtime.core.table.segment import encode
+from joinery_runtime.core.table.segment import STATE_VERSION, encode
 from joinery_runtime.engine.report import PartTotals, Totals
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import load_job
@@ -72,7 +72,15 @@ class Page:
             sides = (ORDERS[epoch - 1], PAYMENTS[epoch - 1]) if epoch < 3 else ([], [])
             out, totals = {3: 5, 4: 50}.get(epoch, 0), Totals(parts=parts)
             commit_rows(
-                self.store, record, job, epoch, sides, watermarks=WATERMARKS, rows_out=out, version=3, totals=totals
+                self.store,
+                record,
+                job,
+                epoch,
+                sides,
+                watermarks=WATERMARKS,
+                rows_out=out,
+                version=STATE_VERSION,
+                totals=totals,
             )
             if epoch == 2 and count > 2:
                 self.store.create_savepoint(job.name, "before-noon")
@@ -165,8 +173,8 @@ def test_a_newer_release(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     page.files["job.yaml"].write_text(good.replace(key, "{orders.country: payments.country}"))
     page.shows(refused)
     page.files["job.yaml"].write_text(good)
-    monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 4)
-    chain = {**migrations.MIGRATIONS, 3: lambda blob: encode(from_blob(blob), compression=None)}
+    monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", STATE_VERSION + 1)
+    chain = {**migrations.MIGRATIONS, STATE_VERSION: lambda blob: encode(from_blob(blob), compression=None)}
     monkeypatch.setattr(migrations, "MIGRATIONS", chain)
     page.shows(fits)
     for block in beginning("joinery state migrate", "joinery state restore job.yaml --savepoint rollout"):
