@@ -188,6 +188,18 @@ def test_a_stored_revision_goes_on_in_its_pod(
     ]
 
 
+def test_a_stored_revision_keeps_patterns_of_earlier_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "job.yaml"
+    job = sessions.document()
+    columns = [*sessions.CLICKS["schema"], {"name": "at", "type": "timestamp", "format": "%H:%M:%S"}]
+    job["spec"]["input"] = {**sessions.CLICKS, "schema": columns}
+    path.write_text(yaml.safe_dump(job))
+    with pytest.raises(JobError, match="%H:%M:%S"):
+        load_job(path)
+    monkeypatch.setenv(STORED_JOB, "true")
+    assert load_job(path).inputs
+
+
 def tmp_path_with(path: Path, written: dict[str, Any]) -> Path:
     other = path.with_name("other.yaml")
     other.write_text(yaml.safe_dump(written))

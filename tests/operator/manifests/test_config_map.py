@@ -4,11 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from joinery_operator import manifests
 from joinery_operator.manifests.spark import _escaped
 from joinery_operator.manifests.yaml import from_yaml, to_yaml
 from joinery_operator.revision import ManifestError
 from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER
 from joinery_runtime.job.load import parse_job
+from simulated_cluster.resources import BY_NAME
 
 
 def loaded(text):
@@ -36,6 +38,19 @@ def test_it_is_immutable_and_belongs_to_the_job_and_revision(job):
     assert found["metadata"]["ownerReferences"][0]["uid"] == "7c1e"
     assert found["metadata"]["labels"]["joinery.dev/revision"] == "abc"
     assert found["data"].keys() == {"job.yaml", "spark-defaults.conf", "executor.yaml"}
+
+
+def test_a_revision_of_an_earlier_release_is_read_on(job):
+    """Earlier releases accepted patterns that this one rejects in a new job."""
+    found = job.config_map()
+    columns = [{"name": "id", "type": "string"}, {"name": "ts", "type": "timestamp", "format": "%H:%M:%S"}]
+    stored = loaded(found["data"]["job.yaml"])
+    for source in stored["spec"].get("inputs") or [stored["spec"]["input"]]:
+        source["schema"] = columns
+    found["data"]["job.yaml"] = to_yaml(stored)
+    model, resource = manifests.stored_job(found, BY_NAME[job.resource["kind"]], job.resource)
+    assert [column.format for column in model.inputs[0].columns] == [None, "%H:%M:%S"]
+    assert resource["spec"] == stored["spec"]
 
 
 def test_the_job_is_what_its_author_wrote(job):

@@ -18,7 +18,7 @@ from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames
 from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import STATUS_PORT, ResourceKind
-from joinery_runtime.job.model.base import PLAIN_NUMBERS
+from joinery_runtime.job.model.base import AS_STORED
 
 FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
 _TEMPLATES = "templates.yaml"
@@ -58,7 +58,7 @@ def stored_job(found: Manifest | None, kind: ResourceKind, resource: Manifest) -
         written = from_yaml(text)
         spec = written["spec"] if isinstance(written, Mapping) else None
         then = {**resource, "spec": spec}
-        return kind.model.model_validate(then, by_alias=True, by_name=False, context=PLAIN_NUMBERS), then
+        return kind.model.model_validate(then, by_alias=True, by_name=False, context=AS_STORED), then
     except (YAMLError, ValueError, KeyError):
         return None
 

@@ -28,7 +28,8 @@ logger = logging.getLogger("joinery.job")
 
 STORED_JOB = "JOINERY_STORED_JOB"
 """The environment variable that says that the file of the job is a revision which an operator has stored. Such a file
-may be older than the rule that durations have units: a duration without one counts as milliseconds, with a warning."""
+may be older than the rules of this release (`AS_STORED`): a duration without a unit counts as milliseconds, with a
+warning, and all patterns of times that earlier releases accepted are read as those releases read them."""
 
 _RESOURCE = ("apiVersion", "kind", "metadata", "spec")
 _MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJoin, SessionWindow)}
@@ -46,10 +47,15 @@ def load_job(path: str | PathLike[str], *, plain_numbers: bool = False) -> Job:
     """Read the job in a YAML or JSON file. Relative file paths in it start from its folder, and `${NAME}` in it is
     replaced by the environment variable. With `plain_numbers`, as for a trace, durations may be numbers of
     milliseconds, and a warning is logged. Raises JobError."""
-    plain_numbers = plain_numbers or bool(os.environ.get(STORED_JOB))
     path = Path(path)
-    text = _text_of(path)
-    return parse_job(text, str(path), base=path.absolute().parent, environment=os.environ, plain_numbers=plain_numbers)
+    return parse_job(
+        _text_of(path),
+        str(path),
+        base=path.absolute().parent,
+        environment=os.environ,
+        plain_numbers=plain_numbers,
+        as_stored=bool(os.environ.get(STORED_JOB)),
+    )
 
 
 def load_own_job(path: Path) -> Job:
@@ -112,10 +118,12 @@ def parse_job(
     base: Path | None = None,
     environment: Mapping[str, str] | None = None,
     plain_numbers: bool = False,
+    as_stored: bool = False,
 ) -> Job:
     """Read the job in `text`. `source` names the text in messages. `base` is the folder from which relative file paths
     start (None: they stay as written), `environment` has the values of `${NAME}` (None: no replacement),
-    `plain_numbers` is as in `load_job`. Raises JobError with every problem, ordered by line."""
+    `plain_numbers` is as in `load_job`, and `as_stored` accepts what any earlier release accepted (`AS_STORED`). Raises
+    JobError with every problem, ordered by line."""
     # Valid JSON needs no line numbers: the YAML reader, which keeps them, takes ten times as long.
     plain = Document(plain_json(text))
     if not any(_identity(plain)) and isinstance(job := _validated(plain.data, base), Job):
@@ -130,8 +138,9 @@ def parse_job(
         raise JobError(source, unset)
     found = list(_identity(document))
     if not found:
-        job = _validated(document.data, base, PLAIN_NUMBERS if plain_numbers else {})
-        for at, message in _without_units(document.data) if plain_numbers and isinstance(job, Job) else ():
+        rules = AS_STORED if as_stored else PLAIN_NUMBERS if plain_numbers else {}
+        job = _validated(document.data, base, rules)
+        for at, message in _without_units(document.data) if rules and isinstance(job, Job) else ():
             logger.warning("%s: %s: %s. It counts as milliseconds", source, path_text(at), message)
         if isinstance(job, Job) and not document.repeated:
             return job
