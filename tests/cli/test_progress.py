@@ -112,7 +112,7 @@ def test_an_outage_that_lasts_an_hour_is_a_few_lines() -> None:
         shown = []
         for tried in range(0, seconds, 4):
             now[0], lines = begun + tried, len(json_lines(text))
-            listener.waiting(replace(OUTAGE, error=StoreUnavailable(TROUBLE.what, facts=f"port {tried}")))
+            listener.waiting(replace(OUTAGE, error=StoreUnavailable(TROUBLE.summary, facts=f"port {tried}")))
             shown += [tried] if len(json_lines(text)) > lines else []
         return shown
 

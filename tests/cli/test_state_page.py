@@ -108,7 +108,7 @@ class Page:
         self._monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         ended = self._joinery(*(self.files.get(word, word) for word in words[1:]))
         with closing(PostgresStore(self._other, self.store.schema)) as other:
-            printed = (ended.out + ended.err).replace(other.place, THERE).replace(self.store.place, HERE)
+            printed = (ended.out + ended.err).replace(other.location, THERE).replace(self.store.location, HERE)
         return printed.splitlines()
 
 

@@ -327,7 +327,7 @@ def test_files_that_are_not_there_lead_to_the_history(tmp_path) -> None:
         job.restart()
         with pytest.raises(SourceError) as raised:
             job.plan()
-        assert path in raised.value.what
+        assert path in raised.value.summary
         assert raised.value.todo == "Check history.path in the job"
 
 

@@ -57,7 +57,7 @@ class TestDrivers:
     def test_all_who_open_a_store_know_it_by_one_identity(self, driver: Callable[[], StateStore], job: str) -> None:
         (identity,) = {driver().identity() for _ in range(3)}
         assert str(uuid.UUID(identity.id)) == identity.id
-        assert identity.place
+        assert identity.location
         assert StoreIdentity.parse(identity.metadata()) == identity
         assert StoreIdentity.parse('{"lineage": "a marker"}') is None
         assert StoreIdentity.parse(None) is None

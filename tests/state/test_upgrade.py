@@ -100,25 +100,25 @@ class TestEnsurePin:
     def test_of_the_same_epoch_it_is_taken_as_it_is(self, store: MemoryStore, record: JobRecord) -> None:
         first = ensure_pin(store, record, "rollout-b")
         again = ensure_pin(store, record, "rollout-b")
-        assert (first.how, again.how, first.savepoint) == ("created", "there already", again.savepoint)
+        assert (first.origin, again.origin, first.savepoint) == ("created", "there already", again.savepoint)
 
     @pytest.mark.parametrize(("done", "how", "epoch"), [(True, "kept", 1), (False, "created anew", 2)])
     def test_of_an_epoch_before(self, store: MemoryStore, record: JobRecord, done: bool, how: str, epoch: int) -> None:
         ensure_pin(store, record, MIGRATION)
         run_epoch(store, record, 2)
         pin = ensure_pin(store, now(store), MIGRATION, done=lambda _: done)
-        assert (pin.how, pin.savepoint.epoch) == (how, epoch)
+        assert (pin.origin, pin.savepoint.epoch) == (how, epoch)
 
     def test_that_of_a_rollout_whose_driver_has_committed_is_kept(self, store: MemoryStore, record: JobRecord) -> None:
         ensure_pin(store, record, "rollout-b")
         run_epoch(store, record, 2)
-        assert ensure_pin(store, now(store), "rollout-b", done=always).how == "kept"
+        assert ensure_pin(store, now(store), "rollout-b", done=always).origin == "kept"
 
     def test_that_of_a_migration_which_was_undone_is_made_anew(self, store: MemoryStore, record: JobRecord) -> None:
         ensure_pin(store, record, MIGRATION)
         run_epoch(store, store.roll_back(JOB, MIGRATION), 2)
         pin = ensure_pin(store, now(store), MIGRATION, done=always)
-        assert (pin.how, pin.savepoint.epoch, pin.savepoint.rolled_back) == ("created anew", 2, False)
+        assert (pin.origin, pin.savepoint.epoch, pin.savepoint.rolled_back) == ("created anew", 2, False)
 
     @pytest.mark.parametrize("gone_on", [False, True])
     @pytest.mark.parametrize("over", ["it was rolled back", "another rollout came after it", "without it"])

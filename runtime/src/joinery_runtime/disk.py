@@ -20,14 +20,14 @@ _FULL = re.compile("No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 
 @contextmanager
-def writing(what: str, folder: Path | str) -> Iterator[None]:
-    """Turns an error of the block into NoRoom if there is no room in the folder for `what` the block writes there."""
+def writing(content: str, folder: Path | str) -> Iterator[None]:
+    """Turns an error of the block into NoRoom if the folder has no room for the `content` that the block writes."""
     try:
         yield
     except OSError as error:
         if not is_full(error):
             raise
-        raise no_room(what, folder, error.strerror or str(error)) from error
+        raise no_room(content, folder, error.strerror or str(error)) from error
 
 
 def temporary_folder() -> Path:
@@ -50,9 +50,9 @@ def says_full(text: str) -> bool:
     return _FULL.search(text) is not None
 
 
-def no_room(what: str, folder: Path | str, facts: str) -> NoRoom:
+def no_room(content: str, folder: Path | str, facts: str) -> NoRoom:
     return NoRoom(
-        f"There is no room in {folder} for {what}",
+        f"There is no room in {folder} for {content}",
         facts=facts,
         todo=f"Make room there and start again: nothing is lost. {ELSEWHERE}",
     )

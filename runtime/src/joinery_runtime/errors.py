@@ -45,12 +45,12 @@ class JoineryError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, facts: str = "", todo: str = "") -> None:
-        self.what, self.facts, self.todo = what, facts, todo
-        super().__init__(what, facts, todo)
+    def __init__(self, summary: str, *, facts: str = "", todo: str = "") -> None:
+        self.summary, self.facts, self.todo = summary, facts, todo
+        super().__init__(summary, facts, todo)
 
     def __str__(self) -> str:
-        text = f"{self.what}: {self.facts}" if self.facts else self.what
+        text = f"{self.summary}: {self.facts}" if self.facts else self.summary
         return f"{text}{'' if text.endswith('?') else '.'} {self.todo}" if self.todo else text
 
     @property
@@ -60,7 +60,7 @@ class JoineryError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries (Spark tasks), and pickle needs this for keyword-only arguments.
-        return (partial(type(self), facts=self.facts, todo=self.todo), (self.what,))
+        return (partial(type(self), facts=self.facts, todo=self.todo), (self.summary,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class Problem:
     line: int | None = None
 
     def __str__(self) -> str:
-        place = f"line {self.line}: {self.path}" if self.line is not None else self.path
-        return f"{place}: {self.message}"
+        location = f"line {self.line}: {self.path}" if self.line is not None else self.path
+        return f"{location}: {self.message}"
 
 
 class JobError(JoineryError):
@@ -117,12 +117,12 @@ class PlanTooLarge(SourceError):
     """A planned epoch has more bytes than allowed. `read` says what was read from one partition so far: input, topic,
     partition, records, bytes."""
 
-    def __init__(self, what: str, *, facts: str = "", todo: str = "", read: tuple[str, str, int, int, int]) -> None:
-        super().__init__(what, facts=facts, todo=todo)
+    def __init__(self, summary: str, *, facts: str = "", todo: str = "", read: tuple[str, str, int, int, int]) -> None:
+        super().__init__(summary, facts=facts, todo=todo)
         self.read = read
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (partial(type(self), facts=self.facts, todo=self.todo, read=self.read), (self.what,))
+        return (partial(type(self), facts=self.facts, todo=self.todo, read=self.read), (self.summary,))
 
 
 class SourceUnavailable(SourceError, Unavailable):

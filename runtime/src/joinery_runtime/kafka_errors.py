@@ -83,11 +83,11 @@ def watermarks(ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
     """The offsets of a partition's earliest record and of the next one to come. `ask` queries the broker. It is called
     again for up to SETTLE_SECONDS while the answer holds no offsets. Then raises KafkaException."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    while min(found := ask()) < 0:
+    while min(offsets := ask()) < 0:
         if time.monotonic() >= deadline:
-            raise KafkaException(no_offset(min(found)))
+            raise KafkaException(no_offset(min(offsets)))
         time.sleep(RETRY_SECONDS)
-    return found
+    return offsets
 
 
 def is_away(error: KafkaError) -> bool:

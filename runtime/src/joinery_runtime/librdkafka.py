@@ -126,16 +126,16 @@ def library() -> Any:
         raise UnknownLibrary("this processor has other words than 64 bits, lowest byte first")
     try:
         # Symbols of the extension module include those of the librdkafka with which it was linked, wherever that is.
-        found = ctypes.CDLL(confluent_kafka.cimpl.__file__)
+        loaded = ctypes.CDLL(confluent_kafka.cimpl.__file__)
         for name, (returns, *arguments) in _FUNCTIONS.items():
-            function = getattr(found, name)
+            function = getattr(loaded, name)
             function.restype, function.argtypes = returns, arguments
     except (AttributeError, OSError) as problem:
         raise UnknownLibrary(f"confluent-kafka's library cannot be called: {problem}") from problem
-    version = found.rd_kafka_version()
+    version = loaded.rd_kafka_version()
     if version != confluent_kafka.libversion()[1] or version not in _KNOWN_VERSIONS:
         raise UnknownLibrary(f"version {version:#x} of librdkafka is not known")
-    return found
+    return loaded
 
 
 @functools.cache
@@ -158,15 +158,15 @@ def new_client(
     `settings` are those of Python's client. Of the callbacks among them, only `error_cb` is supported. `on_failed` gets
     the address of each message that was not delivered. The library calls both in the thread that polls. Raises the
     KafkaException that Python's client would raise."""
-    known, text = library(), ctypes.create_string_buffer(_TEXT_BYTES)
-    configuration = known.rd_kafka_conf_new()
+    rdkafka, text = library(), ctypes.create_string_buffer(_TEXT_BYTES)
+    configuration = rdkafka.rd_kafka_conf_new()
     callbacks: tuple[Any, ...] = (_ErrorCallback(functools.partial(_report, settings["error_cb"])),)
-    known.rd_kafka_conf_set_error_cb(configuration, callbacks[0])
+    rdkafka.rd_kafka_conf_set_error_cb(configuration, callbacks[0])
     if on_failed is not None:
         callbacks += (_DeliveryCallback(lambda _client, message, _opaque: on_failed(message)),)
-        known.rd_kafka_conf_set_dr_msg_cb(configuration, callbacks[1])
+        rdkafka.rd_kafka_conf_set_dr_msg_cb(configuration, callbacks[1])
     # Even at log_level 0, the library would print that a client was fenced, which `error_cb` is told as well.
-    known.rd_kafka_conf_set_log_cb(configuration, None)
+    rdkafka.rd_kafka_conf_set_log_cb(configuration, None)
     code, client = KafkaError._INVALID_ARG, None
     # Plugins come first, as in Python's client, because they may define properties of their own.
     ordered = sorted(settings.items(), key=lambda setting: setting[0] != "plugin.library.paths")
@@ -176,13 +176,13 @@ def new_client(
         if name not in ("error_cb", "logger")
     )
     if all(
-        known.rd_kafka_conf_set(configuration, name.encode(), value.encode(), text, _TEXT_BYTES) == 0
+        rdkafka.rd_kafka_conf_set(configuration, name.encode(), value.encode(), text, _TEXT_BYTES) == 0
         for name, value in values
     ):
-        client = known.rd_kafka_new(kind, configuration, text, _TEXT_BYTES)
-        code = known.rd_kafka_last_error()
+        client = rdkafka.rd_kafka_new(kind, configuration, text, _TEXT_BYTES)
+        code = rdkafka.rd_kafka_last_error()
     if client is None:
-        known.rd_kafka_conf_destroy(configuration)
+        rdkafka.rd_kafka_conf_destroy(configuration)
         raise KafkaException(KafkaError(code, text.value.decode()))
     return int(client), callbacks
 
@@ -191,22 +191,22 @@ def check(error: int | None) -> None:
     """Raises the KafkaException for an `rd_kafka_error_t *` (None: no error) and frees it."""
     if error is None:
         return
-    known = library()
+    rdkafka = library()
     raised = KafkaError(
-        known.rd_kafka_error_code(error),
-        known.rd_kafka_error_string(error).decode(errors="replace"),
-        fatal=bool(known.rd_kafka_error_is_fatal(error)),
-        retriable=bool(known.rd_kafka_error_is_retriable(error)),
-        txn_requires_abort=bool(known.rd_kafka_error_txn_requires_abort(error)),
+        rdkafka.rd_kafka_error_code(error),
+        rdkafka.rd_kafka_error_string(error).decode(errors="replace"),
+        fatal=bool(rdkafka.rd_kafka_error_is_fatal(error)),
+        retriable=bool(rdkafka.rd_kafka_error_is_retriable(error)),
+        txn_requires_abort=bool(rdkafka.rd_kafka_error_txn_requires_abort(error)),
     )
-    known.rd_kafka_error_destroy(error)
+    rdkafka.rd_kafka_error_destroy(error)
     raise KafkaException(raised)
 
 
-def error_of(code: int, what: str = "") -> KafkaError:
-    """The KafkaError for a code, with `what` and the library's description."""
+def error_of(code: int, context: str = "") -> KafkaError:
+    """The KafkaError for a code, with `context` and the library's description."""
     reason = library().rd_kafka_err2str(code).decode()
-    return KafkaError(code, f"{what}: {reason}" if what else reason)
+    return KafkaError(code, f"{context}: {reason}" if context else reason)
 
 
 def message_error(message: int, code: int) -> KafkaError:
@@ -216,24 +216,24 @@ def message_error(message: int, code: int) -> KafkaError:
 
 
 @contextmanager
-def partition_list(places: Iterable[tuple[str, int, int, bytes | None]]) -> Iterator[int]:
+def partition_list(partitions: Iterable[tuple[str, int, int, bytes | None]]) -> Iterator[int]:
     """Makes an `rd_kafka_topic_partition_list_t *` of topics, partitions, offsets and metadata, for calls that copy
     it."""
-    known, listed, made = library(), list(places), []
-    found = known.rd_kafka_topic_partition_list_new(len(listed))  # with this size, it is not moved while it grows
+    rdkafka, listed, metadata_buffers = library(), list(partitions), []
+    pointer = rdkafka.rd_kafka_topic_partition_list_new(len(listed))  # with this size, it is not moved while it grows
     try:
         for topic, partition, offset, metadata in listed:
-            added = known.rd_kafka_topic_partition_list_add(found, topic.encode(), partition).contents
+            added = rdkafka.rd_kafka_topic_partition_list_add(pointer, topic.encode(), partition).contents
             added.offset = offset
             if metadata is not None:
                 # The size includes the terminating zero byte: the library copies that many bytes and looks for it.
-                made.append((added, ctypes.create_string_buffer(metadata)))
-                added.metadata, added.metadata_size = ctypes.addressof(made[-1][1]), len(metadata) + 1
-        yield found
+                metadata_buffers.append((added, ctypes.create_string_buffer(metadata)))
+                added.metadata, added.metadata_size = ctypes.addressof(metadata_buffers[-1][1]), len(metadata) + 1
+        yield pointer
     finally:
-        for added, _ in made:
+        for added, _ in metadata_buffers:
             added.metadata, added.metadata_size = None, 0  # else the library would free memory that Python owns
-        known.rd_kafka_topic_partition_list_destroy(found)
+        rdkafka.rd_kafka_topic_partition_list_destroy(pointer)
 
 
 def _report(

@@ -119,10 +119,12 @@ def connect(
     return connection
 
 
-def check_name(what: str, name: str) -> None:
+def check_name(subject: str, name: str) -> None:
     """Raise psycopg.ProgrammingError if a name is so long that Postgres would cut it, and take another one's place."""
     if (size := len(name.encode())) > NAME_BYTES:
-        raise psycopg.ProgrammingError(f"{what} has {size} bytes, and Postgres cuts names after {NAME_BYTES}: {name!r}")
+        raise psycopg.ProgrammingError(
+            f"{subject} has {size} bytes, and Postgres cuts names after {NAME_BYTES}: {name!r}"
+        )
 
 
 def parsed(dsn: str) -> dict[str, Any]:
@@ -164,14 +166,14 @@ def is_away(error: psycopg.Error) -> bool:
     if code is None:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         return lost and not (_UNSECURED.search(str(error)) or _UNTAKEN.search(str(error)))
-    return _found(code, _FINAL) is None and _found(code, _AWAY) is not None
+    return _look_up(code, _FINAL) is None and _look_up(code, _AWAY) is not None
 
 
 def advice(error: psycopg.Error, otherwise: str) -> str:
     """What to do about it; `otherwise` for what Postgres simply refuses."""
     code = _code(error)
     if code is not None:
-        return _found(code, _FINAL) or _found(code, _AWAY) or otherwise
+        return _look_up(code, _FINAL) or _look_up(code, _AWAY) or otherwise
     if is_away(error):
         return _UNREACHABLE
     if isinstance(error, UnsuitableEncoding):
@@ -185,5 +187,5 @@ def _code(error: psycopg.Error) -> str | None:
     return next((code for text, code in _CODES.items() if re.search(text, str(error))), None)
 
 
-def _found(code: str, table: dict[str, str]) -> str | None:
+def _look_up(code: str, table: dict[str, str]) -> str | None:
     return table.get(code) or table.get(code[:2])

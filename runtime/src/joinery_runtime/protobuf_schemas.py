@@ -31,29 +31,29 @@ class ProtobufSchema:
     def __init__(self, file: Any) -> None:
         self._file = file
 
-    def at(self, places: Sequence[int]) -> Any:
+    def at(self, positions: Sequence[int]) -> Any:
         """The descriptor of the message at these positions. Raises LookupError if there is none."""
-        within, found = list(self._file.message_types_by_name.values()), None
-        for place in places:
-            if not 0 <= place < len(within):
-                raise LookupError(f"the schema has no message {list(places)}")
-            found = within[place]
-            within = list(found.nested_types)
-        return found
+        within, message = list(self._file.message_types_by_name.values()), None
+        for position in positions:
+            if not 0 <= position < len(within):
+                raise LookupError(f"the schema has no message {list(positions)}")
+            message = within[position]
+            within = list(message.nested_types)
+        return message
 
     def named(self, name: str | None) -> Any:
         """The descriptor of the message with this name, with or without its package. None: the file's first message.
         Raises LookupError if there is none."""
-        known = self._file.message_types_by_name
+        messages = self._file.message_types_by_name
         if name is None:
             return self.at([0])
         first, *inner = name.removeprefix(f"{self._file.package}.").split(".")
-        found = known.get(first)
+        message = messages.get(first)
         for part in inner:
-            found = found and found.nested_types_by_name.get(part)
-        if found is None:
-            raise LookupError(f"the schema has no message {name}; it has {', '.join(known) or 'none'}")
-        return found
+            message = message and message.nested_types_by_name.get(part)
+        if message is None:
+            raise LookupError(f"the schema has no message {name}; it has {', '.join(messages) or 'none'}")
+        return message
 
 
 def compiled(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
@@ -62,11 +62,11 @@ def compiled(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
     return _compiled(text, tuple(sorted(imports.items())))
 
 
-def imports_of(found: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> dict[str, str]:
+def imports_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> dict[str, str]:
     """The texts that a registry's schema imports, directly or indirectly, by name. `referenced` yields the schemas that
     a schema refers to, with the names that it uses for them. Raises InvalidSchema."""
     try:
-        return {name: schema.schema_str for name, schema in references_of(found, referenced)}
+        return {name: schema.schema_str for name, schema in references_of(root, referenced)}
     except UnusableReferences as error:
         raise InvalidSchema(str(error)) from error
 
@@ -81,7 +81,9 @@ def _protoc() -> str:
 @functools.lru_cache(maxsize=256)
 def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
     files = dict(imports)
-    name = next(each for each in (_FILE, *(f"schema{n}.proto" for n in range(len(files)))) if each not in files)
+    name = next(
+        candidate for candidate in (_FILE, *(f"schema{n}.proto" for n in range(len(files)))) if candidate not in files
+    )
     parent = temporary_folder()
     with (
         writing("a Protobuf schema that is compiled", parent),
@@ -95,14 +97,14 @@ def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema
         # Runs in its own process, because protoc prints errors to the process's standard error.
         command = [_protoc(), "-I.", "--include_imports", "--descriptor_set_out=.set"]
         try:
-            ran = subprocess.run([*command, name], cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
+            finished = subprocess.run([*command, name], cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
             raise InvalidSchema(f"protoc did not end within {_SECONDS} s") from error
-        if ran.returncode != 0:
-            raise InvalidSchema(ran.stderr.decode(errors="replace").strip().replace("\n", "; ")[:500])
-        found = descriptor_pb2.FileDescriptorSet.FromString((Path(folder) / ".set").read_bytes())
+        if finished.returncode != 0:
+            raise InvalidSchema(finished.stderr.decode(errors="replace").strip().replace("\n", "; ")[:500])
+        file_set = descriptor_pb2.FileDescriptorSet.FromString((Path(folder) / ".set").read_bytes())
     # Versions of a schema have messages of the same names, so each schema gets its own pool.
     pool = descriptor_pool.DescriptorPool()
-    for file in found.file:
+    for file in file_set.file:
         pool.Add(file)
     return ProtobufSchema(pool.FindFileByName(name))

@@ -34,13 +34,13 @@ class SchemaRejected(Exception):
 @dataclass(frozen=True, slots=True)
 class Registry:
     """A schema registry. Its errors begin with `whose`. `setting` is the place in the job that names it. It raises
-    `problem` where waiting does not help, and `away` otherwise."""
+    `problem` where waiting does not help, and `unavailable` otherwise."""
 
     url: str
     whose: str
     setting: str
     problem: type[JoineryError]
-    away: type[Unavailable]
+    unavailable: type[Unavailable]
 
     def client(self, properties: Mapping[str, str]) -> SchemaRegistryClient:
         """Makes a client, which connects on first use. Raises `problem` for settings that the client refuses."""
@@ -49,8 +49,8 @@ class Registry:
 
         try:
             numbers = {name: float(text) for name, text in properties.items() if name in _NUMBERS}
-            whole = {name: int(number) for name, number in numbers.items() if number.is_integer()}
-            return SchemaRegistryClient({**properties, **numbers, **whole, "url": self.url})
+            integers = {name: int(number) for name, number in numbers.items() if number.is_integer()}
+            return SchemaRegistryClient({**properties, **numbers, **integers, "url": self.url})
         except (ValueError, TypeError) as error:
             raise self.problem(
                 f"{self.whose}: {self.setting}.properties are not valid",
@@ -58,15 +58,15 @@ class Registry:
                 todo="Use the names and values of confluent-kafka's SchemaRegistryClient",
             ) from error
 
-    def ask(self, ask: Callable[[], Answer], what: str) -> Answer | None:
-        """Asks the registry for `what`. Returns None if it has no such thing. Raises SchemaRejected for a schema that
-        the registry refuses."""
+    def ask(self, ask: Callable[[], Answer], request: str) -> Answer | None:
+        """Asks the registry and returns its answer; None if it does not have what was asked for. Messages call that
+        `request`. Raises SchemaRejected for a schema that the registry rejects."""
         from confluent_kafka.schema_registry import SchemaRegistryError  # noqa: PLC0415 - see `client`
 
         try:
             return ask()
         except SchemaRegistryError as error:
-            facts = self._asked(what, error)
+            facts = self._request_facts(request, error)
             if error.http_status_code == _NOT_FOUND:
                 if _is_missing(error.error_code):
                     return None
@@ -81,9 +81,9 @@ class Registry:
                 ) from error
             raise self._silent(facts) from error
         except ValueError as error:  # an answer that is no JSON
-            raise self._no_registry(self._asked(what, error)) from error
+            raise self._no_registry(self._request_facts(request, error)) from error
         except Exception as error:  # from whatever HTTP library the client uses
-            raise self._silent(self._asked(what, error)) from error
+            raise self._silent(self._request_facts(request, error)) from error
 
     def check(self, client: SchemaRegistryClient) -> None:
         """Asks the registry for any schema, to learn whether it is one and lets the job in. Raises as `ask` does."""
@@ -94,25 +94,25 @@ class Registry:
             if getattr(error.__cause__, "http_status_code", None) != _FORBIDDEN:
                 raise
 
-    def _asked(self, what: str, error: Exception) -> str:
+    def _request_facts(self, request: str, error: Exception) -> str:
         # A web server's answer, which the error repeats, is a whole page.
-        said = str(error)
-        return f"{self.url} was asked for {what}: {said[:_QUOTED]}{'...' if len(said) > _QUOTED else ''}"
+        answer = str(error)
+        return f"{self.url} was asked for {request}: {answer[:_QUOTED]}{'...' if len(answer) > _QUOTED else ''}"
 
     def _no_registry(self, facts: str) -> Unavailable:
         # A proxy in front of a registry that starts anew answers so, too: a job that runs waits.
-        return self.away(
+        return self.unavailable(
             f"{self.whose}: no schema registry answers at this address",
             facts=facts,
             todo=f"Check {self.setting}.url, with its path: what is there knows no schemas",
         )
 
-    def slow(self, what: str) -> Unavailable:
+    def slow(self, request: str) -> Unavailable:
         """The error for a registry whose answers take too long in all."""
-        return self._silent(f"{self.url} was asked for {what}")
+        return self._silent(f"{self.url} was asked for {request}")
 
     def _silent(self, facts: str) -> Unavailable:
-        return self.away(
+        return self.unavailable(
             f"{self.whose}: the schema registry does not answer",
             facts=facts,
             todo=f"Check {self.setting}.url and that the registry can be reached from here",

@@ -20,11 +20,11 @@ class UnusableReferences(Exception):
     """A schema, with what it refers to, is over a limit, or refers to itself. The text says which."""
 
 
-def references_of(found: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> list[tuple[str, Any]]:
-    """The schemas that `found` refers to, each once with the name that is used for it, those first that others need.
+def references_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> list[tuple[str, Any]]:
+    """The schemas that `root` refers to, each once with the name that is used for it, those first that others need.
     `referenced` yields the schemas that a schema refers to, with their names. Raises UnusableReferences."""
     names: dict[str, Any] = {}
-    length = _length(found, 0)
+    length = _length(root, 0)
 
     def visit(schema: Any, way: tuple[str, ...]) -> None:
         nonlocal length
@@ -45,7 +45,7 @@ def references_of(found: Any, referenced: Callable[[Any], Iterable[tuple[str, An
             if len(names) > MOST_REFERENCES:
                 raise UnusableReferences(f"it refers to more than {MOST_REFERENCES} schemas")
 
-    visit(found, ())
+    visit(root, ())
     return list(names.items())
 
 

@@ -12,24 +12,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """`id` is random, created with the store's tables or with a store in memory. `place` says in messages where the
+    """`id` is random, created with the store's tables or with a store in memory. `location` says in messages where the
     store is, and never contains a password."""
 
     id: str
-    place: str
+    location: str
 
     def __str__(self) -> str:
-        return f"{self.place} (store {self.id})"
+        return f"{self.location} (store {self.id})"
 
     def metadata(self) -> str:
         """The metadata of a committed offset, for which Kafka allows 4,096 bytes."""
-        return json.dumps({"store": self.id, "place": self.place})
+        return json.dumps({"store": self.id, "place": self.location})
 
     @classmethod
     def parse(cls, metadata: str | None) -> StoreIdentity | None:
         """Parses the metadata of an offset. None if it is empty or not ours."""
         try:
-            about = json.loads(metadata or "")
-            return cls(str(about["store"]), str(about["place"]))
+            fields = json.loads(metadata or "")
+            return cls(str(fields["store"]), str(fields["place"]))
         except (ValueError, KeyError, TypeError):
             return None

@@ -42,7 +42,7 @@ class ApiError(JoineryError):
         super().__init__(what, facts=f"{code or 'no answer'} {reason}: {message}", todo=todo)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (ApiError, (self.what, self.code, self.reason, self.message))
+        return (ApiError, (self.summary, self.code, self.reason, self.message))
 
 
 class NotFound(ApiError):

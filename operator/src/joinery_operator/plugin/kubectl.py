@@ -25,7 +25,7 @@ class KubectlError(JoineryError):
         super().__init__(what, facts=message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (KubectlError, (self.what, self.message, self.code))
+        return (KubectlError, (self.summary, self.message, self.code))
 
 
 @Parameter(name="*")

@@ -95,7 +95,7 @@ def with_line(job: Job, job_file: Path) -> Iterator[None]:
         line = lines.get(f"spec.inputs[{place}].{field}", lines.get(f"spec.input.{field}", 1))
         if line == 1:  # the operator writes a resource into one line
             raise
-        what = f"{job_file}: line {line}: {error.what[:1].lower()}{error.what[1:]}"
+        what = f"{job_file}: line {line}: {error.summary[:1].lower()}{error.summary[1:]}"
         raise type(error)(what, facts=error.facts, todo=error.todo) from error
 
 

@@ -56,7 +56,7 @@ class Repeats:
 
     def due(self, event: str, error: JoineryError) -> bool:
         """Whether to report the event now. The error's facts may differ from one try to the next."""
-        now, trouble = self._clock(), (event, error.what)
+        now, trouble = self._clock(), (event, error.summary)
         if now < self._due.get(trouble, now):
             return False
         self._due[trouble] = now + self._pauses[trouble].next()

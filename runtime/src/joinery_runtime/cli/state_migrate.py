@@ -44,14 +44,14 @@ class Migrated:
         pin = self.pin and {
             "name": self.pin.savepoint.name,
             "committed": self.pin.savepoint.committed,
-            "how": self.pin.how,
+            "how": self.pin.origin,
         }
         return {**asdict(self), "pin": pin, "pruned": list(self.pruned)}
 
     def lines(self) -> Iterator[str]:
         if self.pin is not None:
-            yield f"savepoint {self.pin.savepoint.name} of epoch {self.pin.savepoint.committed}: {self.pin.how}"
-            if self.pin.how == "kept":
+            yield f"savepoint {self.pin.savepoint.name} of epoch {self.pin.savepoint.committed}: {self.pin.origin}"
+            if self.pin.origin == "kept":
                 yield "  the job has committed since: a rollback before the first commit is not possible any more"
         for name in self.pruned:
             yield f"savepoint {name} deleted: of automatic ones the newest are kept"

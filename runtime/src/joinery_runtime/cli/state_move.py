@@ -55,8 +55,8 @@ def move(job: Job, here: PostgresStore, to: str | None, schema: str | None, *, d
         if not dry_run:
             source.move_to(target, job.name)
         elif target.knows(job.name):
-            raise JoineryError(f"There is state of a job {job.name} at the target already", facts=target.place)
-        return StateMove(job.name, source.place, target.place, contents, moved=not dry_run)
+            raise JoineryError(f"There is state of a job {job.name} at the target already", facts=target.location)
+        return StateMove(job.name, source.location, target.location, contents, moved=not dry_run)
 
 
 def stay(job: Job, here: PostgresStore) -> None:

@@ -165,7 +165,7 @@ def stats(job: Job, store: StateStore) -> Stats:
     newest = store.newest_epoch(job.name)
     after = NextEpoch.of(pipeline, record)
     totals = Totals.of(newest.result if newest is not None else {})
-    place, version = (store.place, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
+    place, version = (store.location, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
     sides = side_stats(after, record, totals, state_limits(job).caps)
     summary = None if rows is None else step.kind.summary(step, rows, after.outlook)
     pins = store.savepoints(job.name)

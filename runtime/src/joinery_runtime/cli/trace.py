@@ -37,7 +37,7 @@ def trace_command(
                 done += 1
         except JoineryError as error:
             place = f"{steps}, line {listed[done][0]}"
-            raise type(error)(f"{place}: {error.what}", facts=error.facts, todo=error.todo) from error
+            raise type(error)(f"{place}: {error.summary}", facts=error.facts, todo=error.todo) from error
         finally:
             opened.delete_job(private.name)
 

@@ -39,7 +39,7 @@ from joinery_runtime.job import format_time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.sources.base import PartitionRef, RawBatch
-from joinery_runtime.state.live_segments import decoded
+from joinery_runtime.state.live_segments import decode_run
 
 LATER_RULES = {"late": "t10", "expired": "a2", "closed": "s2"}
 """The rules in docs/semantics.md behind the reasons that other records, or the state, decide. T10 says for each kind of
@@ -229,7 +229,7 @@ class KeptBefore:
         floor = stored_floors(record).get(side.part)
         for meta in record.segments:
             if meta.part == side.part:
-                rows = stored_rows(side, decoded(meta, self.stored.blobs[meta.key]).batch)
+                rows = stored_rows(side, decode_run(meta, self.stored.blobs[meta.key]).batch)
                 rows = still_there(step, spec.side, rows, floor)
                 schema = side.intake.prepared_schema()
                 columns = [

@@ -26,7 +26,7 @@ from joinery_runtime.engine.plan import InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, format_time
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.state.live_segments import decoded, flagged_rows
+from joinery_runtime.state.live_segments import decode_run, flagged_rows
 from joinery_runtime.state.store import JobRecord, StateReader
 
 
@@ -108,7 +108,7 @@ class _Rewriting:
         yield describe(run, key=key, part=meta.part, epoch=meta.epoch, blob=blob), blob
 
     def _read(self, meta: SegmentMeta, flags_part: str | None) -> KeptRun:
-        run = decoded(meta, self._store.read_segments(self._record.job, [meta.key])[meta.key])
+        run = decode_run(meta, self._store.read_segments(self._record.job, [meta.key])[meta.key])
         if flags_part is None:
             return KeptRun(meta.key, run)
         return KeptRun(meta.key, run, 0, flagged_rows(run.batch, meta.key, self._flags_of(flags_part)))
@@ -117,7 +117,7 @@ class _Rewriting:
         if part not in self._flags:
             metas = {meta.key: meta for meta in self._record.segments if meta.part == part}
             blobs = self._store.read_segments(self._record.job, metas)
-            self._flags[part] = [decoded(metas[key], blob).batch for key, blob in blobs.items()]
+            self._flags[part] = [decode_run(metas[key], blob).batch for key, blob in blobs.items()]
         return self._flags[part]
 
     def _refuse_half_closed(self, meta: SegmentMeta, half: np.ndarray, kept: KeptRun) -> None:

@@ -35,7 +35,7 @@ from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks import row_limit
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state import migrations
-from joinery_runtime.state.live_segments import decoded
+from joinery_runtime.state.live_segments import decode_run
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, SegmentReader, Standing, StateReader
 from joinery_runtime.state.upgrade import outdated
 
@@ -136,7 +136,7 @@ class Replay:
     def kept(self, wanted: Callable[[SegmentMeta], bool]) -> list[tuple[SegmentMeta, Run]]:
         """The live segments that are `wanted`, with their rows."""
         there = self._state.segments.items()
-        return [(meta, decoded(meta, self._segments.blob(key))) for key, meta in there if wanted(meta)]
+        return [(meta, decode_run(meta, self._segments.blob(key))) for key, meta in there if wanted(meta)]
 
     def under(self, job: Job) -> None:
         """Go on with an edit of the job, whose signature and inputs are those of the job before."""

@@ -342,7 +342,7 @@ def write_in_fitting_batches(target: Target, rows: AttemptRows, write: Callable[
             smaller = target.for_smaller_records()
             if smaller is None:
                 shown = _largest(target, rows)
-                raise RecordTooLarge(error.what, facts=f"{error.facts}{shown}", todo=error.todo) from error
+                raise RecordTooLarge(error.summary, facts=f"{error.facts}{shown}", todo=error.todo) from error
             target = smaller
 
 

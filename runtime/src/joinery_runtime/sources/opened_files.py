@@ -83,7 +83,7 @@ def of_input(name: str, field: str = "file.path") -> Iterator[None]:
         yield
     except SourceError as error:
         wrong_path = error.todo == _CHECK_PATH
-        what = f"Input {name}: {error.what[:1].lower()}{error.what[1:]}"
+        what = f"Input {name}: {error.summary[:1].lower()}{error.summary[1:]}"
         failure = type(error)(what, facts=error.facts, todo=f"Check {field} in the job" if wrong_path else error.todo)
         failure.field = (name, field) if wrong_path else None
         raise failure from error

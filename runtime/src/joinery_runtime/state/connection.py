@@ -35,7 +35,7 @@ class GuardedConnection:
         self._connection: Connection | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Host, port and database for messages; never the password."""
         return describe(self._parameters)
 
@@ -88,10 +88,10 @@ class GuardedConnection:
         reason = " ".join(str(error).split())
         todo = advice(error, "Check the role's rights, and that nobody altered the schema by hand")
         if is_away(error):
-            what = f"The state store is not available ({self.place})"
-            return StoreUnavailable(what, facts=reason, todo=f"{todo}. Nothing committed is lost")
+            summary = f"The state store is not available ({self.location})"
+            return StoreUnavailable(summary, facts=reason, todo=f"{todo}. Nothing committed is lost")
         refused = "a statement" if error.sqlstate is not None or self._connection is not None else "the connection"
-        return StateError(f"The state store refused {refused} ({self.place})", facts=reason, todo=todo)
+        return StateError(f"The state store refused {refused} ({self.location})", facts=reason, todo=todo)
 
 
 class GuardedConnections:
@@ -101,8 +101,8 @@ class GuardedConnections:
     def __init__(self, dsn: str, prepare: Callable[[Connection], None] | None = None) -> None:
         self._new = partial(GuardedConnection, dsn, prepare)
         self._idle = [self._new()]  # reports a DSN that cannot be parsed now, not at the first session
-        self.place = self._idle[0].place
-        self._mine = threading.local()
+        self.location = self._idle[0].location
+        self._thread = threading.local()
 
     @contextmanager
     def session(self) -> Iterator[Connection]:
@@ -123,20 +123,20 @@ class GuardedConnections:
 
     @contextmanager
     def _guarded(self) -> Iterator[GuardedConnection]:
-        held: GuardedConnection | None = getattr(self._mine, "held", None)
-        if held is not None:
-            yield held
+        current: GuardedConnection | None = getattr(self._thread, "connection", None)
+        if current is not None:
+            yield current
             return
         try:
-            held = self._idle.pop()
+            current = self._idle.pop()
         except IndexError:
-            held = self._new()
-        self._mine.held = held
+            current = self._new()
+        self._thread.connection = current
         try:
-            yield held
+            yield current
         finally:
-            self._mine.held = None
-            self._idle.append(held)
+            self._thread.connection = None
+            self._idle.append(current)
 
 
 def describe(parameters: dict[str, Any]) -> str:

@@ -136,10 +136,10 @@ def savepoint_exists(job: str, name: str) -> StateError:
     return StateError(f"Job {job} already has a savepoint {name}", todo="Choose another name, or delete that one first")
 
 
-def missing_segments(job: str, keys: Iterable[str], why: str) -> StateError:
+def missing_segments(job: str, keys: Iterable[str], reason: str) -> StateError:
     return StateError(
         f"Job {job} lacks segments that it needs",
-        facts=f"{why}: {name_keys(keys)}",
+        facts=f"{reason}: {name_keys(keys)}",
         todo="Restart the job: it goes on from its last committed epoch",
     )
 
@@ -211,18 +211,18 @@ def check_plan(
     return False
 
 
-def _pending(what: str) -> StateError:
-    return StateError(what, facts="a pending plan is replayed as it stands", todo="Commit it first")
+def _pending(summary: str) -> StateError:
+    return StateError(summary, facts="a pending plan is replayed as it stands", todo="Commit it first")
 
 
 def check_reset(stored: StoredJob | None, job: str, expected: Standing | None, *, drop_plan: bool) -> StoredJob:
     """Offsets change between two plans, never under one: what a plan reads is part of it."""
     existing = require_job(stored, job)
-    found = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
-    if expected is not None and found != expected:
+    current = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
+    if expected is not None and current != expected:
         raise StateError(
             f"Job {job} went on while its offsets were being changed",
-            facts=f"{_standing_text(expected)} became {_standing_text(found)}",
+            facts=f"{_standing_text(expected)} became {_standing_text(current)}",
             todo="Stop the job, then try again",
         )
     if existing.plan is not None and not drop_plan:
@@ -242,11 +242,11 @@ def _standing_text(at: Standing) -> str:
 def check_claim(stored: StoredJob | None, job: str, expected: Standing) -> None:
     """Raises Fenced for an attempt of a fenced driver, or of an epoch that is over. Such attempts may claim nothing."""
     existing = check_owner(stored, job, expected.generation)
-    found = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
-    if found != expected:
+    current = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
+    if current != expected:
         raise Fenced(
             f"Job {job} has gone on",
-            facts=f"{_standing_text(expected)} became {_standing_text(found)}",
+            facts=f"{_standing_text(expected)} became {_standing_text(current)}",
             todo="This task stops",
         )
 
@@ -275,9 +275,9 @@ def check_commit(
     ]
     if unknown:
         raise missing_segments(job, unknown, f"not staged by generation {generation} for epoch {commit.epoch}")
-    gone = [key for key in commit.deletes if key not in named or named[key].status is not SegmentStatus.LIVE]
-    if gone:
-        raise missing_segments(job, gone, f"epoch {commit.epoch} deletes what is not live")
+    not_live = [key for key in commit.deletes if key not in named or named[key].status is not SegmentStatus.LIVE]
+    if not_live:
+        raise missing_segments(job, not_live, f"epoch {commit.epoch} deletes what is not live")
 
 
 def _check_plan_epoch(job: str, plan: Json, expected: int) -> None:
@@ -390,12 +390,12 @@ def by_bytes(items: Iterable[tuple[_T, int]], *, most: int = BATCH_BYTES) -> Ite
     """Groups items, each given with its size in bytes, into batches that fit in memory: at most `most` bytes and BATCH
     items, and at least one item."""
     batch: list[_T] = []
-    held = 0
+    batch_bytes = 0
     for item, size in items:
-        if batch and (held + size > most or len(batch) == BATCH):
+        if batch and (batch_bytes + size > most or len(batch) == BATCH):
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
         batch.append(item)
-        held += size
+        batch_bytes += size
     if batch:
         yield batch

@@ -32,10 +32,10 @@ def read_live(
     """
     done: set[str] = set()
     tries = 0
-    while wanted := next(by_bytes((meta.key, meta.bytes) for meta in choose(record) if meta.key not in done), None):
+    while keys := next(by_bytes((meta.key, meta.bytes) for meta in choose(record) if meta.key not in done), None):
         try:
-            yield record, store.read_segments(record.job, wanted)
-            done.update(wanted)
+            yield record, store.read_segments(record.job, keys)
+            done.update(keys)
         except StoreUnavailable:
             raise
         except StateError:
@@ -46,7 +46,7 @@ def read_live(
             record = now
 
 
-def decoded(meta: SegmentMeta, blob: bytes) -> Run:
+def decode_run(meta: SegmentMeta, blob: bytes) -> Run:
     target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
     return Run.view(from_blob(migrations.migrate(blob, meta.state_version, target, chain)))
 
@@ -54,22 +54,22 @@ def decoded(meta: SegmentMeta, blob: bytes) -> Run:
 def read_runs(
     store: StateReader,
     record: JobRecord,
-    wanted: Callable[[SegmentMeta], bool],
+    predicate: Callable[[SegmentMeta], bool],
     take: Callable[[SegmentMeta, Run], T],
 ) -> tuple[JobRecord, dict[str, T]]:
-    """Returns what `take` makes of each live segment that is `wanted`, by the segment's key, and the record in which
-    these segments are live: a running driver may replace segments while they are read."""
-    taken: dict[str, T] = {}
+    """Returns what `take` makes of each live segment that the `predicate` accepts, by the segment's key, and the record
+    in which these segments are live: a running driver may replace segments while they are read."""
+    extracts: dict[str, T] = {}
 
-    def chosen(now: JobRecord) -> list[SegmentMeta]:
+    def select(now: JobRecord) -> list[SegmentMeta]:
         nonlocal record
         record = now
-        return [meta for meta in now.segments if wanted(meta)]
+        return [meta for meta in now.segments if predicate(meta)]
 
-    for now, blobs in read_live(store, record, chosen):
+    for now, blobs in read_live(store, record, select):
         metas = {meta.key: meta for meta in now.segments}
-        taken |= {key: take(metas[key], decoded(metas[key], blob)) for key, blob in blobs.items()}
-    return record, {meta.key: taken[meta.key] for meta in record.segments if meta.key in taken}
+        extracts |= {key: take(metas[key], decode_run(metas[key], blob)) for key, blob in blobs.items()}
+    return record, {meta.key: extracts[meta.key] for meta in record.segments if meta.key in extracts}
 
 
 def flagged_rows(rows: pa.RecordBatch, segment: str, flags: Iterable[pa.RecordBatch]) -> np.ndarray:
@@ -81,6 +81,6 @@ def flagged_rows(rows: pa.RecordBatch, segment: str, flags: Iterable[pa.RecordBa
     for batch in flags:
         names = batch.column(SEGMENT)
         # Flags name the segment by its present key, or by one from before a migration.
-        same = [name for name in pc.unique(names).to_pylist() if first_key(name) == first_key(segment)]
-        flagged[batch.filter(pc.is_in(names, pa.array(same, pa.string()))).column(ROW).to_numpy()] = True
+        segment_names = [name for name in pc.unique(names).to_pylist() if first_key(name) == first_key(segment)]
+        flagged[batch.filter(pc.is_in(names, pa.array(segment_names, pa.string()))).column(ROW).to_numpy()] = True
     return flagged

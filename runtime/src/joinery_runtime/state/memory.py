@@ -183,16 +183,16 @@ class MemoryStore:
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         with self._lock:
             entry = self._existing(job)
-            wanted = list(dict.fromkeys(keys))
-            gone = [
+            unique_keys = list(dict.fromkeys(keys))
+            unreadable = [
                 key
-                for key in wanted
+                for key in unique_keys
                 if key not in entry.segments
                 or not decisions.readable(entry.segments[key].stored, pinned=entry.pinned(key))
             ]
-            if gone:
-                raise decisions.missing_segments(job, gone, "not in the store")
-            blobs = {key: entry.segments[key].blob for key in wanted}
+            if unreadable:
+                raise decisions.missing_segments(job, unreadable, "not in the store")
+            blobs = {key: entry.segments[key].blob for key in unique_keys}
         decisions.check_blobs(job, blobs)
         return blobs
 
@@ -292,7 +292,7 @@ class MemoryStore:
         with self._lock:
             source = self._existing(other)
             pin = self._pin(source, name)
-            if (known := self.record(job)) is not None and not decisions.is_new(known):
+            if (record := self.record(job)) is not None and not decisions.is_new(record):
                 raise decisions.has_state(job)
             self.acquire(job)
             entry, committed = self._jobs[job], pin.savepoint.committed

@@ -36,18 +36,18 @@ def readable_from(target: int, chain: Mapping[int, Migration]) -> int:
 
 def check_chain(versions: Iterable[int], target: int, chain: Mapping[int, Migration]) -> None:
     """Raises IncompatibleState if a blob of one of `versions` cannot be brought to `target`."""
-    found = set(versions)
-    if found and max(found) > target:
+    stored_versions = set(versions)
+    if stored_versions and max(stored_versions) > target:
         raise IncompatibleState(
-            f"The stored state is newer than this release: it has state_version {max(found)}",
+            f"The stored state is newer than this release: it has state_version {max(stored_versions)}",
             facts=f"this release reads up to {target}",
             todo="Run the release that wrote it or a later one, or restore a savepoint from before the upgrade",
         )
-    missing = [step for step in range(min(found, default=target), target) if step not in chain]
+    missing = [step for step in range(min(stored_versions, default=target), target) if step not in chain]
     if missing:
         raise IncompatibleState(
             f"There is no migration from state_version {missing[0]} to {missing[0] + 1}",
-            facts=f"the stored state has versions {sorted(found)}, this release needs {target}",
+            facts=f"the stored state has versions {sorted(stored_versions)}, this release needs {target}",
             todo="Upgrade through a release that has this step, or start without state",
         )
 

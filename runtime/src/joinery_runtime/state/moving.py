@@ -51,13 +51,13 @@ _SIZES = "SELECT group_key, pg_catalog.octet_length(state_blob) FROM {schema}.st
 
 _KNOWS = "SELECT 1 FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted"
 _BEGIN_MOVE = """
-UPDATE {schema}.jobs SET moved_to = %(place)s, generation = generation + 1, updated_at = pg_catalog.now()
+UPDATE {schema}.jobs SET moved_to = %(location)s, generation = generation + 1, updated_at = pg_catalog.now()
 WHERE pipeline_name = %(job)s
 """
 _CLEAR_MOVED_TO = (
     "UPDATE {schema}.jobs SET moved_to = NULL, updated_at = pg_catalog.now() WHERE pipeline_name = %(job)s"
 )
-_SET_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = %(place)s WHERE pipeline_name = %(job)s"
+_SET_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = %(location)s WHERE pipeline_name = %(job)s"
 _FORGET = "DELETE FROM {schema}.jobs WHERE pipeline_name = %(job)s AND deleted"
 _FORGET_CLAIMS = "DELETE FROM {schema}.claims WHERE pipeline_name = %(job)s"
 # If the target once had a job of this name, a zombie of that job stays fenced.
@@ -87,9 +87,9 @@ class MovableStore(PostgresStore):
     def contents(self, job: str) -> Moving:
         """Counts what a move would take along. Raises StateError if there is nothing to move."""
         with self._connection.session() as connection:
-            _present(self._stored(connection, job), job)
+            _require_present(self._stored(connection, job), job)
             counts = self._counts(connection, job)
-            row = connection.execute(self._filled(_BYTES, "state"), {"job": job}).fetchone()
+            row = connection.execute(self._compose(_BYTES, "state"), {"job": job}).fetchone()
         assert row is not None, "an aggregate always has one row"
         return Moving(counts["state"], int(row[0]), counts["epochs"], counts["savepoints"])
 
@@ -98,123 +98,128 @@ class MovableStore(PostgresStore):
         with closing(GuardedConnection(self.dsn)) as bare, bare.session() as connection:
             if not installed_version(connection, self.schema):
                 return False
-            return connection.execute(self._filled(_KNOWS, "jobs"), {"job": job}).fetchone() is not None
+            return connection.execute(self._compose(_KNOWS, "jobs"), {"job": job}).fetchone() is not None
 
     def move_to(self, target: MovableStore, job: str) -> None:
         """Moves the job, or finishes an interrupted move. After a StateError the call can be repeated."""
-        self._require_another_place(target, job)
+        self._require_another_location(target, job)
         with self._connection.session() as connection:
-            stored = _present(self._stored(connection, job), job)
-        if stored.moved_to not in (None, target.place):
+            stored = _require_present(self._stored(connection, job), job)
+        if stored.moved_to not in (None, target.location):
             raise decisions.moved(stored)
-        arrived = target._arrived(job, stored)
-        if not arrived:
+        has_copy = target._has_copy(job, stored)
+        if not has_copy:
             self._check_segments(job)
-            self._depart(job, target.place)
+            self._depart(job, target.location)
             self._copy_all(target, job)
-        self._leave(job, target.place)
+        self._leave(job, target.location)
 
     def stay(self, job: str) -> None:
         """Gives up an unfinished move, so that the job goes on here. Raises StateError if no move is under way."""
         with self._connection.transaction() as connection:
             stored = self._lock(connection, job)
             if stored is None or stored.deleted or stored.moved_to is None:
-                raise StateError(f"No move of job {job} from {self.place} is under way")
-            connection.execute(self._filled(_CLEAR_MOVED_TO, "jobs"), {"job": job})
+                raise StateError(f"No move of job {job} from {self.location} is under way")
+            connection.execute(self._compose(_CLEAR_MOVED_TO, "jobs"), {"job": job})
 
-    def _require_another_place(self, target: MovableStore, job: str) -> None:
+    def _require_another_location(self, target: MovableStore, job: str) -> None:
         """Raises StateError if both ends are the same place. Two sessions cannot both hold one advisory lock of a
         database, whatever addresses they connected to."""
-        with self._connection.transaction() as here, target._connection.transaction() as there:
-            held = [connection.execute(_HOLD, {"job": job}).fetchone() for connection in (here, there)]
-        if held[0] != (True,) or (held[1] != (True,) and self.schema == target.schema):
+        with self._connection.transaction() as source_connection, target._connection.transaction() as target_connection:
+            lock_rows = [
+                connection.execute(_HOLD, {"job": job}).fetchone()
+                for connection in (source_connection, target_connection)
+            ]
+        if lock_rows[0] != (True,) or (lock_rows[1] != (True,) and self.schema == target.schema):
             raise StateError(
                 f"Job {job} cannot be moved",
                 facts="both places are the same database and schema, or another move of it runs at this moment",
                 todo="Name another database or schema",
             )
 
-    def _arrived(self, job: str, from_there: StoredJob) -> bool:
+    def _has_copy(self, job: str, departing: StoredJob) -> bool:
         """Whether an interrupted move has already copied the job here. Raises StateError if another job of that name
         is here."""
         with self._connection.session() as connection:
             stored = self._stored(connection, job)
         if stored is None or stored.deleted:
             return False
-        if from_there.moved_to is not None and stored.lineage == from_there.lineage:
+        if departing.moved_to is not None and stored.lineage == departing.lineage:
             return True
         raise StateError(
             f"There is state of a job {job} at the target already",
-            facts=self.place,
+            facts=self.location,
             todo="Name another database or schema, or delete that job's state there first",
         )
 
     def _check_segments(self, job: str) -> None:
         """Raise StateError if a segment is damaged; the copy is compared with what is here."""
         with self._connection.session() as connection:
-            sizes = connection.execute(self._filled(_SIZES, "state"), {"job": job}).fetchall()
+            sizes = connection.execute(self._compose(_SIZES, "state"), {"job": job}).fetchall()
             for keys in by_bytes((key.decode(), size) for key, size in sizes):
                 decisions.check_blobs(job, self._segments.read(connection, job, keys))
 
-    def _depart(self, job: str, place: str) -> None:
+    def _depart(self, job: str, location: str) -> None:
         with self._connection.transaction() as connection:
-            _present(self._lock(connection, job), job)
-            connection.execute(self._filled(_BEGIN_MOVE, "jobs"), {"job": job, "place": place})
+            _require_present(self._lock(connection, job), job)
+            connection.execute(self._compose(_BEGIN_MOVE, "jobs"), {"job": job, "location": location})
 
     def _copy_all(self, target: MovableStore, job: str) -> None:
-        with self._connection.transaction() as here, target._connection.transaction() as there:
-            for connection in (here, there):
+        with self._connection.transaction() as source_connection, target._connection.transaction() as target_connection:
+            for connection in (source_connection, target_connection):
                 connection.execute(_PATIENT)
-            _present(self._lock(here, job), job)
-            before = target._lock(there, job)
+            _require_present(self._lock(source_connection, job), job)
+            before = target._lock(target_connection, job)
             for forget in (_FORGET, _FORGET_CLAIMS):
-                there.execute(target._filled(forget, "jobs"), {"job": job})
+                target_connection.execute(target._compose(forget, "jobs"), {"job": job})
             for table in _TABLES:
-                self._copy_table(here, target, there, table, job)
-            if self._digest(here, job) != target._digest(there, job):
+                self._copy_table(source_connection, target, target_connection, table, job)
+            if self._digest(source_connection, job) != target._digest(target_connection, job):
                 raise StateError(
                     f"The state of job {job} did not arrive at the target as it was",
-                    facts=f"rows or bytes differ from those at {self.place}",
+                    facts=f"rows or bytes differ from those at {self.location}",
                     todo="Nothing was changed there; repeat the move, and report this if it stays so",
                 )
             generation = -1 if before is None else before.generation
-            there.execute(target._filled(_ARRIVED, "jobs"), {"job": job, "generation": generation})
+            target_connection.execute(target._compose(_ARRIVED, "jobs"), {"job": job, "generation": generation})
 
-    def _copy_table(self, here: Connection, target: MovableStore, there: Connection, table: str, job: str) -> None:
-        names = [name for (name,) in here.execute(_COLUMNS, (self.schema, table))]
+    def _copy_table(
+        self, source_connection: Connection, target: MovableStore, target_connection: Connection, table: str, job: str
+    ) -> None:
+        names = [name for (name,) in source_connection.execute(_COLUMNS, (self.schema, table))]
         columns = sql.SQL(", ").join(map(sql.Identifier, names))
-        source, arriving = self._filled(_OUT, table, columns), target._filled(_IN, table, columns)
+        source, arriving = self._compose(_OUT, table, columns), target._compose(_IN, table, columns)
         with (
-            here.cursor().copy(source, {"job": job}) as leaving,
-            there.cursor().copy(arriving) as entering,
+            source_connection.cursor().copy(source, {"job": job}) as leaving,
+            target_connection.cursor().copy(arriving) as entering,
         ):
             for block in leaving:
                 entering.write(block)
 
     def _digest(self, connection: Connection, job: str) -> tuple[Any, ...]:
-        blobs = connection.execute(self._filled(_BLOBS, "state"), {"job": job}).fetchone()
+        blobs = connection.execute(self._compose(_BLOBS, "state"), {"job": job}).fetchone()
         return self._counts(connection, job), blobs
 
     def _counts(self, connection: Connection, job: str) -> Mapping[str, int]:
         counts = {}
         for table in _TABLES:
-            row = connection.execute(self._filled(_COUNT, table), {"job": job}).fetchone()
+            row = connection.execute(self._compose(_COUNT, table), {"job": job}).fetchone()
             assert row is not None, "an aggregate always has one row"
             counts[table] = int(row[0])
         return counts
 
-    def _leave(self, job: str, place: str) -> None:
+    def _leave(self, job: str, location: str) -> None:
         with self._connection.transaction() as connection:
-            self._delete(connection, _present(self._lock(connection, job), job))
-            connection.execute(self._filled(_SET_MOVED_TO, "jobs"), {"job": job, "place": place})
+            self._delete(connection, _require_present(self._lock(connection, job), job))
+            connection.execute(self._compose(_SET_MOVED_TO, "jobs"), {"job": job, "location": location})
 
-    def _filled(self, statement: str, table: str, columns: sql.Composable = _NO_COLUMNS) -> sql.Composed:
+    def _compose(self, statement: str, table: str, columns: sql.Composable = _NO_COLUMNS) -> sql.Composed:
         schema = sql.Identifier(self.schema)
         where = sql.SQL(_NEEDED if table == "state" else _OF_JOB).format(schema=schema)
         return sql.SQL(statement).format(schema=schema, table=sql.Identifier(table), columns=columns, where=where)
 
 
-def _present(stored: StoredJob | None, job: str) -> StoredJob:
+def _require_present(stored: StoredJob | None, job: str) -> StoredJob:
     """Returns the stored job, even while it is being moved. Raises StateError if there is no state here."""
     if stored is None or (stored.deleted and stored.moved_to is None):
         raise decisions.no_job(job)

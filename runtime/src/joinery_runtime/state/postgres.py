@@ -85,12 +85,12 @@ class PostgresStore:
         return (type(self), (self.dsn, self.schema))
 
     def __repr__(self) -> str:
-        return f"PostgresStore({self.place})"
+        return f"PostgresStore({self.location})"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the store is, for messages; never the password."""
-        return f"{self._connection.place}, schema {self.schema}"
+        return f"{self._connection.location}, schema {self.schema}"
 
     def durability_warning(self) -> str | None:
         """Warns of server settings under which a committed epoch may be lost; None if there are none."""
@@ -102,8 +102,8 @@ class PostgresStore:
         if commit not in losing:
             return None
         return (
-            f"synchronous_commit is {commit} ({self.place}): {losing[commit]} may take the newest commits back. Their "
-            "Kafka output stays, and the job then refuses to go on. Set it to on for this role"
+            f"synchronous_commit is {commit} ({self.location}): {losing[commit]} may take the newest commits back. "
+            "Their Kafka output stays, and the job then refuses to go on. Set it to on for this role"
         )
 
     def schema_version(self) -> int:
@@ -115,7 +115,7 @@ class PostgresStore:
         with self._connection.session() as connection:
             row = connection.execute(self._sql[statements.STORE_ID]).fetchone()
         assert row is not None, "the first step is part of every schema"
-        return StoreIdentity(row[0], self.place)
+        return StoreIdentity(row[0], self.location)
 
     def acquire(self, job: str) -> JobRecord:
         with self._connection.transaction() as connection:
@@ -125,7 +125,7 @@ class PostgresStore:
 
     def record(self, job: str) -> JobRecord | None:
         with self._connection.session() as connection:
-            return self._found(connection, job)
+            return self._read_record(connection, job)
 
     def jobs(self) -> list[str]:
         """The names of the jobs of which this store has state, also of those whose state was moved away."""
@@ -173,16 +173,16 @@ class PostgresStore:
             self._segments.stage(connection, stored, by_key)
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
-        wanted = list(dict.fromkeys(keys))
+        unique_keys = list(dict.fromkeys(keys))
         with self._connection.session() as connection:
-            found = self._segments.read(connection, job, wanted)
-            gone = [key for key in wanted if key not in found]
-            if gone or not wanted:
+            blobs = self._segments.read(connection, job, unique_keys)
+            missing = [key for key in unique_keys if key not in blobs]
+            if missing or not unique_keys:
                 decisions.require_job(self._stored(connection, job), job)
-        if gone:
-            raise decisions.missing_segments(job, gone, "not in the store")
-        decisions.check_blobs(job, found)
-        return {key: found[key] for key in wanted}
+        if missing:
+            raise decisions.missing_segments(job, missing, "not in the store")
+        decisions.check_blobs(job, blobs)
+        return {key: blobs[key] for key in unique_keys}
 
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
         texts = {name: encode_json(getattr(commit, name)) for name in ("plan", "result", "signature", "definition")}
@@ -358,7 +358,7 @@ class PostgresStore:
         }
         return _stored_job(job, locked.fetchone()), segments
 
-    def _found(self, connection: Connection, job: str) -> JobRecord | None:
+    def _read_record(self, connection: Connection, job: str) -> JobRecord | None:
         row = self._sql.run(connection, statements.RECORD, job).fetchone()
         stored = self._stored(connection, job) if row is None or row[-1] is not None else None
         if stored is not None and stored.moved_to is not None:
@@ -366,7 +366,7 @@ class PostgresStore:
         return None if row is None else _record(job, row)
 
     def _record(self, connection: Connection, job: str) -> JobRecord:
-        record = self._found(connection, job)
+        record = self._read_record(connection, job)
         assert record is not None, "the caller holds the lock of the job that it created or found"
         return record
 
@@ -433,7 +433,7 @@ class ReadOnlyStore(PostgresStore):
     def record(self, job: str) -> JobRecord | None:
         with self._connection.session() as connection, connection.transaction(force_rollback=True):
             ensure_schema(connection, self.schema)
-            return self._found(connection, job)
+            return self._read_record(connection, job)
 
     def _prepare(self, connection: Connection) -> None:
         """Leaves an older schema as it is."""
@@ -451,16 +451,16 @@ class SegmentTable:
             self._copy(connection, stored, by_key.values())
         except psycopg.errors.UniqueViolation:
             # The call is a repetition: the answer to an earlier one was lost.
-            there = self._stored_equal(connection, stored.job, by_key)
-            self._copy(connection, stored, [item for key, item in by_key.items() if key not in there])
+            stored_keys = self._stored_equal(connection, stored.job, by_key)
+            self._copy(connection, stored, [item for key, item in by_key.items() if key not in stored_keys])
 
     def read(self, connection: Connection, job: str, keys: Sequence[str]) -> dict[str, bytes]:
         """Returns the blobs of live and of pinned segments, without the keys that are not there."""
-        found: dict[str, bytes] = {}
+        blobs: dict[str, bytes] = {}
         for batch in _batches(keys, BATCH):
             rows = self._sql.run(connection, statements.READ, job, keys=_encoded(batch), binary=True)
-            found |= {key.decode(): blob for key, blob in rows}
-        return found
+            blobs |= {key.decode(): blob for key, blob in rows}
+        return blobs
 
     def set_status(self, connection: Connection, job: str, keys: Sequence[str], status: SegmentStatus) -> None:
         if keys:

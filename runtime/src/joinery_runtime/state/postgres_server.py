@@ -246,8 +246,8 @@ def start(program_folder: Path, data: Path, user: ServerUser, pause: Callable[[f
     try:
         while not is_ready(data):
             if not is_postgres(pid):
-                said = log.read_bytes()[before:].decode(errors="replace")
-                raise RuntimeError(f"its last words: {said.strip()[-_LAST_WORDS:]}")
+                log_text = log.read_bytes()[before:].decode(errors="replace")
+                raise RuntimeError(f"its last words: {log_text.strip()[-_LAST_WORDS:]}")
             pause(_LOOK_SECONDS)
     except BaseException:  # nobody uses it, so nobody would stop it
         _end(pid, signal.SIGINT, _GIVE_UP_SECONDS)
@@ -260,17 +260,17 @@ def stop(data: Path) -> None:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except FileNotFoundError:
         return
-    for how in (signal.SIGINT, signal.SIGQUIT):  # without waiting for clients, then without a checkpoint
-        _end(int(lines[0]), how, _STOP_SECONDS)
+    for stop_signal in (signal.SIGINT, signal.SIGQUIT):  # without waiting for clients, then without a checkpoint
+        _end(int(lines[0]), stop_signal, _STOP_SECONDS)
     socket = socket_folder(data, lines)
     if socket != data.parent / "socket" and socket.name.startswith(_TEMPORARY):
         shutil.rmtree(socket, ignore_errors=True)
 
 
-def _end(pid: int, how: signal.Signals, seconds: float) -> None:
+def _end(pid: int, stop_signal: signal.Signals, seconds: float) -> None:
     if is_postgres(pid):
         with suppress(ProcessLookupError):
-            os.kill(pid, how)
+            os.kill(pid, stop_signal)
     deadline = time.monotonic() + seconds
     while is_postgres(pid) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)

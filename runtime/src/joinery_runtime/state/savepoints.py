@@ -46,11 +46,11 @@ def name_for_migration(record: JobRecord, target: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A savepoint and `how` it came about. "kept": it is of another epoch, and the upgrade that it was made for is
+    """A savepoint and its `origin`. "kept": the savepoint is of another epoch, and the upgrade that it was made for is
     done."""
 
     savepoint: StoredSavepoint
-    how: Literal["created", "there already", "created anew", "kept"]
+    origin: Literal["created", "there already", "created anew", "kept"]
 
 
 def never(_: StoredSavepoint) -> bool:
@@ -97,16 +97,18 @@ def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Call
     if pin is None or not is_rollout(name):
         return
     if pin.rolled_back:
-        why = "it was rolled back"
+        reason = "it was rolled back"
     elif _is_over(pin, pins):
-        why = "another rollout came after it"
+        reason = "another rollout came after it"
     elif pin.committed != record.committed and not done(pin):
-        why = f"it began on epoch {pin.committed}, and without it the state stands on epoch {record.committed} by now"
+        reason = (
+            f"it began on epoch {pin.committed}, and without it the state stands on epoch {record.committed} by now"
+        )
     else:
         return
     raise RolloutOver(
         f"The rollout of savepoint {name} of job {record.job} is over",
-        facts=why,
+        facts=reason,
         todo="To try it again, give another name",
     )
 
