@@ -61,7 +61,7 @@ def window_step(rule: WindowRule, kind: str = "inner", residual: str | None = No
         for side, (part, name) in enumerate((("left", "l"), ("right", "r")))
     ]
     output = [OutputColumn(f"{name}_v", pa.int64(), side, "v") for side, name in enumerate("lr")]
-    output += [OutputColumn(name, pa.int64(), made=name) for name in WINDOW_COLUMNS]
+    output += [OutputColumn(name, pa.int64(), step_column=name) for name in WINDOW_COLUMNS]
     return StepSpec(0, (sides[0], sides[1]), rule, parse_expression(residual) if residual else None, tuple(output))
 
 

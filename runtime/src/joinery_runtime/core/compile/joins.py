@@ -63,7 +63,7 @@ class _Output:
     type: pa.DataType
     ref: ColumnRef | None = None
     expression: Expression | None = None
-    made: str | None = None
+    step_column: str | None = None
 
     @property
     def columns(self) -> Collection[ColumnRef]:
@@ -136,53 +136,53 @@ class _JoinCompiler:
             residual=conjunction(rest),
         )
 
-    def _compile(self, of: _SplitStep) -> StepSpec:
+    def _compile(self, split: _SplitStep) -> StepSpec:
         return StepSpec(
-            number=of.number,
-            sides=(self._side(of, LEFT), self._side(of, RIGHT)),
-            kind=of.kind,
-            residual=of.residual,
-            output=tuple(self._output_columns(of)),
+            number=split.number,
+            sides=(self._side(split, LEFT), self._side(split, RIGHT)),
+            kind=split.kind,
+            residual=split.residual,
+            output=tuple(self._output_columns(split)),
         )
 
-    def _side(self, of: _SplitStep, side: int) -> SideSpec:
-        inputs = of.left if side == LEFT else (of.step.right,)
-        time = of.left_time if side == LEFT else of.step.right
-        preserved = of.step.preserved[side]
+    def _side(self, split: _SplitStep, side: int) -> SideSpec:
+        inputs = split.left if side == LEFT else (split.step.right,)
+        time = split.left_time if side == LEFT else split.step.right
+        preserved = split.step.preserved[side]
         return SideSpec(
-            part=part_name(of.number, side),
+            part=part_name(split.number, side),
             inputs=inputs,
             time=time,
-            intake=self._intake(of, side, inputs, time, preserved=preserved),
-            flags=of.kind.flags_rows(preserved=preserved),
+            intake=self._intake(split, side, inputs, time, preserved=preserved),
+            flags=split.kind.flags_rows(preserved=preserved),
         )
 
-    def _intake(self, of: _SplitStep, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
-        chained = of.number > 0 and side == LEFT
-        table = of.kind.right_is_table and side == RIGHT
+    def _intake(self, split: _SplitStep, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
+        chained = split.number > 0 and side == LEFT
+        table = split.kind.right_is_table and side == RIGHT
         event_time = ColumnRef(time, self._job.input(time).event_time)
-        wanted = {ref for ref in of.confirmed | self._needed_after(of.number) if ref.input in inputs}
+        read_columns = {ref for ref in split.confirmed | self._needed_after(split.number) if ref.input in inputs}
         if not chained:
-            wanted.discard(event_time)  # it is `$ts`
+            read_columns.discard(event_time)  # it is `$ts`
         schema = self._schemas[time]
         if chained:
-            refs = self._handed_on(of.number - 1)
+            refs = self._handed_on(split.number - 1)
             schema = pa.schema([pa.field(str(ref), self._type(ref)) for ref in refs])
         naming = Intake(schema, "", (), (), chained=chained)
-        names = {naming.name_of(ref) for ref in wanted}
+        names = {naming.name_of(ref) for ref in read_columns}
         return Intake(
             schema=schema,
             event_time=naming.name_of(event_time),
-            keys=tuple(naming.name_of(pair[side]) for pair in of.keys),
+            keys=tuple(naming.name_of(pair[side]) for pair in split.keys),
             stored=tuple(name for name in schema.names if name in names),
-            predicate=of.predicates[side],
+            predicate=split.predicates[side],
             preserved=preserved,
             table=table,
-            placement=_placement(of.step, inputs),
+            placement=_placement(split.step, inputs),
             chained=chained,
             checked=() if chained or table else self._checked(time),
-            compared=() if chained or table else self._compared(of.number, time),
-            partitioner=of.step.partitioner if of.step.co_partitioned else None,
+            compared=() if chained or table else self._compared(split.number, time),
+            partitioner=split.step.partitioner if split.step.co_partitioned else None,
             filter=None if chained else self._filter(time),
         )
 
@@ -203,20 +203,20 @@ class _JoinCompiler:
 
     def _checked(self, name: str) -> tuple[Expression, ...]:
         """The parts of output expressions that read only this input."""
-        made = [output.expression for output in self._output if output.expression is not None]
-        return tuple(part for of in made for part in parts_of_one_input(of, name))
+        expressions = [output.expression for output in self._output if output.expression is not None]
+        return tuple(part for expression in expressions for part in parts_of_one_input(expression, name))
 
     def _compared(self, reading: int, name: str) -> tuple[Expression, ...]:
         """The parts of match conditions that read only this input, from step `reading` on, which reads it. Within a
         step, a condition that reads other inputs shields those that follow it."""
-        found: list[Expression] = []
-        for of in self._steps[reading:]:
-            for condition in of.conditions:
-                own = of.number == reading and {ref.input for ref in condition.columns} == {name}
+        parts: list[Expression] = []
+        for split in self._steps[reading:]:
+            for condition in split.conditions:
+                own = split.number == reading and {ref.input for ref in condition.columns} == {name}
                 if not own:  # an own condition is part of the side's predicate
-                    found += parts_of_one_input(condition, name)
+                    parts += parts_of_one_input(condition, name)
                     break
-        return tuple(found)
+        return tuple(parts)
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -234,19 +234,19 @@ class _JoinCompiler:
         columns = (ColumnRef(name, column) for name in inputs for column in self._schemas[name].names)
         return [ref for ref in columns if ref in needed]
 
-    def _output_columns(self, of: _SplitStep) -> Iterable[OutputColumn]:
-        if of is not self._steps[-1]:
-            return [self._plain(of, ref, str(ref), self._type(ref)) for ref in self._handed_on(of.number)]
+    def _output_columns(self, split: _SplitStep) -> Iterable[OutputColumn]:
+        if split is not self._steps[-1]:
+            return [self._plain(split, ref, str(ref), self._type(ref)) for ref in self._handed_on(split.number)]
         return [
-            self._plain(of, output.ref, output.name, output.type)
+            self._plain(split, output.ref, output.name, output.type)
             if output.ref is not None
-            else OutputColumn(output.name, output.type, expression=output.expression, made=output.made)
+            else OutputColumn(output.name, output.type, expression=output.expression, step_column=output.step_column)
             for output in self._output
         ]
 
-    def _plain(self, of: _SplitStep, ref: ColumnRef, name: str, kind: pa.DataType) -> OutputColumn:
-        side = RIGHT if ref.input == of.step.right else LEFT
-        chained = side == LEFT and of.number > 0
+    def _plain(self, split: _SplitStep, ref: ColumnRef, name: str, kind: pa.DataType) -> OutputColumn:
+        side = RIGHT if ref.input == split.step.right else LEFT
+        chained = side == LEFT and split.number > 0
         return OutputColumn(name, kind, side, str(ref) if chained else ref.column)
 
     def _type(self, ref: ColumnRef) -> pa.DataType:
@@ -255,19 +255,21 @@ class _JoinCompiler:
     # --- expressions --------------------------------------------------------------------------------------------------
 
     def _outputs(self) -> list[_Output]:
-        found = []
+        outputs = []
         for number, column in enumerate(self._job.output_columns):
             if column.source is not None:
                 ref = _ref(column.source)
-                found.append(_Output(column.name, self._type(ref), ref))
+                outputs.append(_Output(column.name, self._type(ref), ref))
             elif column.made is not None:
-                found.append(
-                    _Output(column.name, arrow_type(ColumnType(self._job.spec.output.window_times)), made=column.made)
+                outputs.append(
+                    _Output(
+                        column.name, arrow_type(ColumnType(self._job.spec.output.window_times)), step_column=column.made
+                    )
                 )
             else:
                 expression, kind = self._computed(number, column.expression or "")
-                found.append(_Output(column.name, kind, expression=expression))
-        return found
+                outputs.append(_Output(column.name, kind, expression=expression))
+        return outputs
 
     def _computed(self, number: int, text: str) -> tuple[Expression, pa.DataType]:
         try:
@@ -326,12 +328,12 @@ def _moved(steps: Sequence[JoinStep], written: Sequence[Sequence[Expression]]) -
 def _earliest(inputs: Set[str], steps: Sequence[JoinStep]) -> int | None:
     """Find the earliest step at which a condition on matches drops the rows that a filter behind the steps would
     drop."""
-    found = None
+    earliest = None
     for number, step in reversed(list(enumerate(steps))):
-        found = number if step.type == "inner" else found
+        earliest = number if step.type == "inner" else earliest
         if step.right in inputs or step.type not in {"inner", "left"}:
             break
-    return found
+    return earliest
 
 
 def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
@@ -343,7 +345,7 @@ def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
 @cache
 def join_kinds() -> tuple[type[Join], ...]:
     """The kinds of join found in the modules of `core.kinds`. A new kind only needs a module there."""
-    modules = [import_module(f"{kinds.__name__}.{found.name}") for found in iter_modules(kinds.__path__)]
+    modules = [import_module(f"{kinds.__name__}.{module_info.name}") for module_info in iter_modules(kinds.__path__)]
     return tuple(
         value
         for module in modules

@@ -26,8 +26,8 @@ def compile_session(job: SessionWindow) -> Pipeline:
     """Compiles a session job. Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL if an
     expression does not fit the input, and `spec.aggregates[n].column` if an aggregate does not take the column's
     type."""
-    of = _SessionCompiler(job)
-    step = StepSpec(0, (of.side(),), of.kind(), None, tuple(of.output()))
+    compiler = _SessionCompiler(job)
+    step = StepSpec(0, (compiler.side(),), compiler.kind(), None, tuple(compiler.output()))
     return Pipeline((InputSpec(job.spec.input.name, 0, 0),), (step,))
 
 
@@ -44,18 +44,18 @@ class _SessionCompiler:
         self._declared = arrow_schema(self._input.columns)
         self._computed = [self._compute(n, c.as_, c.expression) for n, c in enumerate(self._sessions.compute)]
         self._schema = pa.schema([*self._declared, *(pa.field(c.name, c.type) for c in self._computed)])
-        self._aggregates = tuple(self._aggregate(n, of) for n, of in enumerate(self._sessions.aggregates))
+        self._aggregates = tuple(self._aggregate(n, aggregate) for n, aggregate in enumerate(self._sessions.aggregates))
 
     def kind(self) -> SessionAggregation:
-        wanted = self._job.spec
+        spec = self._job.spec
         return SessionAggregation(
             gap=self._sessions.gap,
-            max_duration=wanted.max_duration,
+            max_duration=spec.max_duration,
             aggregates=self._aggregates,
-            allowed_lateness=wanted.allowed_lateness,
-            drop_late=wanted.late_data != "reopen",
-            retracts=wanted.emit_retractions,
-            late_to_dead_letters=wanted.late_data == "dlq",
+            allowed_lateness=spec.allowed_lateness,
+            drop_late=spec.late_data != "reopen",
+            retracts=spec.emit_retractions,
+            late_to_dead_letters=spec.late_data == "dlq",
         )
 
     def side(self) -> SideSpec:
@@ -65,14 +65,17 @@ class _SessionCompiler:
 
     def output(self) -> list[OutputColumn]:
         types = {name: self._schema.field(name).type for name in self._sessions.group_by}
-        types |= {**SESSION_TYPES, **{of.name: accumulator(of).result_type for of in self._aggregates}}
+        types |= {**SESSION_TYPES, **{call.name: accumulator(call).result_type for call in self._aggregates}}
         types |= dict.fromkeys(WINDOW_COLUMNS, arrow_type(ColumnType(self._job.spec.output.window_times)))
         types[RETRACTED] = pa.bool_()
-        return [OutputColumn(of.name, types[of.made or ""], made=of.made) for of in self._job.output_columns]
+        return [
+            OutputColumn(column.name, types[column.made or ""], step_column=column.made)
+            for column in self._job.output_columns
+        ]
 
     def _intake(self) -> Intake:
         keys = self._sessions.group_by
-        read = {*keys, *(of.column for of in self._aggregates if of.column)}
+        read = {*keys, *(call.column for call in self._aggregates if call.column)}
         return Intake(
             schema=self._schema,
             event_time=self._input.event_time,
@@ -84,12 +87,12 @@ class _SessionCompiler:
             grouped=True,
         )
 
-    def _aggregate(self, number: int, of: Aggregate) -> AggregateCall:
-        kind = self._schema.field(of.column).type if of.column is not None else None
-        if kind is not None and not takes(of.function, type_name(kind) or ""):
-            facts = f"{of.function} takes {takes_text(of.function)}, and {of.column!r} is {kind}"
+    def _aggregate(self, number: int, aggregate: Aggregate) -> AggregateCall:
+        kind = self._schema.field(aggregate.column).type if aggregate.column is not None else None
+        if kind is not None and not takes(aggregate.function, type_name(kind) or ""):
+            facts = f"{aggregate.function} takes {takes_text(aggregate.function)}, and {aggregate.column!r} is {kind}"
             raise self._error(f"spec.aggregates[{number}].column", f"{facts}; choose another function or type")
-        return AggregateCall(of.function, of.as_, of.column or "", kind, of.distinct_limit)
+        return AggregateCall(aggregate.function, aggregate.as_, aggregate.column or "", kind, aggregate.distinct_limit)
 
     # --- expressions --------------------------------------------------------------------------------------------------
 

@@ -190,10 +190,10 @@ def project(
 
 
 def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
-    if column.made is None:
+    if column.step_column is None:
         return _column(step, pairs, column.side, column.column)
     assert pairs.windows is not None, "only rows of a window join have window columns"
-    times = pairs.windows[WINDOW_COLUMNS.index(column.made)]
+    times = pairs.windows[WINDOW_COLUMNS.index(column.step_column)]
     if pa.types.is_timestamp(column.type):  # a window reaches further than its rows
         times = np.clip(times, EVENT_TIME_MIN, EVENT_TIME_MAX)
     return pa.array(times).cast(column.type)

@@ -144,7 +144,7 @@ def _pieces(
     step = -(-(stop - start) // _PIECES)
     edges = range(start, stop, step)
     return [
-        made for first in edges for made in _pieces(rows, function, values, first, min(first + step, stop), null=null)
+        part for first in edges for part in _pieces(rows, function, values, first, min(first + step, stop), null=null)
     ]
 
 
@@ -156,8 +156,8 @@ def _where(needed: Value, node: exp.Expr, rows: EvaluatedRows) -> Value:
     value = _value(node, rows.where(chosen))
     if isinstance(value, pa.Scalar):
         return value
-    taken = chosen.to_numpy(zero_copy_only=False)
-    return value.take(pa.array(np.cumsum(taken) - 1, mask=~taken))
+    is_chosen = chosen.to_numpy(zero_copy_only=False)
+    return value.take(pa.array(np.cumsum(is_chosen) - 1, mask=~is_chosen))
 
 
 def first_line(error: Exception) -> str:
@@ -175,23 +175,23 @@ def _or(node: exp.Expr, rows: EvaluatedRows) -> Value:
 
 
 def _case(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    of = _value(node.this, rows) if node.this is not None else None
+    operand = _value(node.this, rows) if node.this is not None else None
     rest: Value = pa.scalar(True)
-    taken: list[Value] = []
+    conditions: list[Value] = []
     values: list[Value] = []
     for branch in node.args["ifs"]:
         condition = _where(rest, branch.this, rows)
-        if of is not None:
-            condition = pc.equal(*alike(of, condition))
-        taken.append(pc.and_(rest, pc.fill_null(boolean(condition), False)))
-        values.append(_where(taken[-1], branch.args["true"], rows))
-        rest = pc.and_not(rest, taken[-1])
+        if operand is not None:
+            condition = pc.equal(*alike(operand, condition))
+        conditions.append(pc.and_(rest, pc.fill_null(boolean(condition), False)))
+        values.append(_where(conditions[-1], branch.args["true"], rows))
+        rest = pc.and_not(rest, conditions[-1])
     default = node.args.get("default")
     values.append(_where(rest, default, rows) if default is not None else pa.scalar(None))
-    *chosen, found = [_apply(rows, as_column, value) for value in alike(*values)]
-    for condition, value in zip(reversed(taken), reversed(chosen), strict=True):
-        found = pc.if_else(condition, value, found)
-    return found
+    *chosen, column = [_apply(rows, as_column, value) for value in alike(*values)]
+    for condition, value in zip(reversed(conditions), reversed(chosen), strict=True):
+        column = pc.if_else(condition, value, column)
+    return column
 
 
 def _coalesce(node: exp.Expr, rows: EvaluatedRows) -> Value:
@@ -218,10 +218,10 @@ def _literal(node: exp.Expr, _: EvaluatedRows) -> Value:
 
 
 def _is(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    value, wanted = _value(node.this, rows), node.expression
-    if isinstance(wanted, exp.Null):
+    value, expected = _value(node.this, rows), node.expression
+    if isinstance(expected, exp.Null):
         return pc.is_null(value)
-    return pc.fill_null(pc.equal(boolean(value), _value(wanted, rows)), False)
+    return pc.fill_null(pc.equal(boolean(value), _value(expected, rows)), False)
 
 
 def _in(node: exp.Expr, rows: EvaluatedRows) -> Value:
@@ -314,14 +314,14 @@ def _interval(node: exp.Expr, _: EvaluatedRows) -> Value:
 
 
 def _substring(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    first = _whole(node, "start") - 1
+    first = _whole_number(node, "start") - 1
     if first < 0:
         raise ExpressionError(f"{node.sql()!r}", facts="SUBSTRING counts from 1")
-    stop = first + _whole(node, "length") if node.args.get("length") else None
+    stop = first + _whole_number(node, "length") if node.args.get("length") else None
     return pc.utf8_slice_codeunits(text(_value(node.this, rows)), first, stop)
 
 
-def _whole(node: exp.Expr, argument: str) -> int:
+def _whole_number(node: exp.Expr, argument: str) -> int:
     value = node.args.get(argument)
     if not isinstance(value, exp.Literal) or not value.name.isdigit():
         raise ExpressionError(f"{node.sql()!r}", facts=f"its {argument} must be a whole number written out")

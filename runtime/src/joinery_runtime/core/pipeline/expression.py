@@ -9,7 +9,7 @@ failures):
   accept decimals.
 * A row on which an expression cannot be computed (an overflow, a CAST that does not fit) fails with a reason; its
   neighbours do not. Values never wrap. `AND`, `OR`, `CASE` and `COALESCE` shield what they guard, from left to right.
-* Strings compare by code points. `timestamp + INTERVAL` and `timestamp - INTERVAL` are exact; months are refused.
+* Strings compare by code points. `timestamp + INTERVAL` and `timestamp - INTERVAL` are exact; months are rejected.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Expression:
 
     def mask(self, resolve: Resolve, rows: int) -> Evaluated:
         """Evaluates a predicate: TRUE where it is TRUE, FALSE where it is FALSE, NULL or fails."""
-        found = self.evaluate(resolve, rows)
-        return Evaluated(pc.fill_null(boolean(found.values), False), found.failed)
+        evaluated = self.evaluate(resolve, rows)
+        return Evaluated(pc.fill_null(boolean(evaluated.values), False), evaluated.failed)
 
     @property
     def may_fail(self) -> bool:
@@ -89,9 +89,9 @@ class Expression:
         return f"cannot evaluate {self.text!r}"
 
 
-def parse_expression(text: str, of: str = "") -> Expression:
-    """Parses an expression. A column without an input's name belongs to the input `of`. Raises ExpressionError, with
-    the place in the text, if it does not parse or is not supported."""
+def parse_expression(text: str, default_input: str = "") -> Expression:
+    """Parses an expression. A column without an input's name belongs to `default_input`. Raises ExpressionError, with
+    the position in the text, if it does not parse or is not supported."""
     try:
         node = parse_tree(text)
     except SqlglotError as error:
@@ -99,8 +99,8 @@ def parse_expression(text: str, of: str = "") -> Expression:
     for part in node.walk():
         _check(part, text)
     for column in node.find_all(exp.Column):
-        if of and not column.table:
-            column.set("table", exp.to_identifier(of))
+        if default_input and not column.table:
+            column.set("table", exp.to_identifier(default_input))
     return _expression(node, text)
 
 
@@ -140,7 +140,7 @@ def parts_of_one_input(expression: Expression, name: str) -> list[Expression]:
     if {ref.input for ref in expression.columns} == {name}:
         return [expression] if expression.may_fail else []
     parts = [_expression(part, part.sql()) for part in unguarded(expression.node)]
-    return [found for part in parts for found in parts_of_one_input(part, name)]
+    return [inner_part for part in parts for inner_part in parts_of_one_input(part, name)]
 
 
 def conjuncts(expression: Expression) -> list[Expression]:
@@ -172,12 +172,12 @@ def _flatten_and(node: exp.Expr) -> Iterator[exp.Expr]:
 
 def _check_column(ref: ColumnRef, schemas: dict[str, pa.Schema], text: str) -> None:
     if ref.input not in schemas:
-        known = ", ".join(sorted(schemas))
-        raise ExpressionError(f"{text!r} uses {str(ref).lstrip('.')!r}", facts=f"the inputs are {known}",
+        inputs = ", ".join(sorted(schemas))
+        raise ExpressionError(f"{text!r} uses {str(ref).lstrip('.')!r}", facts=f"the inputs are {inputs}",
                               todo="Write a column as <input>.<column>")  # fmt: skip
     if ref.column not in schemas[ref.input].names:
-        known = ", ".join(schemas[ref.input].names)
-        raise ExpressionError(f"{text!r} uses unknown column {str(ref)!r}", facts=f"{ref.input} has {known}")
+        columns = ", ".join(schemas[ref.input].names)
+        raise ExpressionError(f"{text!r} uses unknown column {str(ref)!r}", facts=f"{ref.input} has {columns}")
 
 
 def _one_array(value: Value) -> pa.Array:
@@ -198,8 +198,8 @@ def _check(node: exp.Expr, text: str) -> None:
         raise _unsupported(node, text, f"{kind.__name__} with {', '.join(unread)}")
 
 
-def _unsupported(node: exp.Expr, text: str, found: str) -> ExpressionError:
-    return ExpressionError(f"{text!r}: {node.sql()!r} is not supported", facts=f"found {found}",
+def _unsupported(node: exp.Expr, text: str, construct: str) -> ExpressionError:
+    return ExpressionError(f"{text!r}: {node.sql()!r} is not supported", facts=f"found {construct}",
                            todo="See docs/expressions.md for what is")  # fmt: skip
 
 

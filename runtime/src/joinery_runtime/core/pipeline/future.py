@@ -50,8 +50,8 @@ class FutureRows:
         return dict(zip(ahead.tolist(), limits[ahead].tolist(), strict=True))
 
     def reason(self, event_time: str, ts: int, ahead_of: int) -> str:
-        known = "the driver's clock" if ahead_of == self.clock_ms else "its record's Kafka timestamp"
-        return _reason(event_time, ts, self.max_future_ms, known, ahead_of)
+        reference = "the driver's clock" if ahead_of == self.clock_ms else "its record's Kafka timestamp"
+        return _reason(event_time, ts, self.max_future_ms, reference, ahead_of)
 
 
 class FormerFutureRows:
@@ -74,39 +74,39 @@ class FormerFutureRows:
             self._first = -1 if timestamps is None else int(timestamps(np.zeros(1, dtype=np.int64))[0])
         if timestamps is not None and self._first >= 0:
             return self._by_timestamps(times, self._first, timestamps)
-        return {} if self._reached is None else self._by_what_was_reached(times, self._reached)
+        return {} if self._reached is None else self._by_highest_time(times, self._reached)
 
     def reason(self, event_time: str, ts: int, ahead_of: int) -> str:
         by_kafka = self._first is not None and self._first >= 0
-        known = "its record's Kafka timestamp" if by_kafka else "what the input has reached"
-        return _reason(event_time, ts, self._most, known, ahead_of)
+        reference = "its record's Kafka timestamp" if by_kafka else "what the input has reached"
+        return _reason(event_time, ts, self._most, reference, ahead_of)
 
     def _by_timestamps(self, times: np.ndarray, first: int, timestamps: Timestamps) -> dict[int, int]:
         ahead = np.flatnonzero(times > first + self._most)
         if not len(ahead):
             return {}
         stamps = np.maximum(timestamps(ahead), first)
-        found = times[ahead] - self._most > stamps
-        return dict(zip(ahead[found].tolist(), stamps[found].tolist(), strict=True))
+        too_far = times[ahead] - self._most > stamps
+        return dict(zip(ahead[too_far].tolist(), stamps[too_far].tolist(), strict=True))
 
-    def _by_what_was_reached(self, times: np.ndarray, reached: int) -> dict[int, int]:
+    def _by_highest_time(self, times: np.ndarray, reached: int) -> dict[int, int]:
         ahead = np.flatnonzero(times > clamp(reached + self._most))
-        others = times.copy()
-        others[ahead] = BEGIN_OF_TIME
-        highest = np.maximum.accumulate(others)
-        found: dict[int, int] = {}
+        plausible_times = times.copy()
+        plausible_times[ahead] = BEGIN_OF_TIME
+        highest = np.maximum.accumulate(plausible_times)
+        limits: dict[int, int] = {}
         for row in ahead.tolist():
             reached = max(reached, int(highest[row]))
             if times[row] > clamp(reached + self._most):
-                found[row] = reached
+                limits[row] = reached
             else:
                 reached = max(reached, int(times[row]))
         self._reached = max(reached, int(highest[-1]))
-        return found
+        return limits
 
 
-def _reason(event_time: str, ts: int, most: int, known: str, ahead_of: int) -> str:
+def _reason(event_time: str, ts: int, most: int, reference: str, ahead_of: int) -> str:
     return (
         f"future: event time {event_time!r} is {format_time(ts)}, more than watermark.maxFuture "
-        f"({format_duration(most)}) ahead of {known}, {format_time(ahead_of)}"
+        f"({format_duration(most)}) ahead of {reference}, {format_time(ahead_of)}"
     )

@@ -31,18 +31,18 @@ class LateRows:
         cls, pipeline: Pipeline, name: str, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> LateRows | None:
         """The judge of an input's rows. None: none of its rows is late, or late rows do not go to the dead letters."""
-        place = pipeline.input(name)
-        step = pipeline.steps[place.step]
+        input_spec = pipeline.input(name)
+        step = pipeline.steps[input_spec.step]
         if not step.kind.late_to_dead_letters:
             return None
-        lowest = step.kind.late_below(step, place.side, watermarks, horizons)
+        lowest = step.kind.late_below(step, input_spec.side, watermarks, horizons)
         joined = {side.time: watermarks[side.time] for side in step.sides}
         return None if lowest is None else cls(lowest, joined, step.kind.late_rule, not step.kind.judges_late_records)
 
     def reason(self, event_time: str, ts: int) -> str:
         """The reason in the dead letter of a row at `ts`. `event_time` names its column."""
-        known = ", ".join(f"{name} {format_time(at)}" for name, at in self.watermarks.items())
+        watermarks = ", ".join(f"{name} {format_time(at)}" for name, at in self.watermarks.items())
         return (
             f"late: event time {event_time!r} is {format_time(ts)}, {self.rule.format(format_time(self.accept_from))} "
-            f"(watermark: {known})"
+            f"(watermark: {watermarks})"
         )

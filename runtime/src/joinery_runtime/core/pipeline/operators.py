@@ -58,26 +58,26 @@ def converted(value: Value, kind: pa.DataType) -> Value:
     return value.cast(kind, safe=not pa.types.is_floating(kind))  # a large integer becomes the nearest double
 
 
-def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    if is_number(one) and is_number(other):
-        return _common_number(one, other)
-    if {one, other} == {pa.date32(), TIMESTAMP}:
+def _common(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    if first == second or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if is_number(first) and is_number(second):
+        return _common_number(first, second)
+    if {first, second} == {pa.date32(), TIMESTAMP}:
         return TIMESTAMP
-    if {one, other} == {pa.string(), pa.binary()}:
+    if {first, second} == {pa.string(), pa.binary()}:
         return pa.binary()
-    raise pa.ArrowTypeError(f"{named(one)} and {named(other)} do not go together")
+    raise pa.ArrowTypeError(f"{named(first)} and {named(second)} do not go together")
 
 
-def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if pa.types.is_floating(one) or pa.types.is_floating(other):
+def _common_number(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    if pa.types.is_floating(first) or pa.types.is_floating(second):
         return pa.float64()
-    if pa.types.is_integer(one) and pa.types.is_integer(other):
+    if pa.types.is_integer(first) and pa.types.is_integer(second):
         return pa.int64()
-    (digits, scale), (other_digits, other_scale) = _shape(one), _shape(other)
+    (digits, scale), (other_digits, other_scale) = _shape(first), _shape(second)
     highest = max(scale, other_scale)
     precision = min(max(digits - scale, other_digits - other_scale) + highest, _WIDEST)
     return _decimal(precision)(precision, highest)
@@ -201,10 +201,10 @@ def _scaled(a: Value, b: Value) -> Value:
     kinds = {a.type, b.type}
     if DURATION in kinds and all(kind == DURATION or pa.types.is_integer(kind) for kind in kinds) and len(kinds) == 2:
         return pc.multiply_checked(*(v.cast(DURATION if v.type == DURATION else pa.int64()) for v in (a, b)))
-    known = [kind for kind in kinds if not pa.types.is_null(kind)]
-    if any(not is_number(kind) for kind in known):
+    non_null = [kind for kind in kinds if not pa.types.is_null(kind)]
+    if any(not is_number(kind) for kind in non_null):
         raise pa.ArrowTypeError(f"{named(a.type)} and {named(b.type)} cannot be multiplied")
-    return multiply(*alike(a, b)) if known else a
+    return multiply(*alike(a, b)) if non_null else a
 
 
 def divide(a: Value, b: Value) -> Value:
@@ -227,10 +227,10 @@ def _fmod(a: Value, b: Value) -> Value:
     scalars = isinstance(a, pa.Scalar) and isinstance(b, pa.Scalar)
     dividend, divisor = (pa.array([v.as_py()], pa.float64()) if isinstance(v, pa.Scalar) else v for v in (a, b))
     with np.errstate(invalid="ignore"):
-        made = np.fmod(dividend.to_numpy(zero_copy_only=False), divisor.to_numpy(zero_copy_only=False))
-    known = pc.and_(pc.is_valid(a), pc.is_valid(b))
-    found = pc.if_else(known, pa.array(made), pa.scalar(None, pa.float64()))
-    return found[0] if scalars else found
+        remainders = np.fmod(dividend.to_numpy(zero_copy_only=False), divisor.to_numpy(zero_copy_only=False))
+    valid = pc.and_(pc.is_valid(a), pc.is_valid(b))
+    masked = pc.if_else(valid, pa.array(remainders), pa.scalar(None, pa.float64()))
+    return masked[0] if scalars else masked
 
 
 def _null_if_zero(value: Value) -> Value:

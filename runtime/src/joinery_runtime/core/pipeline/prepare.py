@@ -117,20 +117,22 @@ def prepare(
     ahead: dict[int, str] = {}
     if checks.future is not None:
         ahead = _ahead(checks.future, intake.event_time, values, usable, records.timestamps)
-    known = usable.copy()
-    known[list(ahead)] = False
-    places = np.full(len(offsets), records.partition, dtype=np.int64)
-    every = _DecodedRows(rows, times, places, offsets, np.arange(len(offsets)), records.deleted, records.unavailable)
-    read = every.where(known)
+    readable = usable.copy()
+    readable[list(ahead)] = False
+    partitions = np.full(len(offsets), records.partition, dtype=np.int64)
+    every = _DecodedRows(
+        rows, times, partitions, offsets, np.arange(len(offsets)), records.deleted, records.unavailable
+    )
+    read = every.where(readable)
     span = pc.min_max(read.times).as_py()
-    said = f"event time {intake.event_time!r} is"
-    missing, outside = f"{said} null", f"{said} outside the years 0001 to 9999"
+    subject = f"event time {intake.event_time!r} is"
+    missing, outside = f"{subject} null", f"{subject} outside the years 0001 to 9999"
     null = times.is_null().to_numpy(zero_copy_only=False)
     bad = {row: missing if null[row] else outside for row in np.flatnonzero(~usable).tolist()} | ahead
-    wanted, left_out = read, None
+    selected, left_out = read, None
     if intake.filter is not None:
-        wanted, left_out = _filtered(intake.filter, read, bad)
-    prepared, dropped = _prepared(intake, wanted, hasher, bad, checks)
+        selected, left_out = _filtered(intake.filter, read, bad)
+    prepared, dropped = _prepared(intake, selected, hasher, bad, checks)
     if left_out is not None and len(left_out):
         dropped = {**dropped, "filtered": dropped.get("filtered", 0) + len(left_out)}
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
@@ -167,9 +169,11 @@ def _ahead(
     future: FutureCheck, event_time: str, times: np.ndarray, usable: np.ndarray, timestamps: Timestamps | None
 ) -> dict[int, str]:
     """Returns, by position, why rows are too far ahead."""
-    places = np.flatnonzero(usable)
-    found = future.find(times[places], None if timestamps is None else lambda at: timestamps(places[at]))
-    return {int(places[at]): future.reason(event_time, int(times[places[at]]), of) for at, of in found.items()}
+    positions = np.flatnonzero(usable)
+    limits = future.find(times[positions], None if timestamps is None else lambda at: timestamps(positions[at]))
+    return {
+        int(positions[at]): future.reason(event_time, int(times[positions[at]]), limit) for at, limit in limits.items()
+    }
 
 
 def prepare_joined(
@@ -244,12 +248,12 @@ def _in_place(
     assert intake.partitioner is not None
     (name,) = intake.keys
     key = rows.user.column(name)
-    wanted, partitions = key_partitions(key, intake.partitioner, co_partitions), partitions_of(rows.partitions)
-    fine = (wanted == partitions % co_partitions) | ~joinable
+    expected, partitions = key_partitions(key, intake.partitioner, co_partitions), partitions_of(rows.partitions)
+    fine = (expected == partitions % co_partitions) | ~joinable
     for row in np.flatnonzero(~fine):
         bad[int(rows.positions[row])] = (
             f"not in the partition of its key: coPartitioned and partitioner {intake.partitioner} put {name} "
-            f"{_short(key[int(row)].as_py())} into partition {wanted[row]} of {co_partitions}, not into "
+            f"{_short(key[int(row)].as_py())} into partition {expected[row]} of {co_partitions}, not into "
             f"{partitions[row]}; check that its producer keys records by {name} and uses this partitioner, or run "
             "the job without coPartitioned, with new state"
         )
@@ -272,9 +276,9 @@ def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, 
 def _filtered(condition: Expression, rows: _DecodedRows, bad: dict[int, str]) -> tuple[_DecodedRows, np.ndarray]:
     """Return the rows for which the input's own condition is true, and the positions of those for which it is not. Adds
     the rows on which it fails to `bad`."""
-    found = condition.mask(lambda ref: rows.user.column(ref.column), rows.user.num_rows)
-    fine = _note(rows, [found], bad)
-    passes = found.values.to_numpy(zero_copy_only=False)
+    evaluated = condition.mask(lambda ref: rows.user.column(ref.column), rows.user.num_rows)
+    fine = _note(rows, [evaluated], bad)
+    passes = evaluated.values.to_numpy(zero_copy_only=False)
     return rows.where(fine & passes), rows.positions[fine & ~passes]
 
 
@@ -284,11 +288,11 @@ def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> 
     if intake.predicate is None:
         return rows, np.ones(len(rows.offsets), dtype=bool)
     user = rows.user
-    found = intake.predicate.mask(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
-    passes = found.values.to_numpy(zero_copy_only=False)
+    evaluated = intake.predicate.mask(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
+    passes = evaluated.values.to_numpy(zero_copy_only=False)
     if bad is None:
         return rows, passes
-    fine = _note(rows, [found], bad)
+    fine = _note(rows, [evaluated], bad)
     return rows.where(fine), passes[fine]
 
 
@@ -302,14 +306,16 @@ def _with_computed(
     def evaluated(expression: Expression) -> Evaluated:
         return expression.evaluate(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
 
-    made = [evaluated(expression) for _, expression in intake.computed]
-    fine = _note(rows, [*made, *map(evaluated, intake.checked)], bad)
-    for found in map(evaluated, intake.compared):  # only rows that can match are compared
-        alone = {row: reason for row, reason in found.failed.items() if joinable[row]}
-        fine &= _note(rows, [replace(found, failed=alone)], bad)
-    if made:
+    computed = [evaluated(expression) for _, expression in intake.computed]
+    fine = _note(rows, [*computed, *map(evaluated, intake.checked)], bad)
+    for comparison in map(evaluated, intake.compared):  # only rows that can match are compared
+        joinable_failures = {row: reason for row, reason in comparison.failed.items() if joinable[row]}
+        fine &= _note(rows, [replace(comparison, failed=joinable_failures)], bad)
+    if computed:
         names = [name for name, _ in intake.computed]
-        columns = [of.values.cast(intake.schema.field(name).type) for name, of in zip(names, made, strict=True)]
+        columns = [
+            column.values.cast(intake.schema.field(name).type) for name, column in zip(names, computed, strict=True)
+        ]
         rows = replace(rows, user=pa.record_batch([*user.columns, *columns], schema=intake.schema))
     return rows.where(fine), fine
 
@@ -317,8 +323,8 @@ def _with_computed(
 def _note(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: dict[int, str]) -> np.ndarray:
     """Adds the rows that failed to `bad`, each with its first reason. Returns the others as bool[n]."""
     fine = np.ones(len(rows.offsets), dtype=bool)
-    for found in evaluated:
-        for row, reason in found.failed.items():
+    for expression_values in evaluated:
+        for row, reason in expression_values.failed.items():
             bad.setdefault(int(rows.positions[row]), reason)
             fine[row] = False
     return fine

@@ -143,9 +143,13 @@ def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of a segment with the columns that the job stores now. A segment written before an edit of the job may hold
     more user columns or lack some. A column that is missing or had another type becomes null, except the event time,
     which comes from `$ts`."""
-    schema, there = spec.segment_schema(), batch.schema
+    schema, written_schema = spec.segment_schema(), batch.schema
     stored = spec.intake.stored if spec.state is None else ()
-    missing = {name for name in stored if name not in there.names or there.field(name).type != schema.field(name).type}
+    missing = {
+        name
+        for name in stored
+        if name not in written_schema.names or written_schema.field(name).type != schema.field(name).type
+    }
     if not missing:
         return batch.select(schema.names)
 
@@ -162,7 +166,7 @@ def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
     """A column of a step's output. `name` holds one of three: `column` (its name in batches of `side`), an
-    `expression` over input columns, or `made`, a column that the step itself makes (`window_start`, or any of a
+    `expression` over input columns, or `step_column`, a column that the step itself makes (`window_start`, or any of a
     session)."""
 
     name: str
@@ -170,7 +174,7 @@ class OutputColumn:
     side: int = LEFT
     column: str = ""
     expression: Expression | None = None
-    made: str | None = None
+    step_column: str | None = None
 
 
 def part_name(step: int, side: int) -> str:

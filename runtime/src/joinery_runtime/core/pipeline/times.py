@@ -19,29 +19,29 @@ Floors = Mapping[str, int]  # by part: the horizons of the last committed epoch
 
 def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
     """Every part's horizon in an epoch whose plan has these times, after earlier epochs closed up to `floors`."""
-    found: dict[str, Horizon] = {}
+    horizons_by_part: dict[str, Horizon] = {}
     lows: Lows = {}
     for step in pipeline.steps:
         lows = {**lows, **step.kind.lowest_times(step, times)}
         for name, now in step.kind.horizons(step, times, lows).items():
             floor = floors.get(name)  # a horizon never goes back
-            found[name] = Horizon(floor, floor if now is None else max(now, now if floor is None else floor))
-        lows = _handed_on(pipeline, step, lows, found)
-    return found
+            horizons_by_part[name] = Horizon(floor, floor if now is None else max(now, now if floor is None else floor))
+        lows = _handed_on(pipeline, step, lows, horizons_by_part)
+    return horizons_by_part
 
 
 def settled(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
     """The horizons that are reached once follow-up epochs have closed everything that these times close."""
     reached = dict(floors)
-    found: Horizons = {}
+    horizons_by_part: Horizons = {}
     for _ in pipeline.steps:
-        found = horizons(pipeline, times, reached)
-        reached |= floors_after(found)
-    return {name: Horizon(floors.get(name), reached.get(name)) for name in found}
+        horizons_by_part = horizons(pipeline, times, reached)
+        reached |= floors_after(horizons_by_part)
+    return {name: Horizon(floors.get(name), reached.get(name)) for name in horizons_by_part}
 
 
-def floors_after(found: Horizons) -> dict[str, int]:
-    return {part: horizon.current for part, horizon in found.items() if horizon.current is not None}
+def floors_after(horizons_by_part: Horizons) -> dict[str, int]:
+    return {part: horizon.current for part, horizon in horizons_by_part.items() if horizon.current is not None}
 
 
 def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Lows]:
@@ -56,8 +56,8 @@ def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Low
     return handed_on
 
 
-def _handed_on(pipeline: Pipeline, step: StepSpec, lows: Lows, found: Horizons) -> Lows:
-    return step.kind.handed_on(step, lows, found, lambda name, other: _lower_bound(pipeline, name, other))
+def _handed_on(pipeline: Pipeline, step: StepSpec, lows: Lows, horizons_by_part: Horizons) -> Lows:
+    return step.kind.handed_on(step, lows, horizons_by_part, lambda name, other: _lower_bound(pipeline, name, other))
 
 
 def _lower_bound(pipeline: Pipeline, name: str, other: str) -> int:
@@ -88,24 +88,24 @@ def _find(links: Mapping[str, list[tuple[str, int]]], start: str, goal: str, see
 # --- what a horizon means to a segment, by its metadata ---------------------------------------------------------------
 
 
-def needed(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
+def needed(pipeline: Pipeline, meta: SegmentMeta, horizons_by_part: Horizons) -> bool:
     """Whether the epoch's tasks have to read the segment: it may hold a row that is kept or that the epoch closes."""
     step, side = pipeline.side(meta.part)
-    return step.kind.needs(step, side, meta, found[step.sides[side].part])
+    return step.kind.needs(step, side, meta, horizons_by_part[step.sides[side].part])
 
 
-def expired(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
+def expired(pipeline: Pipeline, meta: SegmentMeta, horizons_by_part: Horizons) -> bool:
     """Whether no row of the segment is kept after the epoch. Such a segment is dropped without being read."""
     step, side = pipeline.side(meta.part)
-    return step.kind.expires(side, meta, found[step.sides[side].part].current)
+    return step.kind.expires(side, meta, horizons_by_part[step.sides[side].part].current)
 
 
-def closes(pipeline: Pipeline, meta: SegmentMeta, found: Horizons) -> bool:
+def closes(pipeline: Pipeline, meta: SegmentMeta, horizons_by_part: Horizons) -> bool:
     """Whether rows of the segment may be emitted although nothing arrives (T3), with horizons that move so. A part
     whose horizon is missing is not closed at all."""
     step, side = pipeline.side(meta.part)
     spec = step.sides[side]
-    horizon = found.get(spec.complete, found.get(spec.part, Horizon()))
+    horizon = horizons_by_part.get(spec.complete, horizons_by_part.get(spec.part, Horizon()))
     if horizon.current is None or horizon.current == horizon.previous or meta.part == spec.flags_part:
         return False
     return step.kind.closes(step, side, meta, horizon)

@@ -280,7 +280,7 @@ def _rows_of(kept: KeptRun, there: np.ndarray, hashes: np.ndarray) -> np.ndarray
 class SessionOutput:
     def __init__(self, of: SessionParameters, step: StepSpec, *, ordered: bool) -> None:
         self._schema, self._ordered = step.output_schema(), ordered
-        self._made = [column.made or "" for column in step.output]
+        self._made = [column.step_column or "" for column in step.output]
         self._aggregates = [call.name for call in of.aggregates]
         self._folding = Folding(of.aggregates)
         self._keys = step.sides[0].intake.keys
