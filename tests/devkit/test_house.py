@@ -79,6 +79,17 @@ def test_retired_words_are_found_in_docstrings_comments_and_messages_only(source
     assert [occurrence.line for occurrence in retired_words([file])] == [1, 2, 2]
 
 
+def test_names_in_backticks_are_not_retired(source: Path) -> None:
+    file = write(source, '"""Starts `--anew`, and stores `status.refused`; then it\ngoes on."""\n')
+    assert [(occurrence.word, occurrence.line) for occurrence in retired_words([file])] == [("go on", 2)]
+
+
+def test_the_glossary_names_what_it_retires(source: Path) -> None:
+    page = source / "page.md"
+    page.write_text("# Page\n\n## Words\n\n| anew | again |\n\n## Recipes\n\nMade anew.\n")
+    assert [(occurrence.word, occurrence.line) for occurrence in retired_words([page])] == [("anew", 9)]
+
+
 def test_history_keeps_its_words() -> None:
     files = {file.relative_to(ROOT) for file in prose_files(ROOT)}
     assert Path("README.md") in files
