@@ -46,7 +46,7 @@ from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
 from joinery_runtime.sources.formats.parquet import ParquetDecoder
 from joinery_runtime.sources.formats.protobuf import ProtobufDecoder
 from joinery_runtime.sources.json_compiled import JsonKernel
-from joinery_runtime.sources.json_judge import JsonJudge
+from joinery_runtime.sources.json_fallback import JsonFallbackDecoder
 from joinery_runtime.sources.parquet import ParquetReader
 
 RECORDS = 200_000
@@ -65,7 +65,7 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
     module = kernels("json")
     if module is None:
         raise SystemExit("There is no kernel on this machine: what numba said is above")
-    decoders = {"kernel": JsonKernel(module, schema).decode, "judge": JsonJudge(schema).decode}
+    decoders = {"kernel": JsonKernel(module, schema).decode, "judge": JsonFallbackDecoder(schema).decode}
     return {name: lambda each=each: [each(batch) for batch in batches] for name, each in decoders.items()}
 
 
@@ -151,14 +151,14 @@ def unusual() -> Variants:
     records = [record.replace(b'"ts"', b'"t\\u0073"') for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     values = pa.array(records, pa.binary())
     batches = [values.slice(first, BATCHES[0]) for first in range(0, RECORDS, BATCHES[0])]
-    decoders = {"kernel, then judge": JsonDecoder(ORDERS).decode, "judge": JsonJudge(ORDERS).decode}
+    decoders = {"kernel, then judge": JsonDecoder(ORDERS).decode, "judge": JsonFallbackDecoder(ORDERS).decode}
     return {name: lambda each=each: [each(batch) for batch in batches] for name, each in decoders.items()}
 
 
 def segment(topic: str, schema: pa.Schema, *, written: bool) -> Variants:
     """A run of RECORDS rows into the bytes of a segment, or back: as version 1 stores it, and packed."""
     values = pa.array([record for _, _, record in TOPICS[topic](Workload(RECORDS, 1))], pa.binary())
-    (rows,) = JsonJudge(schema).decode(values).rows.combine_chunks().to_batches()
+    (rows,) = JsonFallbackDecoder(schema).decode(values).rows.combine_chunks().to_batches()
     stored = tuple(name for name in schema.names if name != "ts")
     intake = Intake(schema, "ts", ("order_id",), stored)
     run = Run.sort(prepare(intake, DecodedRecords(rows, 0, np.arange(RECORDS))).rows).batch

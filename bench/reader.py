@@ -19,7 +19,7 @@ from random import Random
 from confluent_kafka import Consumer, TopicPartition
 
 from joinery_runtime.job import Input
-from joinery_runtime.sources import PartitionRef, Range, kafka_clients, reader_for
+from joinery_runtime.sources import PartitionRef, Range, kafka_record_clients, reader_for
 
 
 def arguments() -> argparse.Namespace:
@@ -53,8 +53,8 @@ def main() -> None:
     step = options.epoch // partitions
     tasks = [range(partitions // 2), range(partitions // 2, partitions)]
     if options.by_record:
-        kafka_clients.kernels = lambda _: None
-    kafka_clients.kernels("messages")  # once per process
+        kafka_record_clients.kernels = lambda _: None
+    kafka_record_clients.kernels("messages")  # once per process
     gc.set_threshold(200_000)  # as in this engine's tasks
     readers = [reader_for(model) for _ in tasks]
     # Counted from the first record on: what a client has fetched before would be read for nothing.

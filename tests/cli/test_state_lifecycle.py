@@ -27,7 +27,7 @@ from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.state import ddl, migrations
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import JobRecord, Standing
+from joinery_runtime.state.store import JobRecord, OwnershipToken
 
 JOB = "orders-payments"
 OUTPUT = "    postgres: {table: joined}\n"
@@ -431,7 +431,7 @@ class TestRollBack:
         new = store.acquire(JOB)
         plan = plan_of(2, {"orders": 1_500, "payments": None}).to_json()  # type: ignore[dict-item]
         store.write_plan(JOB, new.generation, plan, {"as": "edited"})
-        assert store.claim(JOB, Standing(new.generation, 1, 2), "0", "new-producer") is None  # rows are in Kafka
+        assert store.claim(JOB, OwnershipToken(new.generation, 1, 2), "0", "new-producer") is None  # rows are in Kafka
         [done] = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit").lines
         assert (done["restored"], done["planned"], done["dropped"]) == (True, 2, None)
         back = store.acquire(JOB)

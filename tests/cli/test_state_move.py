@@ -72,7 +72,7 @@ def test_it_moves_after_a_dry_run(
     assert (ended.code, ended.err, ended.lines[0]["moved"]) == (0, "", True)
     found = there(elsewhere, "moved")
     assert found is not None
-    assert (found.segments, found.offsets, found.lineage) == (before.segments, before.offsets, before.lineage)
+    assert (found.segments, found.offsets, found.incarnation) == (before.segments, before.offsets, before.incarnation)
     where = f"was moved: it is at host {conninfo_to_dict(elsewhere)['host']}"
     for command in (["ls"], ["migrate", "--savepoint", "rollout-b"], ["move", "--to-schema", "moved"]):
         refused = joinery("state", command[0], job_file, *command[1:])

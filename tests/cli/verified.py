@@ -93,7 +93,7 @@ class Written:
         self.inputs = inputs_of(job, steps)
         record = self.store.record(job.name)
         assert record is not None
-        self.lineage, self.rows, self.dead = record.lineage, dict[int, pa.Table](), dict[int, pa.Table]()
+        self.incarnation, self.rows, self.dead = record.incarnation, dict[int, pa.Table](), dict[int, pa.Table]()
         replay = Replay(job, self.inputs, cache)
         for entry in replayable(job, self.store).entries:
             replayed = replay.run(EpochPlan.from_json(entry.plan))
@@ -130,7 +130,7 @@ class Written:
         sink.close()
 
     def write(self, sink: Sink, epoch: int, rows: pa.Table) -> Receipt:
-        attempt = Attempt(AttemptId(1, epoch, 0, "a"), self.lineage, lambda *_: None, lambda _: None)
+        attempt = Attempt(AttemptId(1, epoch, 0, "a"), self.incarnation, lambda *_: None, lambda _: None)
         return sink.writer().write(attempt, rows)
 
     def commit(self, sink: Sink, epoch: int, receipt: Receipt) -> None:

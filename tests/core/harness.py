@@ -39,7 +39,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.engine.tasks import Peers, Threads, outcome, ranges_by_peer, run_epoch, run_share
+from joinery_runtime.engine.tasks import Threads, WorkerProcesses, outcome, ranges_by_peer, run_epoch, run_share
 from joinery_runtime.engine.worker import Block, Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
@@ -150,7 +150,7 @@ class PeersHost:
 
     def run(self, work: EpochWork) -> EpochOutcome:
         shards, self.attempts = work.plan.shards, self.attempts + 1
-        peers = Peers(len(self.workers)).without_exchange(work.plan.co_partitions, shards)
+        peers = WorkerProcesses(len(self.workers)).without_exchange(work.plan.co_partitions, shards)
         if not peers.co_partitions:
             return run_epoch(self.workers[0], work, f"whole-{self.attempts}", Threads())
         self.apart += 1

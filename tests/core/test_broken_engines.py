@@ -15,7 +15,7 @@ from core.cases import HISTORIES, Case, cases
 from core.harness import check_against_oracle, few_hashes, merge_early
 from core.random_sessions import session_cases
 from joinery_runtime.core.kinds import interval
-from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.kinds.session import change as session_change
 from joinery_runtime.core.kinds.session import form as session_form
@@ -26,14 +26,14 @@ from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.future import FutureRows
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
-from joinery_runtime.core.pipeline.spec import Kind, StepSpec
+from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StepRun, StepWork
 from joinery_runtime.core.table.columns import FORCED
 from joinery_runtime.engine.job_state import JobState
 
 Patch = pytest.MonkeyPatch
 Kernel = Callable[[StepSpec, StepWork], StepRun]
-KINDS: tuple[type[Kind], ...] = (IntervalJoin, WindowJoin, SessionWindowJoin, AsOfJoin, SessionAggregation)
+KINDS: tuple[type[StepOperator], ...] = (IntervalJoin, WindowJoin, SessionWindowJoin, AsOfJoin, SessionAggregation)
 
 
 def kernel(wrapped: Callable[[Kernel, StepSpec, StepWork], StepRun]) -> Callable[[Patch], None]:

@@ -36,7 +36,7 @@ def test_the_product_names_no_kind_elsewhere() -> None:
     [
         ("from joinery_runtime.core.kinds.window import WindowJoin", "names WindowJoin"),
         ("from joinery_runtime.job import SessionWindow as Job", "names SessionWindow"),
-        ("from joinery_runtime.core import kinds\nkinds.asof.AsOfJoin", "names AsOfJoin"),
+        ("from joinery_runtime.core.kinds import as_of\nas_of.AsOfJoin", "names AsOfJoin"),
         ("def late(step): return step.as_of is None", "asks a step for its as_of"),
         ('def late(step): return step.data.get("asOf")', "asks a step for its asOf"),
         ('def bound(step): return step["interval"]', "asks a step for its interval"),

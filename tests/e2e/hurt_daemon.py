@@ -61,7 +61,7 @@ def worker(sock: Any, authenticated: bool) -> int:
         for hurt in hurts:
             hurt.at(point, work.plan.epoch, seen)
 
-    EpochWork.reach = reach
+    EpochWork.failpoint = reach
     return _worker(sock, authenticated)
 
 

@@ -24,7 +24,7 @@ from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, SinkWriter, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, SinkWriter
 from joinery_runtime.sources import Decoder, json_decoder_for
 from joinery_runtime.sources.base import Range, RawBatch
 
@@ -111,7 +111,7 @@ class Files(NamesNoStore):
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Rows are visible when they are published."""
 
-    def recover(self, takeover: Takeover) -> bool:
+    def recover(self, recovery: RecoveryContext) -> bool:
         """Nothing is in the way."""
         return False
 

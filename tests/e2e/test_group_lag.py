@@ -21,7 +21,7 @@ from joinery_runtime.engine.plan import InputState
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
-Shown = dict[str, list[GroupRow]]
+EntryView = dict[str, list[GroupRow]]
 Offsets = dict[str, dict[int, int | None]]
 
 
@@ -62,13 +62,13 @@ def test_lag_tools_see_what_the_job_has_read(scene: Scene) -> None:
     assert _offsets(done) == committed(scene)
 
 
-def shown_by_tool(scene: Scene) -> Shown:
+def shown_by_tool(scene: Scene) -> EntryView:
     """By input, whose topic and group have the same name."""
     rows = describe_groups(scene.job.bootstrap, *(f"{scene.job.name}.{name}" for name in INPUTS))
     return {name: [row for row in rows if row.topic == f"{scene.job.name}.{name}"] for name in INPUTS}
 
 
-def until(scene: Scene, ready: Callable[[Shown], bool]) -> Shown:
+def until(scene: Scene, ready: Callable[[EntryView], bool]) -> EntryView:
     """Offsets are published a moment after their commit."""
     deadline = time.monotonic() + PATIENCE_S
     while not ready(shown := shown_by_tool(scene)):
@@ -80,11 +80,11 @@ def _is_followed(row: GroupRow) -> bool:
     return None not in (row.current_offset, row.lag, row.member)
 
 
-def _offsets(shown: Shown) -> Offsets:
+def _offsets(shown: EntryView) -> Offsets:
     return {name: {row.partition: row.current_offset for row in rows} for name, rows in shown.items()}
 
 
-def _lags(shown: Shown) -> Offsets:
+def _lags(shown: EntryView) -> Offsets:
     return {name: {row.partition: row.lag for row in rows} for name, rows in shown.items()}
 
 

@@ -91,7 +91,7 @@ def test_each_row_comes_once(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_pa
     moved = replace(job, store=f'{{postgres: {{dsn: "{there}", schema: lifecycle}}}}')
     assert run(moved.write(tmp_path, stop_at=until(30))) == 0
     assert rows(job) == joined(*range(30))
-    assert stored(there, job).lineage == before.lineage
+    assert stored(there, job).incarnation == before.incarnation
     assert joinery("run", path, "--master", "local[2,4]").returncode == 1  # the old place knows that it was moved
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from engine.sim_kafka import SimTopic
 from engine.sim_process import FAILURES, IN_TASK, call
 from joinery_runtime.errors import OutputUnavailable
-from joinery_runtime.sinks.base import Attempt, AttemptId, AttemptRows, HoldsNoRows, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptId, AttemptRows, ImmediateSink, Receipt, RecoveryContext
 from joinery_runtime.sinks.kafka_producers import Producers
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
 from joinery_runtime.store_identity import StoreIdentity
@@ -27,7 +27,7 @@ class Transaction:
     actions: list[Callable[[], None]] = field(default_factory=list)
 
 
-class SimSink(HoldsNoRows):
+class SimSink(ImmediateSink):
     """`table` is filled in the commit's transaction, as in Postgres, `files` after it, by renaming, `topic` before it,
     by the Kafka sink's own code. `staged` and `partial` hold what no commit has named yet, by attempt."""
 
@@ -73,11 +73,11 @@ class SimSink(HoldsNoRows):
             by_name = {str(attempt): attempt for attempt in self.partial}
             self.files[name] = self.partial.pop(by_name[name])
 
-    def recover(self, takeover: Takeover) -> bool:
-        call(f"{self.name}.recover", FAILURES, lambda: self._sweep(takeover.generation), sink_error)
+    def recover(self, recovery: RecoveryContext) -> bool:
+        call(f"{self.name}.recover", FAILURES, lambda: self._sweep(recovery.generation), sink_error)
         if self.with_topic:
             topic: Any = self.topic
-            return KafkaTransactionsSink(topic, self.names).recover(takeover)
+            return KafkaTransactionsSink(topic, self.names).recover(recovery)
         return False
 
     def _sweep(self, generation: int) -> None:

@@ -12,7 +12,7 @@ from engine.sim_sink import Transaction
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.errors import SinkError
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json, Standing
+from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json, OwnershipToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,15 @@ class SimStore(MemoryStore):
         find = super().newest_epoch
         return call("store.newest_epoch", CRASHES | {Fault.FAIL_BEFORE}, lambda: find(job))
 
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
+    def claim(
+        self, job: str, expected: OwnershipToken, name: str, owner: str, replacing: str | None = None
+    ) -> str | None:
         claim, holders = super().claim, []
-        self._change("store.claim", IN_TASK, lambda _: holders.append(claim(job, expected, name, owner, instead_of)))
+        self._change("store.claim", IN_TASK, lambda _: holders.append(claim(job, expected, name, owner, replacing)))
         return holders[0]
 
-    def standing(self, job: str) -> Standing | None:
-        find = super().standing
+    def ownership(self, job: str) -> OwnershipToken | None:
+        find = super().ownership
         return call("store.standing", CRASHES | {Fault.FAIL_BEFORE}, lambda: find(job))
 
     def claims(self, job: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from joinery_runtime.engine.alignment import PROBE_RECORDS, Backlog, Budget, Densities, allocate
+from joinery_runtime.engine.alignment import PROBE_RECORDS, Backlog, Budget, EventTimeRates, allocate
 
 BUDGET = 500_000
 PLENTY = 2**60  # bytes
@@ -119,7 +119,7 @@ class Topic:
 
 def simulate(topics: dict[str, Topic], epochs: int, budget: int) -> list[dict[str, int]]:
     """Epoch by epoch as the planner does: allocate, read, learn the densities."""
-    known: Densities[str] = Densities()
+    known: EventTimeRates[str] = EventTimeRates()
     shares = []
     for _ in range(epochs):
         found = [backlog(n, t.records - t.read, t.highest, known.get(n)) for n, t in topics.items()]
@@ -147,7 +147,7 @@ def test_the_budget_is_used_once_densities_are_known() -> None:
 
 
 def test_densities_follow_a_change_and_stay_finite() -> None:
-    known: Densities[str] = Densities()
+    known: EventTimeRates[str] = EventTimeRates()
     known.observe("p", 0, 0, None, None)
     assert known.get("p") is None
     known.observe("p", 100, None, 1_000, 1_100)
@@ -156,4 +156,4 @@ def test_densities_follow_a_change_and_stay_finite() -> None:
     assert known.get("p") == 2.0
     for _ in range(60):
         known.observe("p", 1, 0, 0, 10**13)
-    assert Densities.LOWEST <= (known.get("p") or 0) < 2 * Densities.LOWEST
+    assert EventTimeRates.LOWEST <= (known.get("p") or 0) < 2 * EventTimeRates.LOWEST

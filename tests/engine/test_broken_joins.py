@@ -17,7 +17,7 @@ from engine.sim_run import small_world
 from engine.simulation import AggregateWorld, ChainWorld, FullWorld, World
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.sides import FLAGS
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun
+from joinery_runtime.core.pipeline.step import Horizon, StateRun
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine import step_task
 from joinery_runtime.engine.driver import Driver
@@ -134,7 +134,7 @@ def test_a_broken_join_is_found(mutant: type, world: type[World], why: str) -> N
         any_mixture(broken(world, mutant))
 
 
-def _forgets_what_it_found(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
+def _forgets_what_it_found(kept: StateRun, found: Mapping[str, np.ndarray]) -> StateRun:
     return kept
 
 

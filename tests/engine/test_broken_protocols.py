@@ -22,7 +22,7 @@ from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import StoreUnavailable
-from joinery_runtime.sinks.base import AttemptId, Receipt, Takeover
+from joinery_runtime.sinks.base import AttemptId, Receipt, RecoveryContext
 from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json
@@ -129,14 +129,14 @@ class BelievesInSuccess(Driver):
 class SweepsBeforePublishing(Driver):
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
         for sink, _ in self._receipts({}):
-            sink.recover(Takeover(record.generation, record.epoch, STORE))
+            sink.recover(RecoveryContext(record.generation, record.epoch, STORE))
         return super()._recover_sinks(record, newest)
 
 
 class NeverPublishesAgain(Driver):
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
         for sink, _ in self._receipts({}):
-            sink.recover(Takeover(record.generation, record.epoch, STORE))
+            sink.recover(RecoveryContext(record.generation, record.epoch, STORE))
         return False
 
 

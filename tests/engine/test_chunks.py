@@ -14,7 +14,7 @@ from engine.sim_steps import started
 from engine.simulation import World
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.engine import chunks
-from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
+from joinery_runtime.engine.chunks import ReplayableBatches, in_chunks, sliced
 from joinery_runtime.sinks.base import Attempt, AttemptRows, Receipt
 
 HOT = 30  # records of one key on each side
@@ -60,7 +60,7 @@ def test_rows_are_made_while_they_are_read_and_again_for_who_reads_again() -> No
         begun.append("begun")
         return (yield from made(3, 4))
 
-    rows = MadeRows(make)
+    rows = ReplayableBatches(make)
     assert rows.any()
     assert [each["n"].to_pylist() for each in rows.to_batches()] == [list(range(7))]
     assert (rows.result(), rows.count, len(begun)) == ("done", 7, 1)
@@ -69,10 +69,10 @@ def test_rows_are_made_while_they_are_read_and_again_for_who_reads_again() -> No
 
 
 def test_what_nobody_reads_is_made_for_its_result() -> None:
-    rows = MadeRows(lambda: made(3, 4))
+    rows = ReplayableBatches(lambda: made(3, 4))
     assert rows.any()
     assert (rows.result(), rows.count) == ("done", 7)
-    empty = MadeRows(made)
+    empty = ReplayableBatches(made)
     assert not empty.any()
     assert (empty.result(), empty.count) == ("done", 0)
 

@@ -86,7 +86,7 @@ def with_step(world: World, **changes: Any) -> dict[str, Any]:
 
 RECORD = JobRecord(
     "job", generation=4, epoch=7, signature=None, definition=None, plan=None, planned_for_ms=0, offsets={}, segments=(),
-    lineage="life",
+    incarnation="life",
 )  # fmt: skip
 
 
@@ -417,7 +417,7 @@ def test_a_plan_of_which_rows_are_visible_is_ended_whatever_its_keys_are(world: 
     for number in range(120):
         world.append("orders", 0, None, 1_000 + number, identifier=number)
     plan = started(world, max_records=1_000).plan()
-    monkeypatch.setattr(world.sink_type, "recover", lambda _, takeover: takeover.pending is not None)
+    monkeypatch.setattr(world.sink_type, "recover", lambda _, recovery: recovery.pending is not None)
     driver = started(world, max_records=1_000)
     assert driver.plan() == plan
     assert epoch(driver).dropped == {"orders": {"null_key": 120}}
@@ -623,15 +623,15 @@ class Group:
         self.released: list[Mapping[PartitionRef, int]] = []
         self.refuses = False
         topic: Any = world.topics[name]
-        topic.hold, topic.still_held, topic.release, topic.gone = self.hold, self.still_held, self.release, self.gone
+        topic.pin, topic.is_pinned, topic.unpin, topic.gone = self.pin, self.is_pinned, self.unpin, self.gone
 
-    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+    def pin(self, partitions: Collection[PartitionRef]) -> bool:
         return not partitions or not self.taken
 
-    def still_held(self) -> bool:
+    def is_pinned(self) -> bool:
         return not self.lost
 
-    def release(self, committed: Mapping[PartitionRef, int]) -> None:
+    def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
         self.released.append(committed)
 
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
@@ -779,11 +779,11 @@ def test_an_older_driver_that_joins_the_group_does_not_drive_the_newest_one_out(
         raise Fenced("another member has the name")
 
     driver, plan = planned(world)
-    topic.still_held = fenced
+    topic.is_pinned = fenced
     with pytest.raises(PartitionsLost, match="An older driver of job simulated has joined its consumer group"):
         driver.commit(plan, driver.run(plan))
     assert rejoined == ["orders"]
-    topic.still_held = group.still_held
+    topic.is_pinned = group.is_pinned
     assert epoch(driver).epoch == 1
 
 

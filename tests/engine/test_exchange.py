@@ -18,7 +18,7 @@ from joinery_runtime.engine.exchange import Cuts, LocalParcels, Parcel, opened, 
 from joinery_runtime.engine.messages import EpochWork, PartitionRead
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import ReadReport
-from joinery_runtime.engine.tasks import Peers
+from joinery_runtime.engine.tasks import WorkerProcesses
 from joinery_runtime.engine.worker import RowBlock, Sent
 from joinery_runtime.sources.base import PartitionRef
 
@@ -42,7 +42,7 @@ def rows_by_shard(sent: Iterable[Sent]) -> dict[tuple[int, int, int, bool], list
     return numbers
 
 
-def delivered(items: Iterable[tuple[int, Parcel | Sent]], peers: Peers, shards: int) -> Iterator[Sent]:
+def delivered(items: Iterable[tuple[int, Parcel | Sent]], peers: WorkerProcesses, shards: int) -> Iterator[Sent]:
     for receiver, item in items:
         sent = pickle.loads(pickle.dumps(item)).blocks() if isinstance(item, Parcel) else [item]
         for shard, block in sent:
@@ -65,24 +65,24 @@ def test_every_row_comes_once_in_its_order(
         sent.append((shard, RowBlock(step, side, numbered(number * 10, count), read)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "PACKED_BYTES", limit)
-        items = list(packed(sent, lambda shard: Peers(peers).owner(shard, 8)))
-    assert rows_by_shard(delivered(items, Peers(peers), 8)) == rows_by_shard(sent)
+        items = list(packed(sent, lambda shard: WorkerProcesses(peers).owner(shard, 8)))
+    assert rows_by_shard(delivered(items, WorkerProcesses(peers), 8)) == rows_by_shard(sent)
 
 
 def test_a_peer_gets_one_parcel_for_a_side_of_all_of_its_shards() -> None:
     sent: list[Sent] = [
         (shard, RowBlock(0, side, numbered(shard * 10, 3))) for side in (LEFT, RIGHT) for shard in range(512)
     ]
-    receivers = [receiver for receiver, _ in packed(sent, lambda shard: Peers(2).owner(shard, 512))]
+    receivers = [receiver for receiver, _ in packed(sent, lambda shard: WorkerProcesses(2).owner(shard, 512))]
     assert sorted(receivers) == [0, 0, 1, 1]
 
 
 def test_rows_for_every_shard_travel_once() -> None:
     rows = numbered(0, 1000)
     sent: list[Sent] = [(shard, RowBlock(0, RIGHT, rows)) for shard in range(8)]
-    items = list(packed(sent, lambda shard: Peers(2).owner(shard, 8)))
+    items = list(packed(sent, lambda shard: WorkerProcesses(2).owner(shard, 8)))
     assert [len(pickle.dumps(item)) < 40_000 for _, item in items] == [True, True]
-    assert rows_by_shard(delivered(items, Peers(2), 8)) == rows_by_shard(sent)
+    assert rows_by_shard(delivered(items, WorkerProcesses(2), 8)) == rows_by_shard(sent)
 
 
 def test_of_a_slice_only_its_own_rows_travel() -> None:
@@ -91,7 +91,7 @@ def test_of_a_slice_only_its_own_rows_travel() -> None:
 
 
 def test_reports_are_passed_on_to_the_peer_of_reports() -> None:
-    assert list(packed([(4, REPORT)], lambda shard: Peers(2).owner(shard, 4))) == [(0, (4, REPORT))]
+    assert list(packed([(4, REPORT)], lambda shard: WorkerProcesses(2).owner(shard, 4))) == [(0, (4, REPORT))]
 
 
 # --- rows that stay in their executor ---------------------------------------------------------------------------------
@@ -118,11 +118,11 @@ def test_files_of_earlier_epochs_go(tmp_path: Path) -> None:
 def test_rows_for_every_shard_travel_once_also_if_two_lanes_send_in_turn() -> None:
     first, second = numbered(0, 1000), numbered(5000, 1000)
     sent: list[Sent] = [(shard, RowBlock(0, RIGHT, rows)) for shard in range(8) for rows in (first, second)]
-    items = [item for _, item in packed(sent, lambda shard: Peers(2).owner(shard, 8))]
+    items = [item for _, item in packed(sent, lambda shard: WorkerProcesses(2).owner(shard, 8))]
     assert [item.rows.num_rows for item in items if isinstance(item, Parcel)] == [2000, 2000]
-    assert rows_by_shard(delivered(packed(sent, lambda shard: Peers(2).owner(shard, 8)), Peers(2), 8)) == rows_by_shard(
-        sent
-    )
+    assert rows_by_shard(
+        delivered(packed(sent, lambda shard: WorkerProcesses(2).owner(shard, 8)), WorkerProcesses(2), 8)
+    ) == rows_by_shard(sent)
 
 
 def test_a_zombie_of_an_earlier_epoch_leaves_the_files_of_a_later_one(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import KeptRun
+from joinery_runtime.core.pipeline.step import StateRun
 from joinery_runtime.core.table.keyhash import shard_range
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine import hot_keys
@@ -54,8 +54,8 @@ def counted(segments: Sequence[Sequence[str]]) -> dict[str, int]:
     return {found.key: found.rows for found in KeyCounter(STEP).count(kept)}
 
 
-def part(segment: str, run: Run, side: int = 0) -> tuple[int, KeptRun]:
-    return side, KeptRun(segment, run)
+def part(segment: str, run: Run, side: int = 0) -> tuple[int, StateRun]:
+    return side, StateRun(segment, run)
 
 
 keys = st.text("abc", min_size=1, max_size=2)

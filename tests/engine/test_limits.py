@@ -15,14 +15,14 @@ from engine import sim_kafka
 from engine.sim_jobs import CHAIN, INNER, parsed
 from engine.simulation import World
 from joinery_runtime.core.compile import compile_join
-from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.limits import Cap, InputActivity, Pauses, StateLimits, refuse_growth
+from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits, StateQuota, refuse_growth
 from joinery_runtime.engine.report import EpochReport, StateSize
 from joinery_runtime.errors import LimitReached
 
@@ -134,7 +134,7 @@ def test_what_was_over_a_cap_before_it_was_set_may_shrink(make_world: Callable[.
     with pytest.raises(LimitReached):
         epochs(driver)  # its own rows come first: 8 rows before the old ones go
     before, after = StateSize(1, 8, 10), StateSize(1, 7, 10)
-    limits = StateLimits({"left": Cap(max_rows=5)})
+    limits = StateLimits({"left": StateQuota(max_rows=5)})
     refuse_growth(limits, world.pipeline, {"left": before}, {"left": after}, 9)
     refuse_growth(limits, world.pipeline, {"left": before}, {"left": before}, 9)
     with pytest.raises(LimitReached, match="8 rows"):
@@ -256,7 +256,7 @@ BOTH = {"orders": 100, "payments": 100}
 
 
 def full(part: str, rows: int = 9, pipeline: Pipeline = ONE) -> Pauses:
-    limits = StateLimits(dict.fromkeys(pipeline.parts(), Cap(max_rows=5, pauses=True)))
+    limits = StateLimits(dict.fromkeys(pipeline.parts(), StateQuota(max_rows=5, pauses=True)))
     listed = [SegmentMeta(f"{name}/1", name, 0, 9, 10, 20, rows, 100, 1, 1) for name in part.split()]
     return Pauses(limits, pipeline, listed)
 

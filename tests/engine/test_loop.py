@@ -329,11 +329,11 @@ def test_what_is_away_at_the_start_is_waited_for_until_it_is_there_or_the_stop_c
             raise error
         return "there"
 
-    assert Outages(heard.listener, stop).until_there(begin) == "there"
+    assert Outages(heard.listener, stop).retry_until_available(begin) == "there"
     assert len(heard.waiting) == len(stop.seconds) == 3
     stopped = Waits(at=2)
     tries = iter([AWAY, AWAY, AWAY])
-    assert Outages(heard.listener, stopped).until_there(begin) is None
+    assert Outages(heard.listener, stopped).retry_until_available(begin) is None
     assert len(stopped.seconds) == 2
 
 

@@ -200,7 +200,7 @@ def test_the_stored_form_of_offsets_is_fixed() -> None:
 def record_with(offsets: dict[str, bytes]) -> JobRecord:
     return JobRecord(
         "job", generation=1, epoch=1, signature=None, definition=None, plan=None, planned_for_ms=0, offsets=offsets,
-        segments=(), lineage="life",
+        segments=(), incarnation="life",
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from joinery_runtime.core.table.keyhash import shard_starts
 from joinery_runtime.core.table.partitioning import partition_addresses
 from joinery_runtime.engine.messages import EpochWork, ReadSummary, ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.tasks import Peers, Threads, run_share
+from joinery_runtime.engine.tasks import Threads, WorkerProcesses, run_share
 from joinery_runtime.engine.worker import Block, RowBlock, Sent
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.sources.base import PartitionRef, Range
@@ -122,7 +122,7 @@ def test_the_threads_outlive_an_error() -> None:
 
 @given(count=st.integers(1, 12), shards=st.integers(1, 12))
 def test_each_shard_has_one_peer_and_no_peer_many_more_than_another(count: int, shards: int) -> None:
-    peers = Peers(count)
+    peers = WorkerProcesses(count)
     owned = [peers.shards_of(peer, shards) for peer in range(count)]
     assert [shard for of_peer in owned for shard in of_peer] == list(range(shards))
     sizes = [len(of_peer) for of_peer in owned]
@@ -130,7 +130,7 @@ def test_each_shard_has_one_peer_and_no_peer_many_more_than_another(count: int, 
 
 
 def test_the_reports_have_a_peer_too() -> None:
-    assert Peers(3).owner(5, 5) == 0
+    assert WorkerProcesses(3).owner(5, 5) == 0
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_the_reports_have_a_peer_too() -> None:
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 40))
 def test_every_shard_has_one_owner_and_shards_stay_together(count: int, shards: int, co_partitions: int) -> None:
-    peers = Peers(count).without_exchange(co_partitions, shards)
+    peers = WorkerProcesses(count).without_exchange(co_partitions, shards)
     owners = [peers.owner(shard, shards) for shard in range(shards)]
     assert owners == sorted(owners)
     assert set(owners) <= set(range(count))
@@ -149,7 +149,7 @@ def test_every_shard_has_one_owner_and_shards_stay_together(count: int, shards: 
 def test_peers_exchange_nothing_where_each_has_whole_shards_and_whole_partitions(
     count: int, shards: int, co_partitions: int
 ) -> None:
-    peers = Peers(count).without_exchange(co_partitions, shards)
+    peers = WorkerProcesses(count).without_exchange(co_partitions, shards)
     if not peers.co_partitions:
         assert math.gcd(shards, co_partitions) < count, "else they can"
         return
@@ -163,9 +163,9 @@ def test_peers_exchange_nothing_where_each_has_whole_shards_and_whole_partitions
 
 
 def test_one_peer_has_nobody_to_exchange_rows_with() -> None:
-    assert Peers(1).without_exchange(4, 8) == Peers(1)
-    assert Peers(2).without_exchange(0, 8) == Peers(2)
-    assert Peers(2, 3).without_exchange(4, 8) == Peers(2, 3, 4)
+    assert WorkerProcesses(1).without_exchange(4, 8) == WorkerProcesses(1)
+    assert WorkerProcesses(2).without_exchange(0, 8) == WorkerProcesses(2)
+    assert WorkerProcesses(2, 3).without_exchange(4, 8) == WorkerProcesses(2, 3, 4)
 
 
 class _Lost:

@@ -77,9 +77,9 @@ def test_each_driver_in_a_pod_makes_a_key_and_hands_on_what_it_derives_from(
         first = tls_settings(IN_PODS, WITH_FOLDER, stack)
         written = Path(first[PRIVATE_KEY]).read_bytes()
         second = tls_settings(IN_PODS, WITH_FOLDER, stack)
-    handed_on = f"spark.executorEnv.{ENV_EXCHANGE_SECRET}"
-    assert derive(first[handed_on]).private_key == written
-    assert first[handed_on] != second[handed_on]
+    output_watermarks = f"spark.executorEnv.{ENV_EXCHANGE_SECRET}"
+    assert derive(first[output_watermarks]).private_key == written
+    assert first[output_watermarks] != second[output_watermarks]
     assert Path(first[PRIVATE_KEY]).parent == tmp_path
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from joinery_runtime.hosts import executors
-from joinery_runtime.hosts.executors import TakingPart
+from joinery_runtime.hosts.executors import ActiveExecutors
 from joinery_runtime.hosts.spark_jobs import JobNames
 
 
@@ -19,9 +19,9 @@ class Cluster:
         self.running = list(running)
         self.built: dict[str, Event] = {}
         monkeypatch.setattr(executors, "_executors", lambda _: [(name, f"host-{name}") for name in self.running])
-        monkeypatch.setattr(TakingPart, "_prepare", self._prepare)
+        monkeypatch.setattr(ActiveExecutors, "_prepare", self._prepare)
         context: Any = self
-        self._part = TakingPart(context, lambda _: None, JobNames(context, "job", ()))
+        self._part = ActiveExecutors(context, lambda _: None, JobNames(context, "job", ()))
 
     @property
     def defaultParallelism(self) -> int:  # noqa: N802 - Spark's name

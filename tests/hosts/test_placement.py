@@ -14,7 +14,7 @@ from hosts.stand_ins import PATIENCE_S, NotesItsPlace
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.hosts.executors import TakingPart, executor_ids, request_executors
+from joinery_runtime.hosts.executors import ActiveExecutors, executor_ids, request_executors
 from joinery_runtime.hosts.spark import SparkHost, start_context
 from joinery_runtime.hosts.spark_internals import exchanged_rdd, placed_again_rdd, placed_rdd
 from joinery_runtime.hosts.spark_jobs import JobNames
@@ -49,7 +49,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> None:
-    executors = TakingPart(context, lambda _: None, JobNames(context, "job", ())).locations()
+    executors = ActiveExecutors(context, lambda _: None, JobNames(context, "job", ())).locations()
     assert [name.split("_")[0] for name in executors] == ["executor"] * 2, "the driver runs no tasks"
     given = placed_rdd(context, ["a", "b", "c"], executors)
     rdd, jvm = given._jrdd.rdd(), context._jvm
@@ -60,7 +60,7 @@ def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> Non
 
 @pytest.mark.parametrize("peers", [1, 3])
 def test_a_task_behind_a_shuffle_is_for_the_executor_of_its_number(context: SparkContext, peers: int) -> None:
-    executors = TakingPart(context, lambda _: None, JobNames(context, "job", ())).locations()
+    executors = ActiveExecutors(context, lambda _: None, JobNames(context, "job", ())).locations()
     sent = context.parallelize([(n % peers, n) for n in range(3_000)], 2)
     placed = placed_again_rdd(exchanged_rdd(sent, peers), peers, executors)
     rdd, spark = placed._jrdd.rdd(), context._jsc.sc()

@@ -21,7 +21,7 @@ from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.job import load_job
 from joinery_runtime.sinks.postgres import PostgresSink
-from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
+from joinery_runtime.sinks.postgres_external import ExternalPostgresSink
 
 pytestmark = pytest.mark.services
 JOB = """
@@ -130,7 +130,7 @@ def test_what_was_begun_before_a_column_was_selected_comes_once_without_it(
     scene.run()
     scene.arrive("o2", 6)
     with monkeypatch.context() as patched:
-        for sink in (PostgresSink, ApartPostgresSink):
+        for sink in (PostgresSink, ExternalPostgresSink):
             patched.setattr(sink, when, dying_in_epoch_2(getattr(sink, when)))
         with pytest.raises(Crash):
             scene.run()

@@ -30,10 +30,10 @@ from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.definition import definition
-from joinery_runtime.sinks.base import Takeover
+from joinery_runtime.sinks.base import RecoveryContext
 from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import EpochCommit, Standing
+from joinery_runtime.state.store import EpochCommit, OwnershipToken
 
 
 @pytest.mark.parametrize("kind", [AggregateError, ExpressionError, RecordError])
@@ -46,7 +46,7 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     store = MemoryStore()
     generation = store.acquire("visits").generation
     store.write_plan("visits", generation, {"epoch": 1}, {})
-    store.claim("visits", Standing(generation, 0, 1), "0", "an attempt", None)
+    store.claim("visits", OwnershipToken(generation, 0, 1), "0", "an attempt", None)
     known = store.record("visits")
     assert known is not None
     listener, stop = JobListener(print, print, print), Event()
@@ -116,7 +116,7 @@ def test_a_first_plan_with_claims_stays_when_rows_go_without_transactions_by_now
     generation = store.acquire("visits").generation
     before = definition(parse_job(into_kafka.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
     store.write_plan("visits", generation, {"epoch": 1, "shards": 2}, before)
-    store.claim("visits", Standing(generation, 0, 1), "visits-0", "an attempt", None)
+    store.claim("visits", OwnershipToken(generation, 0, 1), "visits-0", "an attempt", None)
     run, went = _edited(store, said)
     run.start(parse_job(f"{into_kafka.rstrip()}\n  delivery: atLeastOnce\n", "visits.yaml"))
     assert went == [True, False]
@@ -162,10 +162,10 @@ def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
     monkeypatch: pytest.MonkeyPatch, found: bool | SinkError, kept: bool
 ) -> None:
     """The output is asked, once its claims' owners are fenced there."""
-    asked: list[Takeover] = []
+    asked: list[RecoveryContext] = []
 
-    def recover(takeover: Takeover) -> bool:
-        asked.append(takeover)
+    def recover(recovery: RecoveryContext) -> bool:
+        asked.append(recovery)
         if isinstance(found, SinkError):
             raise found
         return found
@@ -176,13 +176,17 @@ def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
     generation = store.acquire("visits").generation
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
     store.write_plan("visits", generation, {"epoch": 1, "shards": 2}, before)
-    store.claim("visits", Standing(generation, 0, 1), "0", "an attempt", None)
+    store.claim("visits", OwnershipToken(generation, 0, 1), "0", "an attempt", None)
     run, went = _edited(store, said)
     run.start(parse_job(JOB, "visits.yaml"))
-    record, (takeover,) = store.record("visits"), asked
+    record, (recovery,) = store.record("visits"), asked
     assert record is not None
-    assert (takeover.claims, takeover.pending, takeover.pending_shards) == ({"0": "an attempt"}, 1, 2)
-    assert takeover.generation > generation
+    assert (recovery.claims, recovery.pending, recovery.pending_shards) == (
+        {"0": "an attempt"},
+        1,
+        2,
+    )
+    assert recovery.generation > generation
     assert (record.plan is not None, went, len(said)) == ((True, [True, False], 0) if kept else (False, [False], 1))
 
 
@@ -205,7 +209,7 @@ def test_a_first_plan_of_which_one_shard_is_visible_is_given_up_by_the_command_t
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
     store.write_plan("visits", generation, {"epoch": 1, "shards": 2}, before)
     for shard in ("0", "1"):
-        store.claim("visits", Standing(generation, 0, 1), shard, "an attempt", None)
+        store.claim("visits", OwnershipToken(generation, 0, 1), shard, "an attempt", None)
     listener, stop = JobListener(print, print, print), Event()
     caller = _Caller(listener, stop, Outages(listener, stop), print, None)
     run, job = Failing(OpenStore(store, None), ExitStack(), None, caller), parse_job(JOB, "visits.yaml")

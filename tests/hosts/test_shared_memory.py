@@ -20,7 +20,7 @@ from joinery_runtime.hosts.shared_memory import check_memory_store, serve
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import Standing
+from joinery_runtime.state.store import OwnershipToken
 
 
 def test_a_task_claims_its_part_while_its_driver_owns_the_job() -> None:
@@ -29,11 +29,11 @@ def test_a_task_claims_its_part_while_its_driver_owns_the_job() -> None:
         task = address.connect()
         store.acquire("job")
         store.write_plan("job", 1, {"epoch": 1}, {})
-        assert task.claim("job", Standing(1, 0, 1), "job-0", "me") is None
+        assert task.claim("job", OwnershipToken(1, 0, 1), "job-0", "me") is None
         assert store.claims("job") == {"job-0": "me"}
         store.acquire("job")
         with pytest.raises(Fenced):
-            task.claim("job", Standing(1, 0, 1), "job-0", "me")
+            task.claim("job", OwnershipToken(1, 0, 1), "job-0", "me")
 
 
 def test_only_who_may_read_the_key_is_let_in(tmp_path: Path) -> None:

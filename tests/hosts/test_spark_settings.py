@@ -20,7 +20,7 @@ from pyspark.errors import PySparkRuntimeError
 
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.tasks import Peers, deal_ranges
+from joinery_runtime.engine.tasks import WorkerProcesses, deal_ranges
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts import spark, spark_internals, spark_tasks
 from joinery_runtime.hosts.exchange_key import write_key
@@ -434,17 +434,17 @@ def test_an_epoch_that_cannot_be_exchanged_names_the_port_unless_memory_ran_out(
 @pytest.mark.parametrize(
     ("cores", "executors", "shards", "ranges", "peers"),
     [
-        (2, 0, 8, 4, Peers(1, 2)),  # in the driver, or before an executor has come
-        (8, 1, 8, 4, Peers(1, 8)),
-        (12, 1, 8, 4, Peers(2, 6)),
-        (6, 3, 8, 4, Peers(3, 2)),
-        (32, 2, 8, 4, Peers(4, 8)),
-        (6, 3, 1, 2, Peers(2, 2)),  # who has neither a shard nor a range is left out
-        (6, 3, 1, 0, Peers(1, 2)),
+        (2, 0, 8, 4, WorkerProcesses(1, 2)),  # in the driver, or before an executor has come
+        (8, 1, 8, 4, WorkerProcesses(1, 8)),
+        (12, 1, 8, 4, WorkerProcesses(2, 6)),
+        (6, 3, 8, 4, WorkerProcesses(3, 2)),
+        (32, 2, 8, 4, WorkerProcesses(4, 8)),
+        (6, 3, 1, 2, WorkerProcesses(2, 2)),  # who has neither a shard nor a range is left out
+        (6, 3, 1, 0, WorkerProcesses(1, 2)),
     ],
 )
 def test_cores_become_threads_and_executors_peers(
-    cores: int, executors: int, shards: int, ranges: int, peers: Peers
+    cores: int, executors: int, shards: int, ranges: int, peers: WorkerProcesses
 ) -> None:
     work = EpochWork(1, EpochPlan(7, shards, tuple(ranges_of([1] * ranges)), {}), ())
     assert share_out(work, cores, executors) == peers
@@ -453,9 +453,9 @@ def test_cores_become_threads_and_executors_peers(
 def test_peers_exchange_rows_while_the_keys_or_times_of_an_input_are_judged() -> None:
     """Each judges what all of them have read."""
     work = EpochWork(1, EpochPlan(7, 8, tuple(ranges_of([1] * 4)), {}, co_partitions=4), ())
-    assert share_out(work, 8, 4) == Peers(4, 2, co_partitions=4)
-    assert share_out(replace(work, new_keys={"in": (frozenset({"k"}),)}), 8, 4) == Peers(4, 2)
-    assert share_out(replace(work, milliseconds={"in": "ts"}), 8, 4) == Peers(4, 2)
+    assert share_out(work, 8, 4) == WorkerProcesses(4, 2, co_partitions=4)
+    assert share_out(replace(work, new_keys={"in": (frozenset({"k"}),)}), 8, 4) == WorkerProcesses(4, 2)
+    assert share_out(replace(work, milliseconds={"in": "ts"}), 8, 4) == WorkerProcesses(4, 2)
 
 
 # --- balanced ranges --------------------------------------------------------------------------------------------------

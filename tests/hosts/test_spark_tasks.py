@@ -16,7 +16,7 @@ from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import ReadReport
-from joinery_runtime.engine.tasks import Peers, Threads, deal_ranges
+from joinery_runtime.engine.tasks import Threads, WorkerProcesses, deal_ranges
 from joinery_runtime.engine.worker import RowBlock
 from joinery_runtime.errors import SourceError
 from joinery_runtime.hosts import spark_tasks
@@ -41,7 +41,7 @@ def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PeerTask:
     monkeypatch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads())})
     work = EpochWork(1, EpochPlan(epoch=1, shards=3, ranges=tuple(SHARE), watermarks={}), ())
     monkeypatch.setattr(spark_tasks, "_local_directory", lambda: tmp_path)
-    return PeerTask(WorkerSetup("d", lambda _: worker, 1), work, Peers(3))
+    return PeerTask(WorkerSetup("d", lambda _: worker, 1), work, WorkerProcesses(3))
 
 
 def test_every_peer_hears_of_it(task: PeerTask) -> None:
@@ -100,7 +100,7 @@ def exchanged(worker: Any, patch: pytest.MonkeyPatch, readers: list[Path], stepp
     """An epoch of two peers, each of which reads and steps in these executors' folders. Returns the sums by shard."""
     patch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads())})
     work = EpochWork(1, EpochPlan(epoch=1, shards=4, ranges=TWO, watermarks={}), ())
-    task = PeerTask(WorkerSetup("d", lambda _: worker, 1), work, Peers(2))
+    task = PeerTask(WorkerSetup("d", lambda _: worker, 1), work, WorkerProcesses(2))
     sent = list[Any]()
     for peer, ranges in enumerate(deal_ranges(TWO, 2)):
         patch.setattr(spark_tasks, "_local_directory", lambda at=readers[peer]: at)

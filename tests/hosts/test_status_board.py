@@ -33,7 +33,7 @@ from joinery_runtime.hosts.status.board import RATE_WINDOW_S, REFRESH_EVERY_S, S
 from joinery_runtime.hosts.status.document import driver_status
 from joinery_runtime.hosts.status.executors import NoExecutors
 from joinery_runtime.job.crd import DriverStatus, HotKey, SavepointStatus
-from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot
+from joinery_runtime.job.crd.driver import HotKeyWarning, Paused, SideStatus
 from joinery_runtime.state.store import StoredSavepoint
 
 SYSTEMS = ("executors", "input", "output", "store")
@@ -240,7 +240,7 @@ def test_the_amplification_is_of_the_newest_epoch_that_read_something(scene: Sce
 def test_hot_keys_and_paused_inputs_are_told_while_they_last(scene: Scene) -> None:
     scene.listener.started(scene.driver)
     scene.commit()
-    assert scene.status.too_hot == (TooHot(step=1, key="id=a", rows=9),)
+    assert scene.status.too_hot == (HotKeyWarning(step=1, key="id=a", rows=9),)
     scene.driver.paused = {"orders": "the left side is full"}
     scene.listener.polled(scene.driver)
     assert scene.status.paused == (Paused(name="orders", reason="the left side is full"),)
@@ -429,7 +429,7 @@ def test_lag_and_idleness_follow_the_loop_also_without_epochs(scene: Scene) -> N
 
 
 def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None:
-    old = StoredSavepoint(name="old", epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
+    old = StoredSavepoint(name="old", epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, incarnation="life")
     scene.savepoints = [replace(old, name="new", epoch=9, committed=7, created_at=MARK + 5), old]
     for _ in range(3):
         scene.listener.polled(scene.driver)
@@ -446,7 +446,7 @@ def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None
 
 def test_a_savepoint_with_a_name_that_is_too_long_does_not_break_the_status(scene: Scene) -> None:
     scene.savepoints = [
-        StoredSavepoint("x" * 300, epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, lineage="life")
+        StoredSavepoint("x" * 300, epoch=2, created_at=MARK, rows=1, bytes=1, committed=2, incarnation="life")
     ]
     scene.listener.polled(scene.driver)
     assert scene.status.last_savepoint is not None

@@ -11,7 +11,7 @@ import pytest
 
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
-from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
+from joinery_runtime.sinks.postgres_external import ExternalPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 
 _tables = (f"target_{number}" for number in count())
@@ -59,7 +59,7 @@ def make(dsn: str, table: str, apart: bool) -> Iterator[Callable[..., PostgresSi
     ) -> PostgresSink:
         target = TargetTable(table, upsert_key, retracted, nested, ordered=ordered)
         staging = Staging.of("joinery_out", "job", table, apart=apart)
-        sink = ApartPostgresSink(dsn, target, staging, schema) if apart else PostgresSink(dsn, target, staging)
+        sink = ExternalPostgresSink(dsn, target, staging, schema) if apart else PostgresSink(dsn, target, staging)
         made.append(sink)
         sink.prepare(schema)
         return sink

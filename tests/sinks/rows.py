@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.sinks import Attempt, AttemptId, Takeover
+from joinery_runtime.sinks import Attempt, AttemptId, RecoveryContext
 from stores import STORE
 
 EVERY_TYPE = pa.schema(
@@ -44,7 +44,7 @@ EMPTY = dict.fromkeys(FULL)
 ROWS = pa.Table.from_pylist([FULL, EMPTY], schema=EVERY_TYPE)
 
 
-LINEAGE = "a-store-s-job"
+INCARNATION = "a-store-s-job"
 
 
 def attempt(
@@ -53,14 +53,14 @@ def attempt(
     generation: int = 1,
     name: str = "a",
     *,
-    lineage: str = LINEAGE,
+    incarnation: str = INCARNATION,
     claim: Callable[[str, str, str | None], str | None] = lambda *_: None,
     reach: Callable[[str], None] = lambda _: None,
     former_names: bool = False,
 ) -> Attempt:
     """By default it is the first one that claims its part."""
-    return Attempt(AttemptId(generation, epoch, shard, name), lineage, claim, reach, former_names)
+    return Attempt(AttemptId(generation, epoch, shard, name), incarnation, claim, reach, former_names)
 
 
-def takeover(generation: int = 2, committed_epoch: int = 0, **found: Any) -> Takeover:
-    return Takeover(generation, committed_epoch, **{"store": STORE, "lineage": LINEAGE} | found)
+def recovery(generation: int = 2, committed_epoch: int = 0, **found: Any) -> RecoveryContext:
+    return RecoveryContext(generation, committed_epoch, **{"store": STORE, "incarnation": INCARNATION} | found)

@@ -28,7 +28,7 @@ from joinery_runtime.sinks.protobuf import ProtobufOutput
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 from joinery_runtime.sinks.table_content import LakeContent, PostgresContent
 from sinks.postgres import commit
-from sinks.rows import EVERY_TYPE, LINEAGE, ROWS, attempt
+from sinks.rows import EVERY_TYPE, INCARNATION, ROWS, attempt
 from sinks.test_lake import Lake, written
 from sources.registry import registry
 
@@ -42,11 +42,11 @@ def test_every_type_in_a_lake(kind: str, tmp_path: Path) -> None:
     lake = Lake(kind, tmp_path)
     sink = lake.sink(EVERY_TYPE)
     sink.prepare(EVERY_TYPE)
-    content = LakeContent(sink.table, "job", LINEAGE, EVERY_TYPE, 0)
+    content = LakeContent(sink.table, "job", INCARNATION, EVERY_TYPE, 0)
     assert (content.complete_to, texts(content)) == (0, [])
     sink.publish(7, [written(sink, ROWS, epoch=7)])
     opened = lake.sink(EVERY_TYPE).table  # a table tells the mark that it had when it was read last
-    content = LakeContent(opened, "job", LINEAGE, EVERY_TYPE, 3)
+    content = LakeContent(opened, "job", INCARNATION, EVERY_TYPE, 3)
     assert content.complete_to == 7
     assert [piece.ours for piece in content.pieces()] == [True]
     assert texts(content) == content.texts(ROWS)

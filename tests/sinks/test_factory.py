@@ -20,10 +20,10 @@ from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.sinks.kafka import KafkaSink, KafkaWriter
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, KafkaTransactionsWriter
 from joinery_runtime.sinks.postgres import PostgresSink
-from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
+from joinery_runtime.sinks.postgres_external import ExternalPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.protobuf import ProtobufOutput
-from sinks.rows import LINEAGE, attempt
+from sinks.rows import INCARNATION, attempt
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def test_sessions_replace_each_other_in_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dsn", "kind"), [(None, PostgresSink), ("dbname=x", PostgresSink), ("dbname=y", ApartPostgresSink)]
+    ("dsn", "kind"), [(None, PostgresSink), ("dbname=x", PostgresSink), ("dbname=y", ExternalPostgresSink)]
 )
 def test_a_table_in_another_database_than_the_state_s(dsn: str | None, kind: type) -> None:
     spec = {"postgres": {"dsn": "dbname=x"}}
@@ -181,14 +181,18 @@ def test_a_database_that_has_gone_keeps_no_job_from_being_deleted(postgres_dsn: 
 @pytest.mark.services
 def test_rows_that_were_held_are_named_when_the_job_is_deleted(postgres_dsn: str, tmp_path: Path) -> None:
     made = job(output={"file": {"path": str(tmp_path), "rollInterval": "1m"}})
-    assert forget_output(made, Store(postgres_dsn), LINEAGE) is None
-    sink = sink_for(made, None, LINEAGE)
+    assert forget_output(made, Store(postgres_dsn), INCARNATION) is None
+    sink = sink_for(made, None, INCARNATION)
     sink.prepare(pa.schema({"a": pa.int64()}))
     sink.publish(1, [sink.writer().write(attempt(), pa.table({"a": [1, 2]}))])
-    left = forget_output(made, Store(postgres_dsn), LINEAGE)
-    assert left == (f"2 rows are left that nobody has seen yet: remove {tmp_path / '.held'}/*-of-{life_of(LINEAGE)}.*")
+    left = forget_output(made, Store(postgres_dsn), INCARNATION)
+    assert left == (
+        f"2 rows are left that nobody has seen yet: remove {tmp_path / '.held'}/*-of-{life_of(INCARNATION)}.*"
+    )
     assert forget_output(made, Store(postgres_dsn), "another-life") is None, "rows of a job that lives"
     apart = {"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}}
-    both = forget_output(job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), LINEAGE)
+    both = forget_output(
+        job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), INCARNATION
+    )
     assert both is not None
     assert both.startswith(f"{left}; Staging tables of job j are left in the database of output.postgres: ")

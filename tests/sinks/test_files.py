@@ -19,10 +19,10 @@ import pytest
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.files import FileSink, published
-from sinks.rows import EMPTY, EVERY_TYPE, FULL, LINEAGE, attempt, takeover
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, INCARNATION, attempt, recovery
 
 ROWS = pa.table({"a": [1, 2]})
-LIFE = life_of(LINEAGE)
+LIFE = life_of(INCARNATION)
 
 
 @pytest.fixture(params=["json", "parquet"])
@@ -108,7 +108,7 @@ def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:
     writer = sink.writer()
     for each in (attempt(epoch=4), attempt(epoch=5), attempt(epoch=6), attempt(epoch=6, generation=2)):
         writer.write(each, ROWS)
-    sink.recover(takeover(2, 5))
+    sink.recover(recovery(2, 5))
     assert staged(sink) == [f"1-5-0-a{suffix(sink)}", f"2-6-0-a{suffix(sink)}"]
 
 
@@ -138,9 +138,9 @@ def test_a_staged_file_that_the_driver_cannot_see_stops_the_commit(sink) -> None
 def test_a_folder_with_the_output_of_another_job_is_refused(sink) -> None:
     for epoch in (1, 2):
         sink.publish(epoch, [sink.writer().write(attempt(epoch=epoch), ROWS)])
-    sink.recover(takeover(2, 2))
+    sink.recover(recovery(2, 2))
     with pytest.raises(SinkError, match="output of another job"):
-        sink.recover(takeover(1, 0))
+        sink.recover(recovery(1, 0))
     assert len(visible(sink)) == 2
 
 
@@ -189,11 +189,11 @@ def test_what_was_staged_before_the_format_was_edited_is_published(tmp_path: Pat
     before.prepare(ROWS.schema)
     receipt = before.writer().write(attempt(epoch=3), ROWS)
     receipt = {name: value for name, value in receipt.items() if named or name != "format"}
-    after.recover(takeover(2, 3))
+    after.recover(recovery(2, 3))
     after.publish(3, [receipt])
     assert visible(before) == {"epoch-000000000003-shard-00000.jsonl": [1, 2]}
     with pytest.raises(SinkError, match="output of another job"):
-        after.recover(takeover(1, 0))
+        after.recover(recovery(1, 0))
 
 
 def test_a_part_that_is_no_parquet_is_named(tmp_path: Path) -> None:

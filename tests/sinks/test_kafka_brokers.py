@@ -32,9 +32,9 @@ def written(cluster, topic, target, names, epoch, on_point=lambda _: None):
     """Tries as Spark does: attempts one after the other, with the claims of the epoch."""
     claims: dict[str, str] = {}
 
-    def claim(name, owner, instead_of):
+    def claim(name, owner, replacing):
         fresh = name not in claims
-        if fresh or claims[name] == instead_of:
+        if fresh or claims[name] == replacing:
             claims[name] = owner
         return None if fresh else claims[name]
 

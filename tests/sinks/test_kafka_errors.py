@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError
 from joinery_runtime.errors import SinkError, SourceError, Unavailable
 from joinery_runtime.kafka_errors import LastError
 from joinery_runtime.sinks.kafka_target import KafkaTarget
-from joinery_runtime.sources.kafka_client import Cluster
+from joinery_runtime.sources.kafka_settings import Cluster
 
 TARGET = KafkaTarget("joined", "kafka:9092")
 CLUSTER = Cluster("orders", "topic orders", "kafka:9092", {})

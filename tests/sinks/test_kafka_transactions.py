@@ -34,7 +34,7 @@ from joinery_runtime.sinks.kafka_records import Records, Texts
 from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
 from joinery_runtime.store_identity import StoreIdentity
-from sinks.rows import LINEAGE, attempt, takeover
+from sinks.rows import INCARNATION, attempt, recovery
 
 pytestmark = pytest.mark.services
 _names = (f"exact-{number}" for number in count())
@@ -64,18 +64,18 @@ class Output:
     @property
     def name(self) -> str:
         """Of its first shard."""
-        return self.names.of(0, LINEAGE)
+        return self.names.of(0, INCARNATION)
 
     @property
     def sink(self) -> KafkaTransactionsSink:
         return KafkaTransactionsSink(self.target, self.names)
 
     def attempt(self, epoch: int = 1, generation: int = 1, **about: Any) -> Attempt:
-        def claim(name: str, owner: str, instead_of: str | None) -> str | None:
+        def claim(name: str, owner: str, replacing: str | None) -> str | None:
             if generation != self.generation:
                 raise Fenced(f"generation {self.generation} owns the job")
             fresh = name not in self.claims
-            if fresh or self.claims[name] == instead_of:
+            if fresh or self.claims[name] == replacing:
                 self.claims[name] = owner
             return None if fresh else self.claims[name]
 
@@ -88,7 +88,7 @@ class Output:
     def take_over(self, **found: Any) -> None:
         """A newer driver recovers."""
         self.generation += 1
-        self.sink.recover(takeover(self.generation, claims=dict(self.claims), **found))
+        self.sink.recover(recovery(self.generation, claims=dict(self.claims), **found))
         self.claims = dict.fromkeys(self.claims, "")
 
     def write(self, trial: Attempt, table: pa.Table, process: Producers | None = None) -> Receipt:
@@ -101,7 +101,7 @@ class Output:
         return receipt
 
     def mark(self, shard: int = 0) -> EpochMarker | None:
-        return EpochMarkerReader(self.target).newest(self.names.of(shard, LINEAGE))
+        return EpochMarkerReader(self.target).newest(self.names.of(shard, INCARNATION))
 
     def visible(self) -> list[Any]:
         """What a `read_committed` consumer has seen when it is at the end: no transaction is left open there."""
@@ -175,7 +175,7 @@ def test_rows_and_mark_go_together_and_only_once(output) -> None:
     assert output.visible() == [1, 2]
     found = output.mark()
     assert found is not None
-    assert (found.epoch, found.lineage, found.generation) == (7, LINEAGE, 1)
+    assert (found.epoch, found.incarnation, found.generation) == (7, INCARNATION, 1)
     output.take_over(pending=7, pending_shards=1)
     again = writer.write(output.attempt(7, name="b", generation=2), rows(1, 2))
     assert again == {"attempt": "2-7-0-b", "rows": 2, "repeated": True}
@@ -200,7 +200,7 @@ def test_many_rows_arrive_once_and_in_order(output) -> None:
 
 
 def test_another_lineage_s_mark_does_not_count(output) -> None:
-    output.write(output.attempt(5, lineage="of a store that was lost"), rows(1))
+    output.write(output.attempt(5, incarnation="of a store that was lost"), rows(1))
     output.commit()
     output.write(output.attempt(2), rows(2))
     assert output.visible() == [1, 2]
@@ -262,7 +262,7 @@ def test_a_refusal_while_the_marker_is_sent_is_named(kafka_broker) -> None:
     producer._producer = RefusedWhileTheMarkerIsSent(producer._producer)
     producer.begin()
     with pytest.raises(SinkError, match=rf"Output topic {name}: rows were not written: .*too large"):
-        producer.send(name, [Records(Texts.of_list([b"x" * 10_000]))], f"job-{name}-0", EpochMarker(1, LINEAGE, 1))
+        producer.send(name, [Records(Texts.of_list([b"x" * 10_000]))], f"job-{name}-0", EpochMarker(1, INCARNATION, 1))
 
 
 def test_a_shard_that_moves_between_workers_to_and_fro_keeps_both_producers(output) -> None:
@@ -314,21 +314,21 @@ CRASH = """
     from joinery_runtime.sinks.kafka_target import ANSWER_SECONDS, KafkaTarget
     from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsWriter, PartNames
 
-    def claim(name, owner, instead_of):
+    def claim(name, owner, replacing):
         print(owner, flush=True)
         return owner
 
-    servers, topic, job, lineage, point = sys.argv[1:]
+    servers, topic, job, incarnation, point = sys.argv[1:]
     die = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == point else None
     writer = KafkaTransactionsWriter(KafkaTarget(topic, servers), PartNames(job))
-    writer.write(Attempt(AttemptId(1, 1, 0, "dies"), lineage, claim, die), pa.table({"n": [1, 2]}))
+    writer.write(Attempt(AttemptId(1, 1, 0, "dies"), incarnation, claim, die), pa.table({"n": [1, 2]}))
 """
 
 
 @pytest.mark.parametrize("taken_over", [False, True], ids=["tried again", "newer driver"])
 @pytest.mark.parametrize("point", TRANSACTION_POINTS)
 def test_a_worker_that_is_killed_in_the_transaction(output, point, taken_over) -> None:
-    told = [output.servers, output.topic, output.job, LINEAGE, point]
+    told = [output.servers, output.topic, output.job, INCARNATION, point]
     command = [sys.executable, "-c", textwrap.dedent(CRASH), *told]
     died = subprocess.run(command, check=False, timeout=PATIENCE, stdout=subprocess.PIPE, text=True)
     assert died.returncode == -signal.SIGKILL
@@ -466,18 +466,21 @@ WEEKS = 15 * 24 * 3_600_000  # milliseconds; the test's broker keeps marks for 7
 def test_markers_that_may_have_expired(output) -> None:
     output.write_epoch(3, rows(1))
     lost = "of a store that was lost"
-    output.write(output.attempt(3, shard=1, lineage=lost), rows(1))
+    output.write(output.attempt(3, shard=1, incarnation=lost), rows(1))
     owner = output.claims.pop(output.names.of(1, lost))
-    output.claims |= {output.name: owner, output.names.of(1, LINEAGE): owner}
+    output.claims |= {output.name: owner, output.names.of(1, INCARNATION): owner}
     old = {"pending": 3, "pending_shards": 3, "pending_for_ms": WEEKS}
     claims = dict(output.claims)
     with pytest.raises(SinkError) as refused:
         output.take_over(**old)
     text = str(refused.value)
     assert f"Output topic {output.topic}: it cannot be told whether epoch 3 was written" in text
-    assert f"360 h old, the brokers keep markers for 168 h, and there is none for {output.names.of(1, LINEAGE)}" in text
+    assert (
+        f"360 h old, the brokers keep markers for 168 h, and there is none for {output.names.of(1, INCARNATION)}"
+        in text
+    )
     assert output.name not in text, "any marker of ours shows that the shard's has not expired"
-    assert output.names.of(2, LINEAGE) not in text, "nobody claimed it"
+    assert output.names.of(2, INCARNATION) not in text, "nobody claimed it"
     assert "delivery: atLeastOnce" in text
     output.claims = claims
     output.take_over(**{**old, "pending_for_ms": 6 * 24 * 3_600_000})
@@ -499,7 +502,7 @@ def test_dead_letters_are_one_part_for_all_shard_counts(kafka_broker, threads) -
     kafka_broker.create_topic(name)
     output, pause = Output(kafka_broker.bootstrap, name, f"job-{name}", dead_letters=True), Pause("transaction-sent")
     dead = [f"job-{name}-astoresjob-dead", f"job-{name}-dead"]
-    assert (output.names.below(0, LINEAGE), output.names.below(3, LINEAGE)) == ([], dead)
+    assert (output.names.below(0, INCARNATION), output.names.below(3, INCARNATION)) == ([], dead)
     output.sink.prepare(DEAD_LETTER_SCHEMA)
     zombie = threads.submit(output.write, output.attempt(shard=8, reach=pause), rows(1))
     pause.wait()
@@ -517,11 +520,11 @@ def test_jobs_of_one_name_with_different_stores_keep_their_markers_apart(output)
     """Each one's crash after the other's transaction finds its own rows, and repeats nothing."""
     other = Output(output.servers, output.topic, output.job)
     output.write(output.attempt(1), rows(1))
-    other.write(other.attempt(1, lineage="another life"), rows(10))
+    other.write(other.attempt(1, incarnation="another life"), rows(10))
     output.take_over(pending=1, pending_shards=1)
-    other.take_over(pending=1, pending_shards=1, lineage="another life")
+    other.take_over(pending=1, pending_shards=1, incarnation="another life")
     assert output.write(output.attempt(1, generation=2), rows(1))["repeated"]
-    assert other.write(other.attempt(1, generation=2, lineage="another life"), rows(10))["repeated"]
+    assert other.write(other.attempt(1, generation=2, incarnation="another life"), rows(10))["repeated"]
     assert output.visible() == [1, 10]
 
 
@@ -529,11 +532,11 @@ def test_the_job_that_signed_first_learns_which_store_the_other_one_has(output) 
     """Without its password: the place is what the store says of itself."""
     here, there = StoreIdentity("here", "host a, database s"), StoreIdentity("there", "host b, database s")
     first, second = output.sink, output.sink
-    first.recover(takeover(1, store=here))
+    first.recover(recovery(1, store=here))
     assert first.other_store() is None
-    output.sink.recover(takeover(2, store=StoreIdentity("here", "host a by another name, database s")))
+    output.sink.recover(recovery(2, store=StoreIdentity("here", "host a by another name, database s")))
     assert first.other_store() is None, "a newer driver of the same job"
-    second.recover(takeover(1, store=there))
+    second.recover(recovery(1, store=there))
     assert (first.other_store(), second.other_store()) == (there, None)
 
 
@@ -542,8 +545,8 @@ def test_dead_letters_are_not_signed(kafka_broker) -> None:
     name = next(_names)
     kafka_broker.create_topic(name)
     sink = KafkaTransactionsSink(KafkaTarget(name, kafka_broker.bootstrap), PartNames("job", dead_letters=True))
-    sink.recover(takeover())
-    sink.recover(takeover(store=StoreIdentity("there", "elsewhere")))
+    sink.recover(recovery())
+    sink.recover(recovery(store=StoreIdentity("there", "elsewhere")))
     assert sink.other_store() is None
     assert EpochMarkerReader(sink.writer().target).signed("job-driver") is None
 
@@ -551,7 +554,7 @@ def test_dead_letters_are_not_signed(kafka_broker) -> None:
 class FormerNames(PartNames):
     """As releases before the life was part of a name."""
 
-    def of(self, shard: int, lineage: str) -> str:
+    def of(self, shard: int, incarnation: str) -> str:
         return self.former(shard)
 
 
@@ -566,7 +569,7 @@ def test_an_epoch_that_an_earlier_release_wrote_is_not_written_again(kafka_broke
     earlier.names = FormerNames(earlier.job, dead_letters)
     earlier.write(earlier.attempt(7), rows(1))
     assert set(output.claims) == {output.names.former(0)}
-    assert output.sink.recover(takeover(2, 6, claims=dict(output.claims), pending=7, pending_shards=2))
+    assert output.sink.recover(recovery(2, 6, claims=dict(output.claims), pending=7, pending_shards=2))
     output.take_over(pending=7, pending_shards=2, committed_epoch=6)
     receipt = output.write(output.attempt(7, generation=2, former_names=True), rows(1))
     assert receipt["repeated"]
@@ -625,7 +628,9 @@ def test_a_producer_goes_on_when_its_brokers_are_back(monkeypatch: pytest.Monkey
 
         def write(epoch: int) -> None:
             producer.begin()
-            producer.send("output", [output.target.records(rows(epoch))], output.name, EpochMarker(epoch, LINEAGE, 1))
+            producer.send(
+                "output", [output.target.records(rows(epoch))], output.name, EpochMarker(epoch, INCARNATION, 1)
+            )
             producer.commit()
 
         write(1)

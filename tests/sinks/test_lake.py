@@ -24,13 +24,13 @@ from joinery_runtime.sinks.base import life_of
 from joinery_runtime.sinks.delta import DeltaLakeTable
 from joinery_runtime.sinks.iceberg import IcebergTable
 from joinery_runtime.sinks.lake import LakeSink
-from sinks.rows import EMPTY, EVERY_TYPE, FULL, LINEAGE, attempt, takeover
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, INCARNATION, attempt, recovery
 from sinks.rows import ROWS as ALL_TYPES
 from sinks.test_factory import job
 
 ROWS = pa.table({"a": [1, 2]})
 MORE = pa.table({"a": [3]})
-LIFE = life_of(LINEAGE)
+LIFE = life_of(INCARNATION)
 
 
 class Lake:
@@ -152,7 +152,7 @@ def test_a_driver_that_died_before_the_tables_commit_is_made_up_for(lake: Lake, 
     receipt = written(sink)
     after = lake.sink()
     after.publish(1, [receipt])
-    assert after.recover(takeover(committed_epoch=1)) is False
+    assert after.recover(recovery(committed_epoch=1)) is False
     assert lake.values() == [1, 2]
 
 
@@ -161,7 +161,7 @@ def test_a_driver_that_died_after_the_tables_commit_is_not_repeated(lake: Lake, 
     sink.publish(1, [receipt])
     after = lake.sink()
     after.publish(1, [receipt])
-    after.recover(takeover(committed_epoch=1))
+    after.recover(recovery(committed_epoch=1))
     after.prepare(ROWS.schema)
     after.publish(2, [written(after, MORE, epoch=2, generation=2)])
     assert lake.values() == [1, 2, 3]
@@ -258,7 +258,7 @@ def test_a_writer_without_a_pause_is_waited_for(lake: Lake, sink: LakeSink, monk
 def test_epochs_that_count_anew_after_a_savepoint_are_published(lake: Lake, sink: LakeSink) -> None:
     sink.publish(5, [written(sink, epoch=5)])
     after = lake.sink()
-    assert after.recover(takeover(committed_epoch=4)) is False  # epoch 5 again, and its files are the table's
+    assert after.recover(recovery(committed_epoch=4)) is False  # epoch 5 again, and its files are the table's
     after.prepare(ROWS.schema)
     after.publish(5, [written(after, MORE, epoch=5, generation=2)])
     assert lake.values() == [1, 2, 3]
@@ -268,14 +268,14 @@ def test_recovery_removes_what_no_commit_named(lake: Lake, sink: LakeSink) -> No
     sink.publish(1, [written(sink)])
     written(sink, epoch=2)
     written(sink, epoch=2, generation=2)  # of a driver that is no older
-    lake.sink().recover(takeover(generation=2, committed_epoch=1))
+    lake.sink().recover(recovery(generation=2, committed_epoch=1))
     assert lake.files() == ["1-1-0-a.parquet", "2-2-0-a.parquet"]
     assert lake.values() == [1, 2]
 
 
 def test_jobs_of_other_stores_do_not_hide_each_others_epochs(lake: Lake, sink: LakeSink) -> None:
     sink.publish(1, [written(sink)])
-    sink.publish(1, [written(sink, MORE, lineage="another-life")])
+    sink.publish(1, [written(sink, MORE, incarnation="another-life")])
     assert lake.values() == [1, 2, 3]
 
 
@@ -297,9 +297,9 @@ def test_receipts_of_another_table_are_not_lost_in_silence(lake: Lake, sink: Lak
     other.prepare(ROWS.schema)
     other.publish(1, [receipt])
     assert elsewhere.rows() == []
-    other.recover(takeover(committed_epoch=1))  # stopped in order: the other table has its rows
+    other.recover(recovery(committed_epoch=1))  # stopped in order: the other table has its rows
     with pytest.raises(SinkError, match="Rows of epoch 1 are of another table"):
-        other.recover(takeover(committed_epoch=1, pending=2))
+        other.recover(recovery(committed_epoch=1, pending=2))
 
 
 def test_columns_that_do_not_fit_are_named(sink: LakeSink) -> None:

@@ -17,10 +17,10 @@ from psycopg.conninfo import make_conninfo
 from joinery_runtime.errors import SinkError, StoreUnavailable, Unavailable
 from joinery_runtime.sinks import postgres, postgres_table
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
-from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
+from joinery_runtime.sinks.postgres_external import ExternalPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 from sinks.postgres import commit, content
-from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt, takeover
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, ROWS, attempt, recovery
 
 pytestmark = pytest.mark.services
 BESIDE = pytest.mark.parametrize("apart", [False])  # what happens inside the transaction of the state
@@ -179,7 +179,7 @@ def test_recover_sweeps_older_generations(connection, make) -> None:
     writer = sink.writer()
     for generation, epoch in ((1, 1), (1, 2), (9, 2), (10, 3)):
         writer.write(attempt(generation=generation, epoch=epoch), pairs((generation, "x")))
-    sink.recover(takeover(10, 2))
+    sink.recover(recovery(10, 2))
     assert staged(connection, sink) == 1
 
 
@@ -254,7 +254,7 @@ def test_a_table_of_somebody_else_s_is_altered_by_its_owner(connection, table, d
     target = TargetTable(table, owner=connection.info.user)
     wider = pa.schema([*PAIR, pa.field("w", pa.int64())])
     staging = Staging.of(f"out_{table}", "job", table, apart=apart)
-    sink = ApartPostgresSink(theirs, target, staging, wider) if apart else PostgresSink(theirs, target, staging)
+    sink = ExternalPostgresSink(theirs, target, staging, wider) if apart else PostgresSink(theirs, target, staging)
     statement = f'ALTER TABLE "{table}" ADD COLUMN IF NOT EXISTS "w" bigint'
     with pytest.raises(SinkError) as caught:
         sink.prepare(wider)

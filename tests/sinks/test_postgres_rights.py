@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from joinery_runtime.errors import SinkError
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
-from joinery_runtime.sinks.postgres_apart import ApartPostgresSink
+from joinery_runtime.sinks.postgres_external import ExternalPostgresSink
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.table_content import PostgresContent
 from joinery_runtime.state.postgres import PostgresStore
@@ -65,7 +65,7 @@ def own(dsn: str) -> Iterator[str]:
 
 def sink_of(dsn: str, table: TargetTable, *, apart: bool = False) -> PostgresSink:
     staging = Staging.of("joinery", "job", table.name, apart=apart)
-    return ApartPostgresSink(dsn, table, staging, ROWS.schema) if apart else PostgresSink(dsn, table, staging)
+    return ExternalPostgresSink(dsn, table, staging, ROWS.schema) if apart else PostgresSink(dsn, table, staging)
 
 
 def write(dsn: str, sink: PostgresSink) -> None:

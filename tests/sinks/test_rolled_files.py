@@ -21,7 +21,7 @@ from joinery_runtime.sinks import files, rolling
 from joinery_runtime.sinks.base import Receipt, life_of
 from joinery_runtime.sinks.files import FileSink, published
 from joinery_runtime.sinks.rolling import Rolling
-from sinks.rows import EMPTY, EVERY_TYPE, FULL, LINEAGE, attempt, takeover
+from sinks.rows import EMPTY, EVERY_TYPE, FULL, INCARNATION, attempt, recovery
 
 EPOCHS = 6
 SUFFIX = {"json": ".jsonl", "parquet": ".parquet"}
@@ -69,7 +69,7 @@ class Store:
         done = len(self.committed)
         if done:
             sink.publish(done, self.committed[-1])
-        sink.recover(takeover(generation, done))
+        sink.recover(recovery(generation, done))
         for epoch in range(done + 1, until + 1):
             shards = range(0 if epoch % 3 == 0 else 2)
             self.epoch(sink, generation, epoch, shards, last=epoch == EPOCHS)
@@ -239,7 +239,7 @@ def test_rows_that_no_commit_has_named_are_found_once(store: Store) -> None:
 
 
 def values_of(store: Store, epoch: int) -> list[int]:
-    lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1], life_of(LINEAGE))
+    lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1], life_of(INCARNATION))
     return [json.loads(line)["a"] for line in lines]
 
 
@@ -264,11 +264,11 @@ def test_an_epoch_s_rows_are_found_while_they_are_merged(store: Store, monkeypat
 def test_a_folder_that_holds_another_job_s_rows_is_refused(store: Store) -> None:
     store.drive(store.sink(), until=2)
     with pytest.raises(SinkError, match="output of another job") as raised:
-        store.sink().recover(takeover(1, 0))
+        store.sink().recover(recovery(1, 0))
     assert ".held/epoch-000000000002-shard-00001-rows-3" in raised.value.facts
     store.drive(store.sink())
     with pytest.raises(SinkError, match="output of another job"):
-        store.sink().recover(takeover(9, 4))
+        store.sink().recover(recovery(9, 4))
 
 
 def test_what_was_merged_is_not_merged_again_by_a_job_that_is_started_anew(store: Store) -> None:
@@ -280,7 +280,7 @@ def test_what_was_merged_is_not_merged_again_by_a_job_that_is_started_anew(store
     for path, data in held.items():
         path.write_bytes(data)
     anew = store.sink()
-    anew.recover(takeover(9, 3))
+    anew.recover(recovery(9, 3))
     assert (anew.held, anew.due(last=True), len(names(store.folder))) == (0, False, 1)
 
 
@@ -290,14 +290,14 @@ def test_another_life_s_held_files_are_left_alone_and_told_of(store: Store) -> N
     store.drive(earlier, until=2)
     held = sorted((store.folder / ".held").iterdir())
     other, warnings = store.sink(), list[str]()
-    other.recover(takeover(1, 100, lineage="another-life", warn=warnings.append))
+    other.recover(recovery(1, 100, incarnation="another-life", warn=warnings.append))
     assert (other.held, other.due(last=True)) == (0, False)
-    written = [other.writer().write(attempt(101, lineage="another-life"), rows(101, 0))]
+    written = [other.writer().write(attempt(101, incarnation="another-life"), rows(101, 0))]
     other.publish(101, [*written, *other.seal(1, 101, written, last=True)])
     assert sorted(read(store.folder)) == [10_100, 10_101, 10_102]
     assert sorted((store.folder / ".held").iterdir()) == held
     (warning,) = warnings
-    assert warning.startswith(f"{store.folder / '.held'}/*-of-{life_of(LINEAGE)}.* hold 12 rows of another job")
+    assert warning.startswith(f"{store.folder / '.held'}/*-of-{life_of(INCARNATION)}.* hold 12 rows of another job")
     store.epoch(earlier, store.generation, 3, range(0), last=True)
     assert set(read(store.folder).values()) == {1}
     assert read(store.folder).total() == 15, "the job whose they are still shows them"
@@ -311,7 +311,7 @@ def test_a_held_file_that_is_gone_or_torn_is_named(store: Store) -> None:
     with pytest.raises(SinkError, match=r"held in .* cannot be merged"):
         store.epoch(sink, store.generation, 3, range(0), last=True)
     anew = store.sink()
-    anew.recover(takeover(1, 2))
+    anew.recover(recovery(1, 2))
     second.write_bytes(b"" if store.file_format == "json" else b"PAR1")
     with pytest.raises(SinkError, match=r"held in .* cannot be merged"):
         store.epoch(anew, store.generation, 3, range(0), last=True)

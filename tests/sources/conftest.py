@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_runtime.sources import kafka_clients
+from joinery_runtime.sources import kafka_record_clients
 from joinery_runtime.sources.formats import json as json_format
 
 
@@ -20,7 +20,7 @@ def broker(kafka_broker: KafkaAdmin) -> KafkaAdmin:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to get records from Kafka: whoever asks for it runs with each."""
     if request.param == "record by record":
-        monkeypatch.setattr(kafka_clients, "kernels", lambda name: None)
+        monkeypatch.setattr(kafka_record_clients, "kernels", lambda name: None)
     return str(request.param)
 
 

@@ -21,7 +21,7 @@ from joinery_runtime.sources import Decoded, JsonDecoder
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.formats import json as json_format
 from joinery_runtime.sources.json_compiled import JsonKernel, follows
-from joinery_runtime.sources.json_judge import JsonJudge, NestedJudge, is_nested
+from joinery_runtime.sources.json_fallback import JsonFallbackDecoder, NestedJsonDecoder, is_nested
 from joinery_runtime.sources.json_texts import WantedValue, tree
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
@@ -289,7 +289,7 @@ def test_the_kernel_and_the_judge_agree(strange: float, seed: int, size: int) ->
     schema = schema_of(random)
     records = [record(random, schema, strange=strange) for _ in range(size)]
     values = pa.array([b"before", *records, b"after"], pa.binary())[1:-1]
-    same(JsonDecoder(schema).decode(values), JsonJudge(schema).decode(values), records)
+    same(JsonDecoder(schema).decode(values), JsonFallbackDecoder(schema).decode(values), records)
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_the_kernel_finds_what_the_judge_finds_by_paths(strange: float, seed: in
     records = [mutated(random, text) if random.random() < strange else text for text in texts]
     values = pa.array([b"before", *records, b"after"], pa.binary())[1:-1]
 
-    judge = NestedJudge(schema, paths) if is_nested(schema, paths) else JsonJudge(schema)
+    judge = NestedJsonDecoder(schema, paths) if is_nested(schema, paths) else JsonFallbackDecoder(schema)
     same(JsonDecoder(schema, paths).decode(values), judge.decode(values), records)
 
 
@@ -359,7 +359,7 @@ def test_the_kernel_reads_nested_records_itself() -> None:
         )
     )
 
-    assert not len(found.given_up)
+    assert not len(found.rejected)
     assert [list(row.values()) for row in found.rows.to_pylist()] == [
         ["a", 5, "yes", '{"a": 1.10}'],
         ["b", None, None, "[]"],
@@ -441,8 +441,8 @@ def test_usual_records_are_not_given_up() -> None:
     found = kernel(ORDERS).decode(pa.array(USUAL, pa.binary()))
 
     assert found.taken.tolist() == list(range(len(USUAL)))
-    assert not len(found.given_up)
-    assert found.rows.equals(JsonJudge(ORDERS).decode(pa.array(USUAL, pa.binary())).rows)
+    assert not len(found.rejected)
+    assert found.rows.equals(JsonFallbackDecoder(ORDERS).decode(pa.array(USUAL, pa.binary())).rows)
 
 
 @pytest.mark.parametrize("unusual", UNUSUAL, ids=repr)
@@ -452,8 +452,8 @@ def test_an_unusual_record_is_given_up_and_its_neighbours_are_not(unusual: bytes
     found = kernel(ORDERS).decode(values)
 
     assert found.taken.tolist() == [0, 2]
-    assert found.given_up.tolist() == [1]
-    same(JsonDecoder(ORDERS).decode(values), JsonJudge(ORDERS).decode(values), values.to_pylist())
+    assert found.rejected.tolist() == [1]
+    same(JsonDecoder(ORDERS).decode(values), JsonFallbackDecoder(ORDERS).decode(values), values.to_pylist())
 
 
 def test_the_judges_rows_are_put_where_their_records_were() -> None:
@@ -481,8 +481,8 @@ def test_many_columns_in_any_order(types: list[pa.DataType]) -> None:
 
     found = kernel(schema).decode(values)
 
-    assert not len(found.given_up)
-    assert found.rows.equals(JsonJudge(schema).decode(values).rows)
+    assert not len(found.rejected)
+    assert found.rows.equals(JsonFallbackDecoder(schema).decode(values).rows)
 
 
 def test_nothing_to_read_and_nothing_to_read_it_into() -> None:

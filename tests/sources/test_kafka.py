@@ -21,7 +21,7 @@ from joinery_devkit.kafka_tls import self_signed
 from joinery_runtime.errors import DataLoss, SourceError, SourceUnavailable
 from joinery_runtime.sources import Bounds, Range, SourceReader, StoredOffsets, planner_for, reader_for
 from joinery_runtime.sources.base import RawBatch
-from joinery_runtime.sources.kafka_clients import ConsumerEvent
+from joinery_runtime.sources.kafka_record_clients import ConsumerEvent
 from sources.kafka_bench import bounds_of, eventually, joined, kafka_input, plain, planning, ref, unique
 from sources.kafka_bench import send as send_to
 from stores import STORE

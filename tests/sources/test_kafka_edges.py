@@ -29,7 +29,7 @@ from joinery_runtime.sources import (
     Range,
     SourceReader,
     decoder_for,
-    kafka_clients,
+    kafka_record_clients,
     planner_for,
     reader_for,
 )
@@ -295,8 +295,8 @@ def test_a_compacted_topic(broker, topic, compacted, monkeypatch) -> None:
         wait_until_compacted(reader, topic, compacted)
     assert extent(model) == (0, 20, 0)
     assert extent(model, 5) == (5, 20, 0)  # it held a record once: compaction is no loss
-    for kernel in (None, kafka_clients.kernels("messages")):
-        monkeypatch.setattr(kafka_clients, "kernels", lambda _, kernel=kernel: kernel)
+    for kernel in (None, kafka_record_clients.kernels("messages")):
+        monkeypatch.setattr(kafka_record_clients, "kernels", lambda _, kernel=kernel: kernel)
         ranges = [(0, 5), (5, 17), (17, 18), (18, 20), (2, 18), (2, 17)]
         with closing(reader_for(model)) as reader:
             found = [read(reader, topic, *planned) for planned in ranges]

@@ -21,8 +21,8 @@ from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.planner import Planner, PlanSettings
 from joinery_runtime.errors import Fenced, SourceError
 from joinery_runtime.sources import Range, StoredOffsets, kafka_group, planner_for, reader_for
-from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.sources.kafka_group import GroupMember
+from joinery_runtime.sources.kafka_settings import Cluster
 from joinery_runtime.store_identity import StoreIdentity
 from sources.kafka_bench import (
     COOPERATIVE,
@@ -121,9 +121,9 @@ def test_another_member_takes_partitions_and_leaves(broker, topic, properties, m
         with closing(PlainMember(broker.bootstrap, f"{job}.in", [topic], **properties)) as other:
             other.until(lambda: len(other.partitions) == 1 and len(held(planner)) == 1)
             assert held(planner) | other.partitions == {0, 1}
-            assert not planner.hold([ref(topic), ref(topic, 1)])
+            assert not planner.pin([ref(topic), ref(topic, 1)])
         joined(planner)
-        assert planner.hold([ref(topic), ref(topic, 1)])
+        assert planner.pin([ref(topic), ref(topic, 1)])
 
 
 @CLASSIC
@@ -202,43 +202,43 @@ def test_readers_do_not_join(broker, topic, group) -> None:
 @CLASSIC
 def test_a_rebalance_waits_for_what_is_held(broker, topic, group, make_member, properties) -> None:
     member = make_member(properties)
-    assert member.hold([ref(topic), ref(topic, 1)])
+    assert member.pin([ref(topic), ref(topic, 1)])
     with closing(PlainMember(broker.bootstrap, group, [topic], **properties)) as other:
         other.until(lambda: len(member.assigned()) < 2)
-        assert not member.hold([ref(topic), ref(topic, 1)]), "what is about to go cannot be held anew"
+        assert not member.pin([ref(topic), ref(topic, 1)]), "what is about to go cannot be held anew"
 
 
 @CLASSIC
 def test_a_rebalance_goes_on_after_the_release(broker, topic, group, make_member, properties) -> None:
     member = make_member(properties)
-    assert member.hold([ref(topic), ref(topic, 1)])
+    assert member.pin([ref(topic), ref(topic, 1)])
     with closing(PlainMember(broker.bootstrap, group, [topic], **properties)) as other:
         other.until(lambda: len(member.assigned()) < 2)
         waited_until = time.monotonic() + 1.0
         other.until(lambda: other.partitions or time.monotonic() > waited_until)
         assert not other.partitions
-        assert member.still_held()
-        member.release({ref(topic): 4, ref(topic, 1): 6})
+        assert member.is_pinned()
+        member.unpin({ref(topic): 4, ref(topic, 1): 6})
         other.until(lambda: len(other.partitions) == 1)
         assert published(broker.bootstrap, group, topic) == {0: 4, 1: 6}, "told before the partitions went"
-        assert member.still_held()
+        assert member.is_pinned()
 
 
 @CLASSIC
 def test_a_rebalance_does_not_wait_for_ever(broker, topic, group, make_member, properties, caplog) -> None:
     member = make_member(properties, hold_seconds=0.3)
-    member.hold([ref(topic), ref(topic, 1)])
+    member.pin([ref(topic), ref(topic, 1)])
     with closing(PlainMember(broker.bootstrap, group, [topic], **properties)) as other:
         other.until(lambda: len(other.partitions) == 1 and len(member.assigned()) == 1)
-        assert not member.still_held()
+        assert not member.is_pinned()
         assert "took partitions after waiting" in caplog.text
         (taken,) = other.partitions
-        member.release({ref(topic): 8, ref(topic, 1): 8})
+        member.unpin({ref(topic): 8, ref(topic, 1): 8})
         eventually(lambda: published(broker.bootstrap, group, topic))
         assert published(broker.bootstrap, group, topic) == {1 - taken: 8}, "never for a partition that was lost"
     eventually(lambda: len(member.assigned()) == 2)
-    assert member.hold([ref(topic), ref(topic, 1)])
-    assert member.still_held()
+    assert member.pin([ref(topic), ref(topic, 1)])
+    assert member.is_pinned()
 
 
 def test_what_nobody_holds_goes_at_once(broker, topic, group, make_member) -> None:
@@ -280,23 +280,23 @@ def test_the_time_to_wait_is_well_below_what_the_broker_waits(broker, topic) -> 
 @CLASSIC
 def test_a_new_driver_takes_over_at_once_and_the_old_one_is_fenced(topic, group, make_member, properties) -> None:
     first = make_member(properties)
-    assert first.hold([ref(topic)])
+    assert first.pin([ref(topic)])
     started = time.monotonic()
     second = make_member(properties)
     assert time.monotonic() - started < SESSION_S, "it did not wait for the first one's session to end"
 
     def fenced() -> bool:
         try:
-            return not first.still_held()
+            return not first.is_pinned()
         except Fenced as error:
             return f"Another driver of this job has joined consumer group {group}" in str(error)
 
     eventually(fenced)
-    for call in (first.assigned, first.still_held, lambda: first.hold([ref(topic)]), lambda: first.follow([topic], {})):
+    for call in (first.assigned, first.is_pinned, lambda: first.pin([ref(topic)]), lambda: first.follow([topic], {})):
         with pytest.raises(Fenced, match=f"the same group.instance.id, {group}"):
             call()
-    first.release({ref(topic): 1})
-    assert second.hold([ref(topic), ref(topic, 1)])
+    first.unpin({ref(topic): 1})
+    assert second.pin([ref(topic), ref(topic, 1)])
 
 
 def test_a_driver_that_was_closed_is_succeeded_at_once(topic, make_member) -> None:
@@ -318,7 +318,7 @@ def test_a_driver_whose_input_has_another_topic_gets_its_partitions(
         refs = {ref(other): 0, ref(other, 1): 0}
         member.follow([other], refs)
         eventually(lambda: member.assigned() == refs.keys())
-        assert member.hold(refs)
+        assert member.pin(refs)
 
 
 @CLASSIC
@@ -343,8 +343,8 @@ def test_the_newer_protocol_refuses_a_second_member_of_the_same_name(broker, top
 
 def test_offsets_are_published_as_the_next_ones(broker, topic, group, make_member) -> None:
     member = make_member()
-    member.hold([ref(topic)])
-    member.release({ref(topic): 7})
+    member.pin([ref(topic)])
+    member.unpin({ref(topic): 7})
     eventually(lambda: published(broker.bootstrap, group, topic) == {0: 7})
     with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})) as reading:
         (found,) = reading.committed([TopicPartition(topic, 0)], PATIENCE_SECONDS)
@@ -353,7 +353,7 @@ def test_offsets_are_published_as_the_next_ones(broker, topic, group, make_membe
 
 def test_closing_publishes_what_is_left(broker, topic, group, make_member) -> None:
     member = make_member()
-    member.release({ref(topic): 7, ref(topic, 1): 9})
+    member.unpin({ref(topic): 7, ref(topic, 1): 9})
     started = time.monotonic()
     member.close()
     assert time.monotonic() - started < SESSION_S
@@ -362,7 +362,7 @@ def test_closing_publishes_what_is_left(broker, topic, group, make_member) -> No
 
 def test_offsets_of_partitions_that_were_never_ours_are_not_published(broker, topic, group, make_member) -> None:
     member = make_member()
-    member.release({ref(topic): 7, ref(topic, 5): 1, ref("elsewhere"): 2})
+    member.unpin({ref(topic): 7, ref(topic, 5): 1, ref("elsewhere"): 2})
     member.close()
     eventually(lambda: published(broker.bootstrap, group, topic) == {0: 7})
 

@@ -64,12 +64,12 @@ def test_a_dead_broker_does_not_keep_the_driver_from_ending(guarded, monkeypatch
     guarded.create_topic("dying")
     planner = planner_for(kafka_input(guarded.bootstrap, "dying"), "job", STORE)
     joined(planner)
-    assert planner.hold([ref("dying")])
+    assert planner.pin([ref("dying")])
     guarded.kill()
     with pytest.raises(SourceError, match="the Kafka broker does not answer"):
         planner.bounds(StoredOffsets())
-    assert planner.still_held(), "nobody can have taken the partition while the broker is away"
-    planner.release({ref("dying"): 1})
+    assert planner.is_pinned(), "nobody can have taken the partition while the broker is away"
+    planner.unpin({ref("dying"): 1})
     started = time.monotonic()
     planner.close()
     assert time.monotonic() - started < 15

@@ -14,8 +14,8 @@ from confluent_kafka.admin import OffsetSpec
 from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SourceUnavailable
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.sources.kafka_metadata import KafkaMetadata
+from joinery_runtime.sources.kafka_settings import Cluster
 
 REF = PartitionRef("orders", "orders", 0)
 

@@ -14,8 +14,8 @@ from joinery_runtime.errors import SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources import kafka_reader
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
-from joinery_runtime.sources.kafka_clients import ConsumerEvent
 from joinery_runtime.sources.kafka_reader import KafkaReader
+from joinery_runtime.sources.kafka_record_clients import ConsumerEvent
 
 PLACE = PartitionRef("orders", "orders", 0)
 

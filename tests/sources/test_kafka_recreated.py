@@ -103,6 +103,6 @@ def test_planned_partitions_of_a_topic_that_is_no_more(broker, topic, remade) ->
 
 def test_a_plan_is_held_before_any_bounds_were_asked_for(broker, topic) -> None:
     with planning(kafka_input(broker.bootstrap, topic, properties=EAGER)) as planner:
-        assert not planner.hold([ref(topic)])
-        eventually(lambda: planner.hold([ref(topic)]))
-        assert planner.still_held()
+        assert not planner.pin([ref(topic)])
+        eventually(lambda: planner.pin([ref(topic)]))
+        assert planner.is_pinned()

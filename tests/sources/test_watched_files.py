@@ -226,10 +226,10 @@ def test_a_plan_is_not_replayed_over_another_file(tmp_path) -> None:
     plan = job.plan()
     assert plan is not None
     job.restart()
-    assert job.planner.gone(plan, {"in": job.state}) == frozenset()
+    assert job.planner.replaced_partitions(plan, {"in": job.state}) == frozenset()
     (job.folder / "1").write_text('{"a": 1}\n{"a": 2}\n')
     with pytest.raises(SourceError, match="it had 9 bytes then and has 18 now"):
-        job.planner.gone(plan, {"in": job.state})
+        job.planner.replaced_partitions(plan, {"in": job.state})
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -265,9 +265,9 @@ def test_a_file_that_is_removed_after_its_epoch_was_planned_is_named(tmp_path, k
         job.commit(plan)
     job.restart()
     with pytest.raises(SourceError, match=r"removed before it was read to its end: an epoch that reads it is planned"):
-        job.planner.gone(plan, {"in": job.state})
+        job.planner.replaced_partitions(plan, {"in": job.state})
     (tmp_path / "elsewhere").rename(job.folder / "1")
-    assert job.planner.gone(plan, {"in": job.state}) == frozenset()
+    assert job.planner.replaced_partitions(plan, {"in": job.state}) == frozenset()
     assert job.commit(plan) == [1]
 
 

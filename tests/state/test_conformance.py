@@ -17,7 +17,7 @@ from joinery_runtime.core.table.segment import encode
 from joinery_runtime.errors import Fenced, IncompatibleState, StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.migrations import unchanged
-from joinery_runtime.state.store import JobRecord, Standing, StateStore
+from joinery_runtime.state.store import JobRecord, OwnershipToken, StateStore
 from joinery_runtime.store_identity import StoreIdentity
 from state.values import DEFINITION, commit_of, live_keys, offsets_of, run_epoch, segment
 
@@ -51,7 +51,7 @@ class TestDrivers:
         assert (record.job, record.generation, record.epoch) == (job, 1, 0)
         assert (record.plan, record.signature, dict(record.offsets), record.segments) == (None, None, {}, ())
         assert (record.definition, record.planned_for_ms) == (None, 0)
-        assert str(uuid.UUID(record.lineage)) == record.lineage
+        assert str(uuid.UUID(record.incarnation)) == record.incarnation
         assert store.record(job) == record
 
     def test_all_who_open_a_store_know_it_by_one_identity(self, driver: Callable[[], StateStore], job: str) -> None:
@@ -229,7 +229,7 @@ class TestPlans:
             with pytest.raises(StateError, match=f"no state of job {job}"):
                 call()
         assert store.record(job) is None
-        assert store.standing(job) is None
+        assert store.ownership(job) is None
         assert store.newest_epoch(job) is None
 
 
@@ -237,27 +237,27 @@ class TestStanding:
     def test_it_follows_generation_epoch_and_plan(self, driver: Callable[[], StateStore], job: str) -> None:
         old, new = driver(), driver()
         record = old.acquire(job)
-        assert new.standing(job) == Standing(1, 0, planned=None)
+        assert new.ownership(job) == OwnershipToken(1, 0, planned=None)
         old.write_plan(job, record.generation, {"epoch": 1}, DEFINITION)
-        assert new.standing(job) == Standing(1, 0, planned=1)
+        assert new.ownership(job) == OwnershipToken(1, 0, planned=1)
         run_epoch(old, record, 1, next_plan={"epoch": 2})
-        assert new.standing(job) == Standing(1, 1, planned=2)
+        assert new.ownership(job) == OwnershipToken(1, 1, planned=2)
         new.acquire(job)
-        assert old.standing(job) == Standing(2, 1, planned=2)
+        assert old.ownership(job) == OwnershipToken(2, 1, planned=2)
         old.create_savepoint(job, "sp")
         old.restore_savepoint(job, "sp")
-        assert old.standing(job) == Standing(3, 2, planned=None)
+        assert old.ownership(job) == OwnershipToken(3, 2, planned=None)
 
     def test_a_deleted_job_has_none(self, store: StateStore, job: str) -> None:
         run_epoch(store, store.acquire(job), 1)
         store.delete_job(job)
-        assert store.standing(job) is None
+        assert store.ownership(job) is None
         store.acquire(job)
-        assert store.standing(job) == Standing(3, 1, planned=None)
+        assert store.ownership(job) == OwnershipToken(3, 1, planned=None)
 
 
 class TestClaims:
-    AT = Standing(1, 0, planned=1)
+    AT = OwnershipToken(1, 0, planned=1)
 
     @pytest.fixture
     def planned(self, store: StateStore, job: str) -> StateStore:
@@ -268,10 +268,10 @@ class TestClaims:
         assert planned.claim(job, self.AT, "0", "a") is None
         assert planned.claim(job, self.AT, "0", "a") == "a"
         assert planned.claim(job, self.AT, "0", "b") == "a"
-        assert planned.claim(job, self.AT, "0", "b", instead_of="c") == "a"
-        assert planned.claim(job, self.AT, "0", "b", instead_of="a") == "b"
-        assert planned.claim(job, self.AT, "0", "a", instead_of="a") == "b"
-        assert planned.claim(job, self.AT, "1", "a", instead_of="a") is None
+        assert planned.claim(job, self.AT, "0", "b", replacing="c") == "a"
+        assert planned.claim(job, self.AT, "0", "b", replacing="a") == "b"
+        assert planned.claim(job, self.AT, "0", "a", replacing="a") == "b"
+        assert planned.claim(job, self.AT, "1", "a", replacing="a") is None
         assert planned.claims(job) == {"0": "b", "1": "a"}
 
     def test_a_claim_whose_owner_was_fenced_is_nobody_s(self, planned: StateStore, job: str) -> None:
@@ -281,9 +281,9 @@ class TestClaims:
             planned.release_claims(job, generation - 1)
         planned.release_claims(job, generation)
         assert planned.claims(job) == {"0": ""}
-        at = Standing(generation, 0, planned=1)
+        at = OwnershipToken(generation, 0, planned=1)
         assert planned.claim(job, at, "0", "b") == ""
-        assert planned.claim(job, at, "0", "b", instead_of="") == "b"
+        assert planned.claim(job, at, "0", "b", replacing="") == "b"
 
     def test_nobody_claims_without_a_plan_for_another_epoch_or_after_a_takeover(
         self, driver: Callable[[], StateStore], job: str
@@ -296,10 +296,10 @@ class TestClaims:
         run_epoch(store, record, 1, next_plan={"epoch": 2})
         with pytest.raises(Fenced, match="gone on"):
             store.claim(job, self.AT, "0", "a")
-        assert store.claim(job, Standing(1, 1, planned=2), "0", "a") is None
+        assert store.claim(job, OwnershipToken(1, 1, planned=2), "0", "a") is None
         driver().acquire(job)
         with pytest.raises(Fenced, match="no longer owns"):
-            store.claim(job, Standing(1, 1, planned=2), "0", "a")
+            store.claim(job, OwnershipToken(1, 1, planned=2), "0", "a")
         assert store.claims(job) == {"0": "a"}
 
     def test_a_commit_removes_them_and_a_dropped_plan_leaves_them_to_the_next_driver(
@@ -310,7 +310,7 @@ class TestClaims:
         assert record is not None
         run_epoch(planned, record, 1, next_plan={"epoch": 2})
         assert planned.claims(job) == {}
-        planned.claim(job, Standing(1, 1, planned=2), "0", "a")
+        planned.claim(job, OwnershipToken(1, 1, planned=2), "0", "a")
         planned.reset_offsets(job, {}, drop_plan=True)
         assert planned.claims(job) == {"0": "a"}
         planned.delete_job(job)
@@ -324,16 +324,16 @@ class TestLineage:
         record = store.acquire(job)
         run_epoch(store, record, 1, ["a"])
         store.create_savepoint(job, "sp")
-        seen = {record.lineage, store.restore_savepoint(job, "sp").lineage}
-        seen |= {store.reset_offsets(job, {"orders": b"1"}).lineage, driver().acquire(job).lineage}
-        assert seen == {record.lineage}
+        seen = {record.incarnation, store.restore_savepoint(job, "sp").incarnation}
+        seen |= {store.reset_offsets(job, {"orders": b"1"}).incarnation, driver().acquire(job).incarnation}
+        assert seen == {record.incarnation}
 
     def test_another_job_and_another_life_have_others(self, store: StateStore, job: str) -> None:
-        lineages = [store.acquire(job).lineage, store.acquire(f"{job}-other").lineage]
+        incarnations = [store.acquire(job).incarnation, store.acquire(f"{job}-other").incarnation]
         for _ in range(2):
             store.delete_job(job)
-            lineages.append(store.acquire(job).lineage)
-        assert len(set(lineages)) == 4
+            incarnations.append(store.acquire(job).incarnation)
+        assert len(set(incarnations)) == 4
 
 
 class TestResetOffsets:
@@ -343,7 +343,7 @@ class TestResetOffsets:
         store.create_savepoint(job, "before")
         anew = segment("new")
         reset = store.reset_offsets(
-            job, {"orders": b"0"}, expected=store.standing(job), replaced=["a"], by=[anew, segment("more")]
+            job, {"orders": b"0"}, expected=store.ownership(job), replaced=["a"], by=[anew, segment("more")]
         )
         assert (reset.generation, reset.epoch, reset.offsets) == (record.generation + 1, 1, {"orders": b"0"})
         assert [meta.key for meta in reset.segments] == ["b", "more", "new"]
@@ -389,17 +389,17 @@ class TestResetOffsets:
 
     def test_offsets_that_were_worked_out_before_the_job_went_on_are_refused(self, store: StateStore, job: str) -> None:
         record = store.acquire(job)
-        seen = store.standing(job)
+        seen = store.ownership(job)
         run_epoch(store, record, 1, offsets={"orders": b"1"})
         before = store.record(job)
         with pytest.raises(StateError, match=r"went on .* generation 1, epoch 0 became generation 1, epoch 1"):
             store.reset_offsets(job, {"orders": b"0"}, expected=seen)
         assert store.record(job) == before
-        seen = store.standing(job)
+        seen = store.ownership(job)
         store.write_plan(job, record.generation, {"epoch": 2}, DEFINITION)
         with pytest.raises(StateError, match=r"epoch 1 became generation 1, epoch 1 with epoch 2 planned"):
             store.reset_offsets(job, {"orders": b"0"}, expected=seen, drop_plan=True)
-        reset = store.reset_offsets(job, {"orders": b"0"}, expected=store.standing(job), drop_plan=True)
+        reset = store.reset_offsets(job, {"orders": b"0"}, expected=store.ownership(job), drop_plan=True)
         assert reset.offsets == {"orders": b"0"}
 
     def test_the_number_of_a_dropped_plan_is_used_up(self, store: StateStore, job: str) -> None:
@@ -844,7 +844,7 @@ class TestStartFrom:
             {"orders": b"2"}, before.signature or {"keys": ["id"]}, DEFINITION,
         )  # fmt: skip
         assert store.read_segments(job, live_keys(store, job)) == {"a": b"blob of a", "b": b"blob of b"}
-        assert record.lineage != before.lineage
+        assert record.incarnation != before.incarnation
         newest = store.newest_epoch(job)
         assert newest is not None
         assert (newest.epoch, newest.plan["epoch"], newest.result) == (2, 2, {"rows": 2})
@@ -931,12 +931,12 @@ class TestRollBack:
         store.migrate(job, record.generation, self.CHAIN, 2)
         plan, definition = {"epoch": 2, "ranges": [[10, 20]]}, {"v": 2}
         store.write_plan(job, record.generation, plan, definition)
-        at = Standing(record.generation, 1, planned=2)
+        at = OwnershipToken(record.generation, 1, planned=2)
         assert store.claim(job, at, "shard-0", "producer-1") is None  # its rows are in Kafka
         store.stage(job, [segment("never committed", epoch=2, version=2)])
         back = store.roll_back(job, "rollout")
         assert (back.plan, back.definition, back.epoch, back.committed) == (plan, definition, 1, 1)
-        assert (back.offsets, back.signature, back.lineage) == ({"orders": b"1"}, {"v": 1}, record.lineage)
+        assert (back.offsets, back.signature, back.incarnation) == ({"orders": b"1"}, {"v": 1}, record.incarnation)
         assert store.claims(job) == {"shard-0": "producer-1"}
         store.write_plan(job, back.generation, plan, definition)  # the same again is no error
         run_epoch(store, back, 2, ["b"], plan=plan)
@@ -1016,7 +1016,7 @@ class TestStartAnew:
         anew = store.start_anew(job, "rollout")
         assert (anew.segments, dict(anew.offsets), anew.signature, anew.definition, anew.plan) == ((), {}, *[None] * 3)
         assert (anew.generation, anew.epoch) == (before.generation + 1, 2)  # rows of epoch 2 may have gone out
-        assert anew.lineage != before.lineage
+        assert anew.incarnation != before.incarnation
         assert store.record(job) == anew
         assert [entry.epoch for entry in store.epochs(job)] == [1]
         assert store.sweep(job, anew.generation) == 0  # the savepoint pins it

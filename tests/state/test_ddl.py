@@ -11,7 +11,7 @@ from joinery_runtime.errors import IncompatibleState, StateError
 from joinery_runtime.state import ddl, postgres
 from joinery_runtime.state.connection import Connection
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import Standing
+from joinery_runtime.state.store import OwnershipToken
 from state.values import live_keys, run_epoch
 
 RELEASED = list(range(1, len(ddl.STEPS) + 1))
@@ -96,7 +96,7 @@ def test_the_schema_is_checked_when_a_store_first_opens_its_connection(
     with pytest.raises(IncompatibleState, match="not this one"):
         store.acquire("job")
     store.acquire("job")
-    store.standing("job")
+    store.ownership("job")
     store.close()
     assert store.record("job") is not None, "a connection after the first one"
     assert checked == [schema, schema], "until it has succeeded once"
@@ -132,10 +132,10 @@ def test_state_of_the_first_release_is_upgraded_and_goes_on(
     assert (record.offsets, [meta.key for meta in record.segments]) == ({"orders": b"41"}, ["a"])
     assert 3_600_000 <= record.planned_for_ms < 3_700_000
     assert store.newest_epoch("running") == store.epochs("running")[0]
-    lineages = {record.lineage, store.acquire("deleted").lineage}
-    assert len(lineages) == 2
+    incarnations = {record.incarnation, store.acquire("deleted").incarnation}
+    assert len(incarnations) == 2
     run_epoch(store, record, 8, ["b"], deletes=["a"])
-    assert store.standing("running") == Standing(4, 8, None)
+    assert store.ownership("running") == OwnershipToken(4, 8, None)
     assert live_keys(store, "running") == ["b"]
     store.close()
 

@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 from joinery_runtime.errors import JoineryError, SinkError, StateError, Unavailable
 from joinery_runtime.postgres_client import connect
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
-from joinery_runtime.sinks.postgres_apart import drop_marks
+from joinery_runtime.sinks.postgres_external import drop_marks
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.table_content import PostgresContent
 from joinery_runtime.state.moving import MovableStore

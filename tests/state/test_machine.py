@@ -17,7 +17,7 @@ from joinery_runtime.errors import StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import EpochRecord, JobRecord, Standing, StateStore, StoredSavepoint
+from joinery_runtime.state.store import EpochRecord, JobRecord, OwnershipToken, StateStore, StoredSavepoint
 from state.values import commit_of, segment
 
 NAMES = ("sp1", "sp2")
@@ -41,9 +41,9 @@ def without_clock(answer: Any) -> Any:
     if isinstance(answer, EpochRecord):
         return replace(answer, committed_at=0)
     if isinstance(answer, StoredSavepoint):
-        return replace(answer, created_at=0, lineage="")
+        return replace(answer, created_at=0, incarnation="")
     if isinstance(answer, JobRecord):
-        return replace(answer, lineage="")  # each store makes its own
+        return replace(answer, incarnation="")  # each store makes its own
     return answer
 
 
@@ -62,7 +62,7 @@ class BothStores(RuleBasedStateMachine):
         self.memory = MemoryStore()
         self.job = f"machine-{next(_lives)}"
         self.keys: list[str] = []
-        self.lineages: set[tuple[str, str]] = set()
+        self.incarnations: set[tuple[str, str]] = set()
         self.past: set[tuple[str, str]] = set()
         self.step = 0
 
@@ -155,7 +155,7 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(offsets=OFFSETS, drop_plan=st.booleans(), looks=st.booleans(), stale=st.sampled_from([0, 0, 1]))
     def reset_offsets(self, offsets: dict[str, bytes], drop_plan: bool, looks: bool, stale: int) -> None:
-        expected = self.memory.standing(self.job) if looks else None
+        expected = self.memory.ownership(self.job) if looks else None
         if expected is not None:
             expected = replace(expected, epoch=expected.epoch - stale)
         self.both(lambda store: store.reset_offsets(self.job, offsets, expected=expected, drop_plan=drop_plan))
@@ -173,8 +173,8 @@ class BothStores(RuleBasedStateMachine):
     def delete_job(self, often: int) -> None:
         if often == 0:
             self.both(lambda store: store.delete_job(self.job))
-            self.past |= self.lineages
-            self.lineages = set()
+            self.past |= self.incarnations
+            self.incarnations = set()
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
@@ -196,19 +196,19 @@ class BothStores(RuleBasedStateMachine):
 
     @invariant()
     def one_lineage_a_life(self) -> None:
-        # A savepoint from before `start_anew` brings its own lineage back; nothing does so after `delete_job`.
+        # A savepoint from before `start_anew` brings its own incarnation back; nothing does so after `delete_job`.
         records = self.memory.record(self.job), self.postgres.record(self.job)
         if records[0] is not None and records[1] is not None:
-            self.lineages.add((records[0].lineage, records[1].lineage))
-            assert len({mine for mine, _ in self.lineages}) == len({other for _, other in self.lineages})
-            assert len({mine for mine, _ in self.lineages}) == len(self.lineages)
-            assert self.lineages.isdisjoint(self.past)
+            self.incarnations.add((records[0].incarnation, records[1].incarnation))
+            assert len({mine for mine, _ in self.incarnations}) == len({other for _, other in self.incarnations})
+            assert len({mine for mine, _ in self.incarnations}) == len(self.incarnations)
+            assert self.incarnations.isdisjoint(self.past)
 
     @invariant()
     def standing_says_what_the_record_says(self) -> None:
-        record, standing = self.memory.record(self.job), self.both(lambda store: store.standing(self.job))
+        record, ownership = self.memory.record(self.job), self.both(lambda store: store.ownership(self.job))
         planned = None if record is None or record.plan is None else record.plan["epoch"]
-        assert standing == (None if record is None else Standing(record.generation, record.epoch, planned))
+        assert ownership == (None if record is None else OwnershipToken(record.generation, record.epoch, planned))
 
 
 def test_both_stores_give_the_same_answers(postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from psycopg import sql
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.errors import Fenced, StateError
 from joinery_runtime.state.moving import MovableStore
-from joinery_runtime.state.store import JobRecord, Standing
+from joinery_runtime.state.store import JobRecord, OwnershipToken
 from state.values import commit_of, live_keys, run_epoch, segment
 
 
@@ -39,7 +39,7 @@ def before(source: MovableStore, job: str) -> JobRecord:
     source.create_savepoint(job, "sp")
     run_epoch(source, record, 2, ["c"], deletes=["a"], offsets={"orders": b"2", "rates": b""}, next_plan={"epoch": 3})
     source.stage(job, [segment("garbage", epoch=3)])
-    source.claim(job, Standing(record.generation, 2, 3), "0", "producer-1")
+    source.claim(job, OwnershipToken(record.generation, 2, 3), "0", "producer-1")
     found = source.record(job)
     assert found is not None
     return found
@@ -91,7 +91,7 @@ def test_a_running_driver_is_fenced_and_none_starts_at_the_old_place(
     ):
         with pytest.raises(StateError, match=r"was moved: it is at .*moved"):
             call()
-    assert source.standing(job) is None
+    assert source.ownership(job) is None
     assert source.claims(job) == {"0": "producer-1"}  # nobody's, and no harm
 
 
@@ -168,7 +168,7 @@ def test_a_zombie_of_a_job_that_was_there_before_stays_fenced(
     for _ in range(5):
         zombie = target.acquire(job)
     target.write_plan(job, zombie.generation, {"epoch": 1}, {})
-    target.claim(job, Standing(zombie.generation, 0, 1), "0", "theirs")
+    target.claim(job, OwnershipToken(zombie.generation, 0, 1), "0", "theirs")
     target.delete_job(job)
     source.move_to(target, job)
     with pytest.raises(Fenced):
@@ -181,7 +181,7 @@ def test_there_and_back_again(source: MovableStore, target: MovableStore, job: s
     run_epoch(target, target.acquire(job), 3, ["d"])
     target.move_to(source, job)
     record = source.acquire(job)
-    assert (record.epoch, record.lineage) == (3, before.lineage)
+    assert (record.epoch, record.incarnation) == (3, before.incarnation)
     assert live_keys(source, job) == ["b", "c", "d"]
     with pytest.raises(StateError, match="was moved"):
         target.acquire(job)
@@ -205,7 +205,7 @@ def test_a_deleted_job_forgets_where_it_was_moved(
     assert source.moved_to(job) is None
     fresh = source.acquire(job)
     assert (fresh.segments, fresh.epoch) == ((), before.epoch + 1)
-    assert fresh.lineage != before.lineage
+    assert fresh.incarnation != before.incarnation
 
 
 def test_nothing_to_move(source: MovableStore, target: MovableStore, job: str) -> None:

@@ -13,7 +13,7 @@ from joinery_runtime.errors import Fenced
 from joinery_runtime.sinks.postgres import PostgresSink, Staging
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.state.postgres import PostgresStore
-from sinks.rows import attempt, takeover
+from sinks.rows import attempt, recovery
 from state.values import commit_of, live_keys, run_epoch, segment
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
@@ -52,7 +52,7 @@ def test_output_tables_behind_a_pooler_and_no_setting_is_left_to_others(pooler: 
         with psycopg.connect(pooler, prepare_threshold=None) as connection:
             sink.in_transaction(connection, epoch, [receipt])
         sink.publish(epoch, [receipt])
-    sink.recover(takeover(generation=2, committed_epoch=EPOCHS))
+    sink.recover(recovery(generation=2, committed_epoch=EPOCHS))
     sink.close()
     with psycopg.connect(postgres_dsn) as connection:
         assert connection.execute("SELECT k, n FROM pooled_output ORDER BY k").fetchall() == [(1, 10), (2, 20)]

@@ -1,7 +1,7 @@
 """`make lint`: checks which modules name a kind of join. Only its own two modules may, and the few that list the kinds.
 
-Everything else asks `Kind` (core) or `StepKind` (job). Otherwise a new kind would need an edit in every module with a
-case per kind, and a forgotten one would fail in production.
+Everything else asks `StepOperator` (core) or `StepKind` (job). Otherwise a new kind would need an edit in every module
+with a case per kind, and a forgotten one would fail in production.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from joinery_runtime.job.join import steps
 
 RUNTIME = Path(__file__).parents[3] / "runtime" / "src" / "joinery_runtime"
 KINDS = (Path("core", "kinds"), Path("job", "kinds"))
-BASES = frozenset({"Kind", "Join", "StepKind"})
+BASES = frozenset({"StepOperator", "Join", "StepKind"})
 # The modules that list the kinds: the fields of a step, the resources, and what users import. SQL has its own syntax
 # for each kind of join, and translates it to fields of the resource.
 LISTS = (

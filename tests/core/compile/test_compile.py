@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from joinery_runtime.core.compile import compile_job, compile_join, stored_columns
-from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement

@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from core.kinds.asof_shard import asof_step
+from core.kinds.as_of_shard import asof_step
 from core.step_runs import ran
-from joinery_runtime.core.kinds import asof, interval
+from joinery_runtime.core.kinds import as_of, interval
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, StateRun, StepWork
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.core.table.sort import find_ranges
 
@@ -31,7 +31,7 @@ def rows_of(step: StepSpec, side: int, keys: range) -> pa.RecordBatch:
     return prepare(intake, DecodedRecords(batch, 0, np.arange(count))).rows
 
 
-@pytest.mark.parametrize("module", [interval, asof])
+@pytest.mark.parametrize("module", [interval, as_of])
 def test_rows_are_searched_only_in_segments_that_may_have_their_key(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +46,7 @@ def test_rows_are_searched_only_in_segments_that_may_have_their_key(
     if module is interval:
         step = replace(step, kind=IntervalJoin(0, 0))
     segments = [rows_of(step, RIGHT, range(ROWS * n, ROWS * (n + 1))) for n in range(SEGMENTS)]
-    kept = [KeptRun(str(n), Run.sort(rows)) for n, rows in enumerate(segments)]
+    kept = [StateRun(str(n), Run.sort(rows)) for n, rows in enumerate(segments)]
     stored = ROWS * SEGMENTS
     arrivals = (rows_of(step, LEFT, range(stored - PARTNERS, stored + ROWS)), None)
     result = ran(step.kind.run(step, StepWork(arrivals, ([], kept), (Horizon(None, 1_000), Horizon()))))

@@ -17,7 +17,7 @@ from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, StateRun, StepWork
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.core.table.sort import Ranges, list_pairs
 
@@ -62,7 +62,7 @@ def found(result: Ran) -> int:
 def test_only_rows_that_are_near_in_time_are_compared(looked_at: list[int], kept: bool) -> None:
     step = step_of(0, 0)
     left, right = rows_of(step, LEFT, HOUR), rows_of(step, RIGHT, HOUR + 10 * SPACING_MS)
-    state = [KeptRun("s", Run.sort(left))] if kept else []
+    state = [StateRun("s", Run.sort(left))] if kept else []
     arrivals = (None, right) if kept else (left, right)
     result = ran(step.kind.run(step, StepWork(arrivals, (state, []), (Horizon(), Horizon()))))
     assert found(result) == result.matches == ROWS - 10
@@ -79,7 +79,7 @@ def test_no_pair_is_compared_where_no_times_fit(looked_at: list[int]) -> None:
 
 def test_the_rows_behind_the_horizon_are_not_compared(looked_at: list[int]) -> None:
     step = step_of(-HOUR * 1_000, HOUR * 1_000)
-    kept = KeptRun("s", Run.sort(rows_of(step, LEFT, HOUR)))
+    kept = StateRun("s", Run.sort(rows_of(step, LEFT, HOUR)))
     newest = HOUR + (ROWS - 3) * SPACING_MS
     arriving = rows_of(step, RIGHT, HOUR).slice(0, 5)
     work = StepWork((None, arriving), ([kept], []), (Horizon(None, newest), Horizon()))

@@ -19,7 +19,7 @@ from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, KeptRun, StepWork, with_flags
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon, StateRun, StepWork, with_flags
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, merge
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
@@ -118,8 +118,8 @@ class Shard:
         kept = (self.kept(LEFT), self.kept(RIGHT))
         return StepWork((arrivals[LEFT], arrivals[RIGHT]), kept, (horizon, horizon), ordered=ordered)
 
-    def kept(self, side: int) -> list[KeptRun]:
-        return [KeptRun(s.key, s.run, s.first, s.flagged) for s in self.segments[side]]
+    def kept(self, side: int) -> list[StateRun]:
+        return [StateRun(s.key, s.run, s.first, s.flagged) for s in self.segments[side]]
 
     def late(self) -> tuple[int, int]:
         return self.last.dropped[LEFT].get("late", 0), self.last.dropped[RIGHT].get("late", 0)

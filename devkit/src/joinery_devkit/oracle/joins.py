@@ -33,7 +33,7 @@ from joinery_devkit.oracle.windows import FixedWindows, SessionWindows, WindowSt
 from joinery_runtime.job import StreamJoin
 
 Watermarks = Mapping[str, int | None]
-Arrivals = Mapping[str, Iterable[Row]]
+SideBatches = Mapping[str, Iterable[Row]]
 Dropped = dict[str, Counter[str]]
 LATE = "late"
 
@@ -97,7 +97,7 @@ class Oracle:
         self._rules.edit(self.steps, [_forgetting(forgotten[number]) for number in range(len(self.steps))])
 
     def epoch(
-        self, watermarks: Watermarks, rows: Arrivals, reached: Mapping[str, int] = MappingProxyType({})
+        self, watermarks: Watermarks, rows: SideBatches, reached: Mapping[str, int] = MappingProxyType({})
     ) -> EpochExpectation:
         """Replays one epoch. `watermarks` are its plan's (None: not known yet), `rows` the readable rows per input.
         `reached` are the times up to which its plan says that inputs of an as-of join were read, where they are

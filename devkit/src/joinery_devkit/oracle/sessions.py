@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time, as_time
-from joinery_devkit.oracle.joins import LATE, Arrivals, EpochExpectation, Watermarks
+from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.rows import END, Row
 from joinery_devkit.oracle.session_rows import Arrived, Output, SessionShape
 from joinery_runtime.job import SessionWindow
@@ -76,7 +76,7 @@ class SessionOracle:
         self._gap, self._cap = shape.job.sessions.gap, spec.max_duration
         self._lateness, self._drops = spec.allowed_lateness, spec.late_data != "reopen"
 
-    def epoch(self, watermarks: Watermarks, rows: Arrivals) -> EpochExpectation:
+    def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`."""
         self._epoch += 1
         (name,) = self.inputs

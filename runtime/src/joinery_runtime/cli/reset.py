@@ -28,8 +28,8 @@ from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Input, Job, KafkaInput, format_time
 from joinery_runtime.job.model.wording import counted, linked
 from joinery_runtime.sources.history import of_files
-from joinery_runtime.sources.kafka_client import Cluster
 from joinery_runtime.sources.kafka_metadata import KafkaMetadata
+from joinery_runtime.sources.kafka_settings import Cluster
 from joinery_runtime.state.store import JobRecord
 
 DRY_RUN = "Dry run: nothing was changed."
@@ -62,7 +62,7 @@ def reset_command(
             say(DRY_RUN)
         else:
             states = {name: reset.state.to_bytes()}
-            opened.store.reset_offsets(record.job, states, expected=record.standing, drop_plan=drop_planned)
+            opened.store.reset_offsets(record.job, states, expected=record.ownership, drop_plan=drop_planned)
             say(DONE)
 
 
@@ -78,7 +78,7 @@ def drop_plan_command(job: Job, *, dry_run: bool, say: Callable[[str], None]) ->
         if dry_run:
             say(DRY_RUN)
             return
-        opened.store.reset_offsets(record.job, {}, expected=record.standing, drop_plan=True)
+        opened.store.reset_offsets(record.job, {}, expected=record.ownership, drop_plan=True)
         say(DONE)
 
 
@@ -104,7 +104,7 @@ def reset_watermark_command(
         opened.store.reset_offsets(
             record.job,
             lowered.offsets(record),
-            expected=record.standing,
+            expected=record.ownership,
             drop_plan=drop_planned,
             replaced=lowered.replaced,
             by=lowered.written,

@@ -22,7 +22,7 @@ from joinery_runtime.cli.state import durable, open_also_moved, record_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun
+from joinery_runtime.core.pipeline.step import Horizon, StateRun
 from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS, partitions_of
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
@@ -106,7 +106,7 @@ def _by_types(job: Job, read: Callable[..., pl.DataFrame]) -> pl.DataFrame:
 def _held_words(job: Job, record: JobRecord) -> str | None:
     """In words, which rows of this life of the job `output` does not show yet; None if there are none."""
     file = job.spec.output.file
-    parts = held_parts(Path(file.path), life_of(record.lineage)) if file is not None else []
+    parts = held_parts(Path(file.path), life_of(record.incarnation)) if file is not None else []
     if not parts:
         return None
     rows, since = sum(part.rows for part in parts), parts[0].epoch
@@ -203,15 +203,15 @@ def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> p
     for key in sorted(meta.key for meta in record.segments if meta.part == spec.part):
         rows = runs[key].batch
         flagged = flagged_rows(rows, key, flags) if spec.flags else None
-        kept = KeptRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
+        kept = StateRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
         live = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
         batches.append(_shown(spec, live))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
-    batches.append(_shown(spec, KeptRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
+    batches.append(_shown(spec, StateRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
     return pl.concat([pl.DataFrame(batch) for batch in batches])
 
 
-def _shown(spec: SideSpec, kept: KeptRun) -> pa.RecordBatch:
+def _shown(spec: SideSpec, kept: StateRun) -> pa.RecordBatch:
     """The user's columns, with the event time, where the row was read and whether it had a match; for sessions, groups
     and times. If the user has a column of such a name, the user's stays."""
     batch, times = kept.run.batch, pa.timestamp("ms", "UTC")

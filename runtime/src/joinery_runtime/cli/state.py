@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.describe import Outlook
+from joinery_runtime.core.pipeline.describe import EpochTimes
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import InputTime, Watermark
@@ -184,9 +184,9 @@ class NextEpoch:
         return {name: time.watermark for name, time in self.times.items()}
 
     @property
-    def outlook(self) -> Outlook:
+    def epoch_times(self) -> EpochTimes:
         reached = {name: time.reached for name, time in self.times.items()}
-        return Outlook(self.watermarks, self.horizons, reached)
+        return EpochTimes(self.watermarks, self.horizons, reached)
 
     def horizon(self, part: str) -> Watermark:
         return self.horizons[part].current

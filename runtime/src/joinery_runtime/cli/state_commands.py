@@ -306,7 +306,9 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
         record = None if moved else store.record(job.name)
         if yes:
             store.delete_job(job.name)
-            if not moved and (remaining := forget_output(job, store, record.lineage if record is not None else None)):
+            if not moved and (
+                remaining := forget_output(job, store, record.incarnation if record is not None else None)
+            ):
                 print(f"joinery: {remaining}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)

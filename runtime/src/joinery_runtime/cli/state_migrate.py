@@ -159,6 +159,10 @@ def _done(record: JobRecord, *, anew: bool) -> Callable[[StoredSavepoint], bool]
     chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
 
     def done(pin: StoredSavepoint) -> bool:
-        return pin.lineage != record.lineage if anew else is_automatic(pin.name) and not outdated(record, chain, target)
+        return (
+            pin.incarnation != record.incarnation
+            if anew
+            else is_automatic(pin.name) and not outdated(record, chain, target)
+        )
 
     return done

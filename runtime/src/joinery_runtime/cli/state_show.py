@@ -16,7 +16,7 @@ from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
-from joinery_runtime.core.pipeline.describe import Outlook, Shown, StoredRows
+from joinery_runtime.core.pipeline.describe import EntryView, EpochTimes, StoredRows
 from joinery_runtime.core.pipeline.sides import FLAGS, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
@@ -31,7 +31,7 @@ from joinery_runtime.state.store import JobRecord, StateReader
 
 
 @dataclass(frozen=True, slots=True)
-class ShownStep:
+class StepView:
     """What one step (1 is the first) keeps of the key."""
 
     step: int
@@ -40,7 +40,7 @@ class ShownStep:
     segments_read: int
     counted: str
     """How much of the `rows` is kept; the others have left."""
-    rows: Sequence[Shown]
+    rows: Sequence[EntryView]
 
     @property
     def left(self) -> int:
@@ -57,13 +57,13 @@ class ShownStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownKey:
+class KeyView:
     job: str
     epoch: int
     watermarks: Mapping[str, Watermark]
-    steps: Sequence[ShownStep]
+    steps: Sequence[StepView]
 
-    def of_kept(self) -> ShownKey:
+    def of_kept(self) -> KeyView:
         """Leave out what has left the state and is only stored."""
         steps = [replace(step, rows=[row for row in step.rows if not row.left]) for step in self.steps]
         return replace(self, steps=steps)
@@ -89,7 +89,7 @@ class ShownKey:
 
 def show(
     job: Job, store: StateReader, texts: Sequence[str], step: int | None = None, pipeline: Pipeline | None = None
-) -> ShownKey:
+) -> KeyView:
     """Finds what is kept for a key. `texts` are COLUMN=VALUE, one for each column of the key. `step` (1 is the first)
     restricts the search to one step. `pipeline` is the compiled job, if the caller has it. Raises JoineryError, which
     says what is wrong with the texts."""
@@ -101,7 +101,7 @@ def show(
     )
     after = NextEpoch.of(pipeline, record)
     shown = [_shown(after, record, runs, step, key) for step, key in wanted]
-    return ShownKey(job.name, record.committed, after.watermarks, shown)
+    return KeyView(job.name, record.committed, after.watermarks, shown)
 
 
 def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
@@ -110,16 +110,16 @@ def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
     return meta.part in parts and meta.hash_min <= key.hash <= meta.hash_max
 
 
-def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> ShownStep:
+def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> StepView:
     segments = [(meta, runs[meta.key]) for meta in record.segments if may_have(step, key, meta)]
-    rows = kept_of(step, key, segments, after.outlook)
+    rows = kept_of(step, key, segments, after.epoch_times)
     counted = step.kind.count_text([row for row in rows if not row.left])
-    return ShownStep(step.number + 1, key.shown, key.hash, len(segments), counted, rows)
+    return StepView(step.number + 1, key.shown, key.hash, len(segments), counted, rows)
 
 
 def kept_of(
-    step: StepSpec, key: StepKey, segments: Sequence[tuple[SegmentMeta, Run]], outlook: Outlook
-) -> Sequence[Shown]:
+    step: StepSpec, key: StepKey, segments: Sequence[tuple[SegmentMeta, Run]], epoch_times: EpochTimes
+) -> Sequence[EntryView]:
     """Returns the rows or sessions of the key in these live segments."""
     flags = [run.batch for meta, run in segments if meta.part.endswith(FLAGS)]
     stored = []
@@ -129,7 +129,7 @@ def kept_of(
                 numbers = _numbers(spec, key.values[side], run.rows_in(HashRange(key.hash, key.hash)), run.batch)
                 flagged = flagged_rows(run.batch, meta.key, flags)[numbers]
                 stored.append(StoredRows(side, stored_rows(spec, run.batch.take(pa.array(numbers))), flagged))
-    return step.kind.shown(step, stored, outlook, rows_to_json)
+    return step.kind.shown(step, stored, epoch_times, rows_to_json)
 
 
 def _numbers(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:

@@ -20,7 +20,7 @@ from joinery_runtime.core.table.columns import FLAG, ROW, SEGMENT
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.job_state import live_segments
-from joinery_runtime.engine.limits import Cap
+from joinery_runtime.engine.limits import StateQuota
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted
@@ -56,14 +56,14 @@ class SideStats:
         return f"{what} ({', '.join(self.inputs)})"
 
 
-def side_stats(after: NextEpoch, record: JobRecord, totals: Totals, caps: Mapping[str, Cap]) -> list[SideStats]:
+def side_stats(after: NextEpoch, record: JobRecord, totals: Totals, caps: Mapping[str, StateQuota]) -> list[SideStats]:
     live = live_segments(record)
     return [
         _side(after, part, live, totals.parts.get(part, PartTotals()), caps[part]) for part in after.pipeline.parts()
     ]
 
 
-def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: PartTotals, cap: Cap) -> SideStats:
+def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: PartTotals, cap: StateQuota) -> SideStats:
     step, side = after.pipeline.side(part)
     spec, horizon = step.sides[side], after.horizon(part)
     size = StateSize.by_part(live, after.pipeline.parts())[part]
@@ -167,7 +167,7 @@ def stats(job: Job, store: StateStore) -> Stats:
     totals = Totals.of(newest.result if newest is not None else {})
     place, version = (store.location, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
     sides = side_stats(after, record, totals, state_limits(job).caps)
-    summary = None if rows is None else step.kind.summary(step, rows, after.outlook)
+    summary = None if rows is None else step.kind.summary(step, rows, after.epoch_times)
     pins = store.savepoints(job.name)
     return Stats(record, after.watermarks, sides, pins, place, version, summary, totals.after_eviction)
 

@@ -17,8 +17,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from joinery_runtime.cli.output_diff import OutputDiff
 from joinery_runtime.cli.row_differences import RowComparison
-from joinery_runtime.cli.whole_output import WholeOutput
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
@@ -74,8 +74,8 @@ class Verdict:
             "late": late,
         }
 
-    def learn_late(self, epoch: int, standing: Iterable[LateInput]) -> None:
-        for each in standing:
+    def learn_late(self, epoch: int, ownership: Iterable[LateInput]) -> None:
+        for each in ownership:
             if each.input not in self.late or each.share > self.late[each.input][1].share:
                 self.late[each.input] = epoch, each
 
@@ -142,8 +142,8 @@ def verify(
                 _expect(wholes, replayed)
             late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
-                verdict.learn_late(entry.epoch, late.standing.values())
-                _judge(job, entry, receipts, replayed, verdict, life_of(record.lineage))
+                verdict.learn_late(entry.epoch, late.ownership.values())
+                _judge(job, entry, receipts, replayed, verdict, life_of(record.incarnation))
         if any(not whole.content.exact for whole in wholes) and (pending := _pending(job, record, entries)) is not None:
             _expect(wholes, replay.run(pending))
         _compare(job, wholes, verdict, course)
@@ -164,18 +164,18 @@ def _contents(
         found = store.newest_epoch(job.name)
         return 0 if found is None else found.epoch
 
-    output = output_content(job, database, record.lineage, now, certain)
+    output = output_content(job, database, record.incarnation, now, certain)
     dead = dead_letter_content(job, now)
     return [(name, each) for name, each in (("output", output), ("dead letters", dead)) if each is not None]
 
 
-def _whole(job: Job, name: str, content: Content, folder: Path) -> WholeOutput:
+def _whole(job: Job, name: str, content: Content, folder: Path) -> OutputDiff:
     folder.mkdir()
     sides = [side.time for side in compile_job(job).last.sides]
-    return WholeOutput(name, content, folder, sides, in_order=not isinstance(job, StreamJoin))
+    return OutputDiff(name, content, folder, sides, in_order=not isinstance(job, StreamJoin))
 
 
-def _asked(job: Job, course: Replayable, first: int | None, last: int | None, wholes: Sequence[WholeOutput]) -> Verdict:
+def _asked(job: Job, course: Replayable, first: int | None, last: int | None, wholes: Sequence[OutputDiff]) -> Verdict:
     """Decides which epochs are judged, as an empty verdict."""
     entries, begin = course.entries, _since(job, course)
     newest = min([entries[-1].epoch, *(whole.content.complete_to for whole in wholes)])
@@ -231,7 +231,7 @@ def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> Epo
     return plan if plan.epoch > entries[-1].epoch and same else None
 
 
-def _expect(wholes: Sequence[WholeOutput], replayed: ReplayedEpoch) -> None:
+def _expect(wholes: Sequence[OutputDiff], replayed: ReplayedEpoch) -> None:
     for whole in wholes:
         if whole.name == "output":
             whole.expect(replayed.epoch, replayed.rows, any_of_key=replayed.plan.format < JUDGED_BY_CLOCK)
@@ -259,7 +259,7 @@ def _judge(
         verdict.compared.dead_letters(replayed, letters)
 
 
-def _compare(job: Job, wholes: Sequence[WholeOutput], verdict: Verdict, course: Replayable) -> None:
+def _compare(job: Job, wholes: Sequence[OutputDiff], verdict: Verdict, course: Replayable) -> None:
     since = _since(job, course)
     alone = course.record is None and since == 1
     topics = _topics(job)

@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
-from joinery_runtime.cli.state_show import ShownKey, kept_of, may_have, show
+from joinery_runtime.cli.state_show import KeyView, kept_of, may_have, show
 from joinery_runtime.cli.why_outcomes import (
     LATER_RULES,
     RULES,
+    InitialState,
     JoinedRows,
-    KeptBefore,
     RecordOutcome,
     RecordOutcomes,
     WaitingRows,
@@ -38,8 +38,8 @@ from joinery_runtime.cli.why_outcomes import (
 from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.base import Join
-from joinery_runtime.core.pipeline.describe import Outlook, Span
-from joinery_runtime.core.pipeline.spec import Kind, Pipeline
+from joinery_runtime.core.pipeline.describe import EpochTimes, Span
+from joinery_runtime.core.pipeline.spec import Pipeline, StepOperator
 from joinery_runtime.core.pipeline.step import CLOSING, FIRST_TIME, LAST_TIME, ORDER_COLUMNS, PARTNER, PHASE, Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
@@ -154,7 +154,7 @@ class Answer:
     job: str
     epochs: tuple[int, int]  # the first and the last epoch that were run again
     records: Sequence[Explained]
-    kept: ShownKey | None  # what the state still has of the key; None: the record has no key
+    kept: KeyView | None  # what the state still has of the key; None: the record has no key
     omitted: int = 0  # records of the key that are not explained
     savepoint: str = ""  # with whose state the first epoch began; "": it began with an empty state
     unjudged: int = 0  # other records of the key that count as taken, though they may have been dropped
@@ -222,10 +222,10 @@ def why(
     stored = _begins_with(course, store, pipeline, steps)
     comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
     explained = [comparison.of(each) for each in records]
-    outlook = _after(job, pipeline, store, plans[-1] if last is not None else None)
-    before, spans, handed_on = KeptBefore(pipeline, stored), comparison.spans, comparison.handed_on
+    epoch_times = _after(job, pipeline, store, plans[-1] if last is not None else None)
+    before, spans, handed_on = InitialState(pipeline, stored), comparison.spans, comparison.handed_on
     outcomes = RecordOutcomes(
-        pipeline, inputs, gathered.batches, plans, outlook, comparison.reason, before, spans, handed_on
+        pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, handed_on
     )
     explained = [
         each
@@ -255,10 +255,10 @@ def _begins_with(
     return course.stored(store, wanted)
 
 
-def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> Outlook:
+def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> EpochTimes:
     """What the next epoch will close, or what epoch `last`, where the answer ends, has closed."""
     if last is None:
-        return NextEpoch.of(pipeline, record_of(job, store)).outlook
+        return NextEpoch.of(pipeline, record_of(job, store)).epoch_times
     return outlook_of(pipeline, last)
 
 
@@ -420,7 +420,7 @@ class _Comparison:
                     part: Horizon(floors.get(part), floors.get(part)) for part in horizons_of(self._pipeline, plan)
                 }
                 segments = replay.kept(partial(may_have, step, key))
-                shown = kept_of(step, key, segments, Outlook(plan.watermarks, closed))
+                shown = kept_of(step, key, segments, EpochTimes(plan.watermarks, closed))
                 self.spans[plan.epoch] = step.kind.spans(shown)
 
     def _dropped(self, place: Place, epoch: int, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
@@ -488,7 +488,7 @@ def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, 
     return found
 
 
-def _holds(table: pa.Table, kind: Kind, side: int, record: FoundRecord, numbered: int) -> np.ndarray:
+def _holds(table: pa.Table, kind: StepOperator, side: int, record: FoundRecord, numbered: int) -> np.ndarray:
     """bool[n]: which rows the record of a side is part of. `numbered` is PARTITION of the record."""
     order = {name: table[name].to_numpy() for name in ORDER_COLUMNS}
     if kind.merges_rows:

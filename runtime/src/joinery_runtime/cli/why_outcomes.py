@@ -1,5 +1,6 @@
 """What `joinery why` says about a record that was taken: whether the state still has it, and which record of another
-input came nearest to meeting it. Each kind of step answers by its own rules (`Kind.is_evicted`, `Join.misses`)."""
+input came nearest to meeting it. Each kind of step answers by its own rules (`StepOperator.is_evicted`,
+`Join.misses`)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from joinery_runtime.cli.why_records import FoundRecord, Place
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.describe import Outlook, Span, TakenRow
+from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, Span
 from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, SideSpec, stored_rows
@@ -66,8 +67,8 @@ def horizons_of(pipeline: Pipeline, plan: EpochPlan) -> Horizons:
     return plan.horizons or times.horizons(pipeline, plan.times, {})
 
 
-def outlook_of(pipeline: Pipeline, plan: EpochPlan) -> Outlook:
-    return Outlook(plan.watermarks, horizons_of(pipeline, plan), plan.reached)
+def outlook_of(pipeline: Pipeline, plan: EpochPlan) -> EpochTimes:
+    return EpochTimes(plan.watermarks, horizons_of(pipeline, plan), plan.reached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class JoinedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBefore:
+class InitialState:
     """The state with which the first of the epochs began; `stored` None: it was empty."""
 
     pipeline: Pipeline
@@ -268,9 +269,9 @@ def _partition(name: str, numbered: int, offset: int, state: InputState) -> Part
 
 class RecordOutcomes:
     """Works out what became of records. `batches` are the records that may have met each other, with their epochs;
-    `outlook` is that of the epoch after the last plan. `dropped` says which records were not taken, `before` what was
-    there before the first of the plans. `spans`, for kinds of steps that merge rows, is what the rows of the key had
-    become after each epoch. `joined` has the rows that steps have handed on."""
+    `epoch_times` is that of the epoch after the last plan. `dropped` says which records were not taken, `before` what
+    was there before the first of the plans. `spans`, for kinds of steps that merge rows, is what the rows of the key
+    had become after each epoch. `joined` has the rows that steps have handed on."""
 
     def __init__(
         self,
@@ -278,13 +279,13 @@ class RecordOutcomes:
         decoders: InputAccess,
         batches: Mapping[PartitionRef, Sequence[tuple[int, RawBatch]]],
         plans: Sequence[EpochPlan],
-        outlook: Outlook,
+        epoch_times: EpochTimes,
         dropped: Reason,
-        before: KeptBefore,
+        before: InitialState,
         spans: Mapping[int, Sequence[Span]],
         joined: JoinedRows,
     ) -> None:
-        self._pipeline, self._plans, self._outlook, self._dropped = pipeline, plans, outlook, dropped
+        self._pipeline, self._plans, self._outlook, self._dropped = pipeline, plans, epoch_times, dropped
         self._before, self._spans, self._joined = before, spans, joined
         self._decoders, self._batches = decoders, batches
         self._read: dict[str, _Rows | None] = {}
@@ -316,9 +317,9 @@ class RecordOutcomes:
             if plan.epoch < epoch:
                 continue
             row = _taken(side, own, near, max(plan.epoch, epoch + 1))
-            outlook = outlook_of(self._pipeline, plan)
-            if kind.is_evicted(step, row, outlook):
-                return Retention(plan.epoch, kind.leaves_when(step, row, outlook), rule)
+            epoch_times = outlook_of(self._pipeline, plan)
+            if kind.is_evicted(step, row, epoch_times):
+                return Retention(plan.epoch, kind.leaves_when(step, row, epoch_times), rule)
         return self._still_kept(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
 
     def _merged_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Retention:
@@ -328,10 +329,10 @@ class RecordOutcomes:
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
-            outlook = outlook_of(self._pipeline, plan)
-            row = TakenRow(side, last, np.array([last]))
-            gone = Retention(plan.epoch, kind.leaves_when(step, row, outlook), kind.leaves_by(side))
-            if plan.epoch > epoch and kind.is_evicted(step, row, outlook):
+            epoch_times = outlook_of(self._pipeline, plan)
+            row = AcceptedRow(side, last, np.array([last]))
+            gone = Retention(plan.epoch, kind.leaves_when(step, row, epoch_times), kind.leaves_by(side))
+            if plan.epoch > epoch and kind.is_evicted(step, row, epoch_times):
                 return gone
             if plan.epoch in self._spans:
                 having = [span for span in self._spans[plan.epoch] if span.start <= ts <= span.last]
@@ -341,18 +342,18 @@ class RecordOutcomes:
                 if span.ended:
                     return Retention(plan.epoch, span.ended, span.ended_by)
                 last = span.last
-        return self._still_kept(step, side, TakenRow(side, last, np.array([last])))
+        return self._still_kept(step, side, AcceptedRow(side, last, np.array([last])))
 
     def waiting(self, rows: Mapping[str, Sequence[int]]) -> list[WaitingRows]:
         """The joined rows that later steps keep; `rows` are their event times, by part of the state."""
         found = []
         for part, times_of in sorted(rows.items()):
             step, side = self._pipeline.side(part)
-            retention = self._still_kept(step, side, TakenRow(side, max(times_of), np.array([max(times_of)])))
+            retention = self._still_kept(step, side, AcceptedRow(side, max(times_of), np.array([max(times_of)])))
             found.append(WaitingRows(step.number + 1, len(times_of), retention.words, retention.rule))
         return found
 
-    def _still_kept(self, step: StepSpec, side: int, row: TakenRow) -> Retention:
+    def _still_kept(self, step: StepSpec, side: int, row: AcceptedRow) -> Retention:
         """How long a row stays that is in the state after the last plan."""
         words = step.kind.leaves_when(step, row, self._outlook)
         if step.kind.is_evicted(step, row, self._outlook):
@@ -498,7 +499,7 @@ def _same(step: StepSpec, own: Selection, rows: _Rows) -> np.ndarray:
     return np.flatnonzero(rows.batch.column(HASH).to_numpy() == own.numbers(HASH)[0])
 
 
-def _taken(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarray]], before: int) -> TakenRow:
+def _taken(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarray]], before: int) -> AcceptedRow:
     """The row, together with the rows of its key that had arrived before an epoch."""
     (ts,) = own.numbers(TS).tolist()
     place, times, newer = _order(own)[0], [np.array([ts])], list[int]()
@@ -507,7 +508,7 @@ def _taken(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarra
         times.append(there.numbers(TS))
         if other == side:
             newer += [each[0] for each in _order(there) if each > place]
-    return TakenRow(side, ts, np.sort(np.concatenate(times)), min(newer, default=None))
+    return AcceptedRow(side, ts, np.sort(np.concatenate(times)), min(newer, default=None))
 
 
 def _order(rows: Selection) -> list[tuple[int, int, int]]:

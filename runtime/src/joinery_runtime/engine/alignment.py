@@ -91,7 +91,7 @@ def _aligned(known: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     return {b.partition: int(count) for b, count in zip(known, taken, strict=True) if count}
 
 
-class Densities(Generic[P]):
+class EventTimeRates(Generic[P]):
     """Records per millisecond of event time, per partition, as a moving average over epochs."""
 
     SMOOTHING = 0.5

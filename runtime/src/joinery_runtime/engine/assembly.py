@@ -13,7 +13,7 @@ from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity
-from joinery_runtime.engine.limits import Cap, StateLimits
+from joinery_runtime.engine.limits import StateLimits, StateQuota
 from joinery_runtime.engine.planner import PlanSettings
 from joinery_runtime.job import Job, definition, definition_hash, signature
 
@@ -43,7 +43,7 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
 
 def state_limits(job: Job) -> StateLimits:
     caps = {
-        part: Cap(of.max_records, of.max_state_bytes, pauses=of.on_limit == "pause")
+        part: StateQuota(of.max_records, of.max_state_bytes, pauses=of.on_limit == "pause")
         for parts, of in job.limits.items()
         for part in parts
     }

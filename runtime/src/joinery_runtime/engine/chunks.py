@@ -47,7 +47,7 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None,
             yield batch.slice(first, at_once)
 
 
-class MadeRows(Generic[T]):
+class ReplayableBatches(Generic[T]):
     """Rows for a sink (`sinks.base.Rows`), made on demand and made again for each new read. `make` yields the batches
     and then returns a result, which `result` hands out."""
 

@@ -48,11 +48,11 @@ from joinery_runtime.errors import (
     Unavailable,
 )
 from joinery_runtime.job import PeriodicSavepoints, definition_hash
-from joinery_runtime.sinks.base import Receipt, Sink, Takeover
+from joinery_runtime.sinks.base import Receipt, RecoveryContext, Sink
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
 from joinery_runtime.state.savepoints import save_if_due
-from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord, Standing
+from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord, OwnershipToken
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -124,7 +124,7 @@ class Driver:
         # About the pending plan: whether it may be old, its partitions whose topic was replaced by another one, and
         # whether a smaller plan may take its place, since nothing of it is visible.
         self._recheck = False
-        self._gone: frozenset[PartitionRef] = frozenset()
+        self._replaced_partitions: frozenset[PartitionRef] = frozenset()
         self._may_shrink = True
         # Whether the next plan has to look for another job of this name that writes to the output.
         self._check_for_duplicate_name = False
@@ -202,7 +202,7 @@ class Driver:
                 facts="it was edited while this driver started",
                 todo="Start it again",
             )
-        self._parts.planner.release({})
+        self._parts.planner.unpin({})
         store.sweep(name, record.generation)
         newest = store.newest_epoch(name)
         self.state = JobState.of(self._pipeline, record, newest)
@@ -214,18 +214,18 @@ class Driver:
         """Recovers the sinks. Returns whether rows of the pending epoch are visible."""
         visible = False
         store = self._parts.store
-        takeover = takeover_of(record, newest, store.claims(record.job), store.identity(), self._identity.warn)
+        recovery = takeover_of(record, newest, store.claims(record.job), store.identity(), self._identity.warn)
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # Output of an earlier definition of the job has been published under that definition (`hosts.run`). Without
             # a signature the job was started anew, and what it wrote before is no longer its own.
             if newest is not None and record.signature is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
             try:
-                visible |= sink.recover(takeover)
+                visible |= sink.recover(recovery)
             except SinkError:
                 self._require_ownership()  # a driver that slept may take a newer driver's output for an error
                 raise
-        if takeover.claims:
+        if recovery.claims:
             store.release_claims(record.job, record.generation)
         return visible
 
@@ -284,11 +284,11 @@ class Driver:
         else:
             plan = self.state.pending
             if self._recheck:
-                self._gone = planner.gone(plan, self.state.inputs)
-        if not planner.hold(ref for ref in plan.partitions if ref not in self._gone):
+                self._replaced_partitions = planner.replaced_partitions(plan, self.state.inputs)
+        if not planner.pin(ref for ref in plan.partitions if ref not in self._replaced_partitions):
             self._recheck = True
             return None
-        self._work(plan).reach("planned")
+        self._work(plan).failpoint("planned")
         return plan
 
     def _new_plan(self, state: JobState, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
@@ -350,8 +350,8 @@ class Driver:
         )
 
     def _require_ownership(self) -> None:
-        standing = self._parts.store.standing(self._identity.name)
-        if standing is None or standing.generation != self.generation:
+        ownership = self._parts.store.ownership(self._identity.name)
+        if ownership is None or ownership.generation != self.generation:
             raise self._taken_over()
 
     # --- run --------------------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ class Driver:
         """Drops the pending plan, of which nothing is visible: its replay would read the same records again, whatever
         has come since. Takes the next generation, so this driver is fenced."""
         self._require_ownership()
-        planned = Standing(self.generation, plan.epoch - 1, plan.epoch)
+        planned = OwnershipToken(self.generation, plan.epoch - 1, plan.epoch)
         self._parts.store.reset_offsets(self._identity.name, {}, expected=planned, drop_plan=True)
 
     def _work(self, plan: EpochPlan) -> EpochWork:
@@ -390,8 +390,8 @@ class Driver:
             plan=plan,
             segments=state.needed_by(plan),
             fault=self._fault,
-            lineage=state.lineage,
-            gone=self._gone,
+            incarnation=state.incarnation,
+            gone=self._replaced_partitions,
             allowed=allowed,
             merge_all=self._parts.planner.limits.capped,
             careful=self._is_deadly(plan),
@@ -431,12 +431,12 @@ class Driver:
             result["definition"] = dict(self._identity.definition)
         self._seal(plan.epoch, result, last=last)
         work = self._work(plan)
-        work.reach("before-commit")
+        work.failpoint("before-commit")
         self._write(self._epoch_commit(plan, outcome, after, result))
-        planner.release(after.inputs)
-        work.reach("after-commit")
+        planner.unpin(after.inputs)
+        work.failpoint("after-commit")
         self._publish(plan.epoch, result)
-        self.state, self._recheck, self._gone, self._may_shrink = after, False, frozenset(), True
+        self.state, self._recheck, self._replaced_partitions, self._may_shrink = after, False, frozenset(), True
         self._check_for_duplicate_name = plan.checkpoint
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
@@ -453,7 +453,7 @@ class Driver:
             parts=sizes,
             totals=after.totals,
             hot_keys=hot_keys,
-            input_warnings=self._input_warnings.standing,
+            input_warnings=self._input_warnings.ownership,
             warnings=warnings,
             backlog=planner.status.backlog,
             held=self.held,
@@ -465,7 +465,7 @@ class Driver:
         return replace(
             report,
             disorder=disorder_of(outcome, before.inputs),
-            late_warnings={name: warning.words for name, warning in self._late_rows.standing.items()},
+            late_warnings={name: warning.words for name, warning in self._late_rows.ownership.items()},
             warnings=(
                 *report.warnings,
                 *(warning.words for warning in late),
@@ -533,9 +533,9 @@ class Driver:
         ones: only then may the input be committed."""
         planner = self._parts.planner
         with self._in_its_groups():
-            if self._gone_now(plan) == self._gone and planner.still_held():
+            if self._gone_now(plan) == self._replaced_partitions and planner.is_pinned():
                 return
-        planner.release({})
+        planner.unpin({})
         self._recheck = True
         raise PartitionsLost(
             f"Epoch {plan.epoch} has lost partitions that it reads",
@@ -545,11 +545,11 @@ class Driver:
 
     def _gone_now(self, plan: EpochPlan) -> frozenset[PartitionRef]:
         try:
-            return self._parts.planner.gone(plan, self.state.inputs)
+            return self._parts.planner.replaced_partitions(plan, self.state.inputs)
         except DataLoss:
             raise
         except SourceError:
-            return self._gone  # the broker no longer answers, but this epoch's work is done
+            return self._replaced_partitions  # the broker no longer answers, but this epoch's work is done
 
 
 def takeover_of(
@@ -558,14 +558,14 @@ def takeover_of(
     claims: Mapping[str, str],
     store: StoreIdentity,
     warn: Callable[[str], None],
-) -> Takeover:
+) -> RecoveryContext:
     """What a driver that begins with this record tells its sinks; `newest` is its newest committed epoch."""
     pending = record.plan if next_action(record) is Action.REPLAY else None
-    return Takeover(
+    return RecoveryContext(
         generation=record.generation,
         committed_epoch=record.epoch,
         store=store,
-        lineage=record.lineage,
+        incarnation=record.incarnation,
         claims=claims,
         shards=newest.plan["shards"] if newest is not None else 0,
         pending=pending["epoch"] if pending is not None else None,

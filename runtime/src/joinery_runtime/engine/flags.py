@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.pipeline.step import KeptRun
+from joinery_runtime.core.pipeline.step import StateRun
 from joinery_runtime.core.table.columns import FLAG, FLAGS_SCHEMA, HASH, ROW, SEGMENT, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, first_key
 from joinery_runtime.engine.cache import SegmentCache
@@ -71,13 +71,13 @@ def _grouped(flags: pa.RecordBatch) -> dict[str, np.ndarray]:
     return dict(zip(keys.tolist(), pieces, strict=True))
 
 
-def flags_run(kept: Iterable[KeptRun], found: Mapping[str, np.ndarray]) -> Run | None:
+def flags_run(kept: Iterable[StateRun], found: Mapping[str, np.ndarray]) -> Run | None:
     """Makes a flag segment. `found` has row numbers by segment, and `kept` holds the rows of these segments."""
     batches = [_flags_of(run, found[run.segment]) for run in kept if run.segment in found]
     return Run.sort(concat(batches)) if batches else None
 
 
-def _flags_of(kept: KeptRun, numbers: np.ndarray) -> pa.RecordBatch:
+def _flags_of(kept: StateRun, numbers: np.ndarray) -> pa.RecordBatch:
     rows = pa.array(numbers - kept.first)
     columns = [
         kept.run.batch.column(HASH).take(rows),

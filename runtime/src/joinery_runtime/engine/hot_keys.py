@@ -17,7 +17,7 @@ import pyarrow as pa
 from joinery_runtime.core.kinds.rows import Selection, gather
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import KeptRun
+from joinery_runtime.core.pipeline.step import StateRun
 from joinery_runtime.job.model.wording import counted
 
 TOP = 10
@@ -35,7 +35,7 @@ class KeyRows:
     step: int = 0
 
 
-SideRun = tuple[int, KeptRun]  # a side and rows of that side
+SideRun = tuple[int, StateRun]  # a side and rows of that side
 
 
 class KeyCounter:
@@ -70,7 +70,7 @@ class KeyCounter:
         rows = np.bincount(inverse, weights=np.concatenate([n for _, n in found]))
         return np.asarray(hashes[np.argsort(-rows, kind="stable")[:LONGEST_RUNS]])
 
-    def _longest_of(self, stored: KeptRun) -> tuple[np.ndarray, np.ndarray]:
+    def _longest_of(self, stored: StateRun) -> tuple[np.ndarray, np.ndarray]:
         key = (stored.segment, int(stored.run.hash[0]), len(stored.run))
         if key not in self._longest:
             self._longest[key] = longest_runs(stored.run.hash)
@@ -83,7 +83,7 @@ class KeyCounter:
                 return self._key_of(side, stored, at)
         raise AssertionError("a key that was counted is there")
 
-    def _key_of(self, side: int, stored: KeptRun, row: int) -> str:
+    def _key_of(self, side: int, stored: StateRun, row: int) -> str:
         spec, names = self._step.sides[side], self._step.sides[LEFT].intake.keys
         place = Selection(stored.run.batch, np.array([row]))
         values = [_shown(gather(spec, place, key)[0]) for key in spec.intake.keys]

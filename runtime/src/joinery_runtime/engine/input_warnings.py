@@ -223,7 +223,7 @@ class InputWarnings:
         return tuple(new)
 
     @property
-    def standing(self) -> Mapping[str, str]:
+    def ownership(self) -> Mapping[str, str]:
         """By input, the warning that holds now; it goes away once a record shows otherwise."""
         warnings = {name: self._warning(name) for name in self._inputs}
         return {name: warning for name, warning in warnings.items() if warning is not None}

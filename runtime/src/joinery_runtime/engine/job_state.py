@@ -65,7 +65,7 @@ def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, .
 class JobState:
     """A job's state after its newest committed epoch, and the plan of the next epoch if there already is one.
 
-    `lineage` names the job's life in the store. `segments` are the live ones, by key. `floors` say up to where
+    `incarnation` names the job's life in the store. `segments` are the live ones, by key. `floors` say up to where
     committed epochs have closed each part of the state. `removed` counts, by `first_key`, rows of live segments that
     are no longer part of the state. `co_partitions` is how many partitions co-partitioned inputs have in common, once
     something was read (else 0). `committed_at_ms` is when the epoch was committed, by the store's clock; only a
@@ -74,7 +74,7 @@ class JobState:
 
     pipeline: Pipeline
     inputs: Mapping[str, InputState]
-    lineage: str = ""
+    incarnation: str = ""
     epoch: int = 0
     segments: Mapping[str, SegmentMeta] = field(default_factory=dict)
     floors: Floors = field(default_factory=dict)
@@ -92,7 +92,7 @@ class JobState:
         return cls(
             pipeline=pipeline,
             inputs=input_states((found.name for found in pipeline.inputs), record),
-            lineage=record.lineage,
+            incarnation=record.incarnation,
             epoch=record.epoch,
             segments={meta.key: meta for meta in record.segments},
             floors=floors,

@@ -130,7 +130,7 @@ class LateCounts:
     def __init__(self, delays: Mapping[str, int], shares: Mapping[str, float | None]) -> None:
         self._delays, self._shares = delays, shares
         self._windows: dict[str, _Window] = {}
-        self.standing: Mapping[str, LateInput] = {}
+        self.ownership: Mapping[str, LateInput] = {}
         """By input, what is warned about now."""
 
     @classmethod
@@ -147,8 +147,8 @@ class LateCounts:
             if count:
                 epoch = _Epoch(at_ms, count, late.get(name, 0), behind.get(name))
                 self._windows.setdefault(name, _Window()).add(epoch)
-        before, self.standing = self.standing, {warning.input: warning for warning in self._warnings()}
-        return tuple(warning for name, warning in self.standing.items() if name not in before)
+        before, self.ownership = self.ownership, {warning.input: warning for warning in self._warnings()}
+        return tuple(warning for name, warning in self.ownership.items() if name not in before)
 
     def _warnings(self) -> Iterator[LateInput]:
         for name, window in self._windows.items():

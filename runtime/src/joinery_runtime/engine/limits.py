@@ -22,7 +22,7 @@ from joinery_runtime.errors import LimitReached
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
+class StateQuota:
     """What one part of the state may hold (None: any amount), and whether its inputs are paused at the cap."""
 
     max_rows: int | None = None
@@ -43,7 +43,7 @@ class Cap:
 class StateLimits:
     """A job's limits: caps by part of the state, and per step the number of rows of one key that causes a warning."""
 
-    caps: Mapping[str, Cap] = field(default_factory=dict)
+    caps: Mapping[str, StateQuota] = field(default_factory=dict)
     hot_keys: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -53,7 +53,7 @@ class StateLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class ExceededCap:
+class ExceededQuota:
     """A part that is over its cap. `limit` says whether `held` and `cap` are rows or bytes."""
 
     part: str
@@ -81,7 +81,7 @@ def refuse_growth(
         old = dict(_held(before.get(part)))
         for name, held, most in cap.over(after[part]):
             if held > old.get(name, 0):
-                over = ExceededCap(part, name, held, most)
+                over = ExceededQuota(part, name, held, most)
                 raise _limit_reached(pipeline, over, f"after epoch {epoch}, of which nothing was committed")
 
 
@@ -90,7 +90,7 @@ def _held(size: StateSize | None) -> Iterator[tuple[str, int]]:
         yield from (("maxRecords", size.rows), ("maxStateBytes", size.bytes))
 
 
-def _limit_reached(pipeline: Pipeline, over: ExceededCap, why: str) -> LimitReached:
+def _limit_reached(pipeline: Pipeline, over: ExceededQuota, why: str) -> LimitReached:
     return LimitReached(
         "The state is over its limits",
         facts=f"{over.words(pipeline)}, {why}",
@@ -121,7 +121,9 @@ class Pauses:
         pausing = {part: cap for part, cap in limits.caps.items() if cap.pauses}
         sizes = StateSize.by_part(segments if pausing else (), pipeline.parts())
         self._pipeline, self._segments = pipeline, segments
-        self.over = tuple(ExceededCap(part, *found) for part, cap in pausing.items() for found in cap.over(sizes[part]))
+        self.over = tuple(
+            ExceededQuota(part, *found) for part, cap in pausing.items() for found in cap.over(sizes[part])
+        )
 
     def inputs(self) -> dict[str, str]:
         """The paused inputs, each with the reason."""
@@ -159,7 +161,7 @@ class Pauses:
             progressing |= resumed
         return progressing
 
-    def _paused_by(self, over: ExceededCap) -> tuple[str, ...]:
+    def _paused_by(self, over: ExceededQuota) -> tuple[str, ...]:
         step, side = self._pipeline.side(over.part)
         return step.sides[side].inputs
 

@@ -143,7 +143,7 @@ class Outages:
             self._listener.recovered(self._outage)
             self._outage = None
 
-    def until_there(self, action: Callable[[], Result]) -> Result | None:
+    def retry_until_available(self, action: Callable[[], Result]) -> Result | None:
         """Repeats the action until the systems it needs answer, and returns its result; None if the stop came first."""
         while not self._stop.is_set():
             try:

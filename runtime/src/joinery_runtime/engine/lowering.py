@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, with_flags
+from joinery_runtime.core.pipeline.step import Horizon, StateRun, with_flags
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, first_key
 from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_co_partitions, stored_floors
@@ -107,11 +107,11 @@ class _Rewriting:
         blob = to_blob(run.batch, spec.hashed_by, stored_co_partitions(self._record))
         yield describe(run, key=key, part=meta.part, epoch=meta.epoch, blob=blob), blob
 
-    def _read(self, meta: SegmentMeta, flags_part: str | None) -> KeptRun:
+    def _read(self, meta: SegmentMeta, flags_part: str | None) -> StateRun:
         run = decode_run(meta, self._store.read_segments(self._record.job, [meta.key])[meta.key])
         if flags_part is None:
-            return KeptRun(meta.key, run)
-        return KeptRun(meta.key, run, 0, flagged_rows(run.batch, meta.key, self._flags_of(flags_part)))
+            return StateRun(meta.key, run)
+        return StateRun(meta.key, run, 0, flagged_rows(run.batch, meta.key, self._flags_of(flags_part)))
 
     def _flags_of(self, part: str) -> list[pa.RecordBatch]:
         if part not in self._flags:
@@ -120,7 +120,7 @@ class _Rewriting:
             self._flags[part] = [decode_run(metas[key], blob).batch for key, blob in blobs.items()]
         return self._flags[part]
 
-    def _refuse_half_closed(self, meta: SegmentMeta, half: np.ndarray, kept: KeptRun) -> None:
+    def _refuse_half_closed(self, meta: SegmentMeta, half: np.ndarray, kept: StateRun) -> None:
         if not half.any():
             return
         step, side = self._pipeline.side(meta.part)

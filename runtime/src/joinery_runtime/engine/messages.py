@@ -50,20 +50,20 @@ class FaultPoint:
 
 @dataclass(frozen=True, slots=True)
 class EpochWork:
-    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks. `lineage`
-    names the job's life in the store. `gone` are planned partitions that can no longer be read and need not be.
-    `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to go on.
-    `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave.
+    """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks.
+    `incarnation` names the job's life in the store. `gone` are planned partitions that can no longer be read and need
+    not be. `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to
+    go on. `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave.
     `milliseconds` are inputs of the plan of which no event time is known yet, with the int64 column that is taken for
-    milliseconds without a word of the user: times that most likely count seconds are refused there. `new_keys` are
-    the keys (`null_keys`) of inputs of which nothing is committed. `careful`: processes have died of this plan, so
-    each batch is decoded in another process first."""
+    milliseconds without a word of the user: times that most likely count seconds are refused there. `new_keys` are the
+    keys (`null_keys`) of inputs of which nothing is committed. `careful`: processes have died of this plan, so each
+    batch is decoded in another process first."""
 
     generation: int
     plan: EpochPlan
     segments: tuple[SegmentMeta, ...]
     fault: FaultPoint | None = None
-    lineage: str = ""
+    incarnation: str = ""
     gone: frozenset[PartitionRef] = frozenset()
     allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
     merge_all: bool = False
@@ -76,7 +76,7 @@ class EpochWork:
         """Whether each shard needs to know what was read of an input anywhere."""
         return bool(self.milliseconds or self.new_keys)
 
-    def reach(self, point: str) -> None:
+    def failpoint(self, point: str) -> None:
         fault = self.fault
         if fault is not None and fault.name == point and self.plan.epoch >= fault.epoch:
             os.kill(fault.pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import LateRecords
-from joinery_runtime.engine.step_task import Arrivals, StepTask
+from joinery_runtime.engine.step_task import SideBatches, StepTask
 from joinery_runtime.sinks import dead_letter_rows, rows_to_json
 from joinery_runtime.sinks.base import RowLimit
 
@@ -50,7 +50,7 @@ class OutputLimit:
             if (sizes == 0).any():
                 yield batch.filter(pa.array(sizes == 0))
 
-    def dead_letters(self, task: StepTask, arrivals: Arrivals, plan: EpochPlan) -> LateRecords | None:
+    def dead_letters(self, task: StepTask, arrivals: SideBatches, plan: EpochPlan) -> LateRecords | None:
         """The dead letters of the rows that did not fit, each with the record that arrived last for it."""
         if self.limit is None or not self._large:
             return None

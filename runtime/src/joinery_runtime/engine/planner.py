@@ -19,7 +19,7 @@ from joinery_runtime.core.pipeline.watermark import (
     advance,
     all_idle,
 )
-from joinery_runtime.engine.alignment import Backlog, Budget, Densities, allocate
+from joinery_runtime.engine.alignment import Backlog, Budget, EventTimeRates, allocate
 from joinery_runtime.engine.idleness import Idleness
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
@@ -181,7 +181,7 @@ class Planner:
         self._ends_of_now: dict[PartitionRef, int] | None = None
         self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
         self._rejoined_at: list[int] = []
-        self._densities: Densities[PartitionRef] = Densities()
+        self._event_time_rates: EventTimeRates[PartitionRef] = EventTimeRates()
         self._sizes = RecordSizes()
         self._history = PlanHistory()
         self._planned_at_ms: int | None = None
@@ -266,7 +266,7 @@ class Planner:
 
     def _cut_shares(self, inputs: Inputs, snapshot: SourceSnapshot, waiting: Collection[str]) -> list[Range]:
         settings, paused = self._settings, self.status.paused
-        shares = read_shares(inputs, snapshot, settings, waiting, paused, self._densities, self._sizes)
+        shares = read_shares(inputs, snapshot, settings, waiting, paused, self._event_time_rates, self._sizes)
         return [
             self._sources[bound.partition.input].cut(bound, count)
             if count
@@ -350,27 +350,27 @@ class Planner:
 
     # --- partitions that are shared out -------------------------------------------------------------------------------
 
-    def gone(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
+    def replaced_partitions(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
         """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss if there
         are any, unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
         found = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
         return frozenset().union(*found)
 
-    def hold(self, partitions: Iterable[PartitionRef]) -> bool:
-        """Holds these partitions until `release`. Returns False if another member has one of them; then holds none."""
-        held = all(source.hold(refs) for _, source, refs in self._by_source(partitions))
+    def pin(self, partitions: Iterable[PartitionRef]) -> bool:
+        """Holds these partitions until `unpin`. Returns False if another member has one of them; then holds none."""
+        held = all(source.pin(refs) for _, source, refs in self._by_source(partitions))
         if not held:
-            self.release({})
+            self.unpin({})
         return held
 
-    def still_held(self) -> bool:
-        return all(source.still_held() for source in self._sources.values())
+    def is_pinned(self) -> bool:
+        return all(source.is_pinned() for source in self._sources.values())
 
-    def release(self, inputs: Inputs) -> None:
+    def unpin(self, inputs: Inputs) -> None:
         """Ends the hold; `inputs` has the inputs' states if the epoch was committed, and is empty otherwise."""
         for name, source in self._sources.items():
-            source.release(inputs[name].positions if name in inputs else {})
+            source.unpin(inputs[name].positions if name in inputs else {})
 
     def rejoin(self, now_ms: int) -> int:
         """Rejoins the consumer groups. Returns how often that happened within the last REJOINS_MS, this time
@@ -397,7 +397,7 @@ class Planner:
         """Learns record densities and sizes from a finished epoch; `before` is the inputs' state at its start."""
         for read in reads:
             known = before[read.partition.input].progress.highest.get(partition_id(read.partition))
-            self._densities.observe(read.partition, read.records, known, read.lowest, read.highest)
+            self._event_time_rates.observe(read.partition, read.records, known, read.lowest, read.highest)
             self._sizes.observe(read.partition, read.records, read.bytes)
 
     # --- how large a plan is ------------------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def read_shares(
     settings: PlanSettings,
     waiting: Collection[str],
     paused: Collection[str],
-    densities: Densities[PartitionRef],
+    densities: EventTimeRates[PartitionRef],
     sizes: RecordSizes,
 ) -> list[tuple[Bounds, int]]:
     """How many records the next epoch reads of each partition; none of inputs that are `waiting` or `paused`. 0 only

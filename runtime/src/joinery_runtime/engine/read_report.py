@@ -72,7 +72,7 @@ class ReadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PossiblyLate:
+class LateCandidates:
     """Records of a side of a step that may be late, or may lack a value, as rows of the dead-letter output; their shard
     decides. All are of one partition, whose PARTITION is `partition`."""
 
@@ -82,7 +82,9 @@ class PossiblyLate:
     rows: pa.RecordBatch
 
     @classmethod
-    def of(cls, place: InputSpec, event_time: str, raw: RawBatch, rows: pa.RecordBatch, late: LateRows) -> PossiblyLate:
+    def of(
+        cls, place: InputSpec, event_time: str, raw: RawBatch, rows: pa.RecordBatch, late: LateRows
+    ) -> LateCandidates:
         """`rows` are prepared rows of the batch's records, all of them below `late.accept_from`."""
         found = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
         reasons = [late.reason(event_time, ts) for ts in rows.column(TS).to_pylist()]
@@ -90,7 +92,7 @@ class PossiblyLate:
         return cls(place.step, place.side, _partition_of(rows), letters.rows)
 
     @classmethod
-    def lacking_values(cls, place: InputSpec, raw: RawBatch, rows: pa.RecordBatch) -> PossiblyLate:
+    def lacking_values(cls, place: InputSpec, raw: RawBatch, rows: pa.RecordBatch) -> LateCandidates:
         """`rows` are prepared rows of the batch's records, each of which has UNAVAILABLE."""
         found = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
         reasons = [
@@ -118,7 +120,7 @@ class LateRecords:
     first: str = ""
 
     @classmethod
-    def among(cls, candidates: Sequence[PossiblyLate], late: Sequence[np.ndarray]) -> LateRecords | None:
+    def among(cls, candidates: Sequence[LateCandidates], late: Sequence[np.ndarray]) -> LateRecords | None:
         """Selects the candidates that are late: `late` has the places that the step found, by side (`StepResult`).
         Topics of one input may have records of equal partition and offset; their PARTITION differs."""
         places = [set(map(tuple, of_side.tolist())) for of_side in late]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepResult, StepRun, StepWork, with_flags
+from joinery_runtime.core.pipeline.step import Horizon, StateRun, StepResult, StepRun, StepWork, with_flags
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import TS
@@ -24,7 +24,7 @@ from joinery_runtime.engine.messages import EpochWork
 
 _EVERYWHERE = HashRange(0, HASH_SPACE - 1)
 
-Arrivals = tuple[pa.RecordBatch | None, ...]  # per side
+SideBatches = tuple[pa.RecordBatch | None, ...]  # per side
 Groups = list[list[SegmentMeta]]
 
 
@@ -81,9 +81,9 @@ class StepTask:
         self.sides = tuple(self._segments(side, side.part) for side in step.sides)
         self._flags = tuple(self._segments(side, side.flags_part) if side.flags else [] for side in step.sides)
         self._horizons = tuple(work.plan.horizons[side.part] for side in step.sides)
-        self._loaded: dict[str, KeptRun] = {}
+        self._loaded: dict[str, StateRun] = {}
 
-    def run(self, arrivals: Arrivals, *, ordered: bool) -> Generator[pa.RecordBatch, None, StepOutcome | None]:
+    def run(self, arrivals: SideBatches, *, ordered: bool) -> Generator[pa.RecordBatch, None, StepOutcome | None]:
         """Yields the rows that the kernel makes, then returns the outcome. Returns None if nothing arrived, nothing
         leaves, and there is nothing to rewrite. A repeated call yields the same rows."""
         arrived = any(rows is not None for rows in arrivals)
@@ -121,7 +121,7 @@ class StepTask:
 
     # --- rows that come late ------------------------------------------------------------------------------------------
 
-    def _after_eviction(self, arrivals: Arrivals, result: StepResult) -> dict[int, int]:
+    def _after_eviction(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
         """Counts accepted rows older than the time from which the state is complete. Late rows are all older than that,
         so subtracting them leaves the accepted ones."""
         found = dict(result.after_eviction)
@@ -132,7 +132,7 @@ class StepTask:
                 found[side] = older - result.dropped[side].get("late", 0)
         return {side: count for side, count in found.items() if count > 0}
 
-    def _behind(self, arrivals: Arrivals, result: StepResult) -> dict[int, int]:
+    def _behind(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
         found: dict[int, int] = {}
         for side, rows in self._records(arrivals):
             watermark = self._work.plan.watermarks[self._step.sides[side].time]
@@ -140,7 +140,7 @@ class StepTask:
                 found[side] = watermark - int(rows.column(TS).to_numpy().min())
         return found
 
-    def _records(self, arrivals: Arrivals) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _records(self, arrivals: SideBatches) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the arrivals that are records of inputs; rows of the step before are not (N2)."""
         for side, rows in enumerate(arrivals):
             if rows is not None and rows.num_rows and not self._step.sides[side].intake.chained:
@@ -148,10 +148,10 @@ class StepTask:
 
     # --- what the kernel gets -----------------------------------------------------------------------------------------
 
-    def _run(self, arrivals: Arrivals, closing: bool, *, ordered: bool) -> StepRun:
+    def _run(self, arrivals: SideBatches, closing: bool, *, ordered: bool) -> StepRun:
         arrived = tuple(rows is not None for rows in arrivals)
         kept = tuple(
-            self.kept_runs(side) if self._step.kind.needs_state(self._step, side, arrived, closing=closing) else []
+            self.state_runs(side) if self._step.kind.needs_state(self._step, side, arrived, closing=closing) else []
             for side in self._sides
         )
         accept_from = self._step.kind.accept_from(self._step, self._work.plan.watermarks)
@@ -160,22 +160,22 @@ class StepTask:
         work = StepWork(arrivals, kept, self._horizons, accept_from, complete, ordered, reached)
         return self._step.kind.run(self._step, work)
 
-    def kept_runs(self, side: int) -> list[KeptRun]:
+    def state_runs(self, side: int) -> list[StateRun]:
         return self._kept(side, self.sides[side])
 
-    def _kept(self, side: int, segments: Sequence[SegmentMeta]) -> list[KeptRun]:
+    def _kept(self, side: int, segments: Sequence[SegmentMeta]) -> list[StateRun]:
         new = [meta for meta in segments if meta.key not in self._loaded]
         for meta, whole in zip(new, self._cache.get(new), strict=True):
             self._loaded[meta.key] = self._own_rows(side, meta, whole)
         return [self._loaded[meta.key] for meta in segments]
 
-    def _own_rows(self, side: int, meta: SegmentMeta, whole: Run) -> KeptRun:
+    def _own_rows(self, side: int, meta: SegmentMeta, whole: Run) -> StateRun:
         spec = self._step.sides[side]
         rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
         flagged = self._flag_cache.flagged(meta, whole, self._flags[side])[rows] if spec.flags else None
         batch = stored_rows(spec, whole.batch)
         run = Run.view(batch.slice(rows.start, rows.stop - rows.start), source=whole)
-        return KeptRun(meta.key, run, rows.start, flagged)
+        return StateRun(meta.key, run, rows.start, flagged)
 
     def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:
         mine = [meta for meta in self._work.segments if meta.part == part]
@@ -237,7 +237,7 @@ class StepTask:
                     yield self._step.sides[rewrite.side].part, run
                 del run  # before the next one is made
 
-    def _merge(self, side: int, runs: Sequence[KeptRun]) -> Run:
+    def _merge(self, side: int, runs: Sequence[StateRun]) -> Run:
         kept = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
         flagged = [rows.run if rows.flagged is None else with_flags(rows.run, rows.flagged) for rows in kept]
         return merge(flagged, by_offset=self._step.kind.sorts_by_offset(side))
@@ -272,10 +272,10 @@ class StepTask:
         return set[str]().union(*(self._flag_cache.useless(flags, live) for flags, live in pairs))
 
 
-def _with_new_flags(kept: KeptRun, found: Mapping[str, np.ndarray]) -> KeptRun:
+def _with_new_flags(kept: StateRun, found: Mapping[str, np.ndarray]) -> StateRun:
     """The rows, with this epoch's new flags applied."""
     if kept.flagged is None or kept.segment not in found:
         return kept
     flagged = kept.flagged.copy()
     flagged[found[kept.segment] - kept.first] = True
-    return KeptRun(kept.segment, kept.run, kept.first, flagged)
+    return StateRun(kept.segment, kept.run, kept.first, flagged)

@@ -64,7 +64,7 @@ class Threads:
             for part in parts:
                 yield from part
             return
-        ready: Queue[_Given[T]] = Queue(_READY)
+        ready: Queue[_QueueItem[T]] = Queue(_READY)
         stopped = Event()
         running = [self._pool.submit(_run, part, ready, stopped) for part in parts]
         running_parts = len(parts)
@@ -87,7 +87,7 @@ class Threads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given(Generic[T]):
+class _QueueItem(Generic[T]):
     """What a part handed over: an item, or its end with the error, if any."""
 
     items: tuple[T, ...] = ()
@@ -95,11 +95,11 @@ class _Given(Generic[T]):
     error: BaseException | None = None
 
 
-def _run(part: Iterator[T], ready: Queue[_Given[T]], stopped: Event) -> None:
+def _run(part: Iterator[T], ready: Queue[_QueueItem[T]], stopped: Event) -> None:
     error: BaseException | None = None
     try:
         while not stopped.is_set():
-            ready.put(_Given((next(part),)))
+            ready.put(_QueueItem((next(part),)))
     except StopIteration:
         pass
     except BaseException as raised:
@@ -107,14 +107,14 @@ def _run(part: Iterator[T], ready: Queue[_Given[T]], stopped: Event) -> None:
     finally:
         if isinstance(part, Generator):
             part.close()
-        ready.put(_Given(ended=True, error=error))
+        ready.put(_QueueItem(ended=True, error=error))
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class WorkerProcesses:
     """`count` peers of a job, with `threads` threads each. With `co_partitions` they exchange no rows: each reads the
     partitions whose rows live in its own shards. 0: the inputs are not co-partitioned, or there are too many peers."""
 
@@ -122,7 +122,7 @@ class Peers:
     threads: int = 1
     co_partitions: int = 0
 
-    def without_exchange(self, co_partitions: int, shards: int) -> Peers:
+    def without_exchange(self, co_partitions: int, shards: int) -> WorkerProcesses:
         """The same peers with these `co_partitions`, if every peer can get whole shards and whole partitions; else with
         0."""
         apart = self.count > 1 and bool(co_partitions) and math.gcd(co_partitions, shards) >= self.count
@@ -162,7 +162,7 @@ def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
     return readers
 
 
-def ranges_by_peer(work: EpochWork, peers: Peers) -> list[list[Range]]:
+def ranges_by_peer(work: EpochWork, peers: WorkerProcesses) -> list[list[Range]]:
     """The ranges of each peer if the inputs are co-partitioned."""
     found: list[list[Range]] = [[] for _ in range(peers.count)]
     for planned in work.plan.ranges:

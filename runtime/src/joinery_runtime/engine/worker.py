@@ -29,7 +29,7 @@ from joinery_runtime.core.table.columns import TS, UNAVAILABLE
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
-from joinery_runtime.engine.chunks import MadeRows, in_chunks, sliced
+from joinery_runtime.engine.chunks import ReplayableBatches, in_chunks, sliced
 from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
@@ -39,20 +39,20 @@ from joinery_runtime.engine.output_limit import OutputLimit, with_dead_letters
 from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
 from joinery_runtime.engine.read_report import (
     DeadLetters,
+    LateCandidates,
     LateRecords,
-    PossiblyLate,
     ReadCounter,
     ReadReport,
     RecordPaths,
 )
-from joinery_runtime.engine.step_task import Arrivals, StepOutcome, StepTask
+from joinery_runtime.engine.step_task import SideBatches, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.sinks.base import Attempt, AttemptId, RowLimit, SinkWriter
 from joinery_runtime.sources import BadRecord, Decoder, LeftOut
 from joinery_runtime.sources.base import Range, RawBatch, SourceReader
 from joinery_runtime.sources.parquet_trial import read_carefully
 from joinery_runtime.sources.trial import carefully
-from joinery_runtime.state.store import Standing, TaskStore
+from joinery_runtime.state.store import OwnershipToken, TaskStore
 
 STAGED_BYTES = 16 << 20
 """Bytes of segment blobs that are staged together in one call of the store."""
@@ -69,7 +69,7 @@ class RowBlock:
     read: bool = True
 
 
-Block = RowBlock | PossiblyLate | ColumnsRead | ReadReport | LateRecords | ShardSummary
+Block = RowBlock | LateCandidates | ColumnsRead | ReadReport | LateRecords | ShardSummary
 Sent = tuple[int, Block]  # a block and the shard that it goes to
 
 
@@ -136,7 +136,7 @@ class Worker:
             else:
                 by_input.setdefault(planned.partition.input, []).append(planned)
         for name, of_input in by_input.items():
-            work.reach("reading")
+            work.failpoint("reading")
             yield from self._read_input(work, name, of_input, lane)
 
     def _read_input(self, work: EpochWork, name: str, ranges: Sequence[Range], lane: int) -> Iterator[Sent]:
@@ -197,7 +197,7 @@ class Worker:
         place, event_time = self._pipeline.input(name), self._pipeline.intake(name).event_time
         below = rows.filter(pa.array(rows.column(TS).to_numpy() < late.accept_from))
         for shard, cut in cut_by_shard(below, shards):
-            yield shard, PossiblyLate.of(place, event_time, raw, cut, late)
+            yield shard, LateCandidates.of(place, event_time, raw, cut, late)
 
     def _may_lack_values(self, name: str, raw: RawBatch, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         """The records of a table that lack values, which an earlier version of their key may have."""
@@ -205,7 +205,7 @@ class Worker:
             return
         place = self._pipeline.input(name)
         for shard, cut in cut_by_shard(rows.filter(rows.column(UNAVAILABLE).is_valid()), shards):
-            yield shard, PossiblyLate.lacking_values(place, raw, cut)
+            yield shard, LateCandidates.lacking_values(place, raw, cut)
 
     def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         place = self._pipeline.input(name)
@@ -222,11 +222,11 @@ class Worker:
         """Runs step `number` of a shard. Yields what the next step needs, blocks of later steps unchanged, and last the
         step's summary, addressed to the reports. Raises MisreadInput in the first step, before anything is written."""
         step = self._pipeline.steps[number]
-        arrived, may_be_late, columns = _Arrived(len(step.sides)), list[PossiblyLate](), list[ColumnsRead]()
+        arrived, may_be_late, columns = _Arrived(len(step.sides)), list[LateCandidates](), list[ColumnsRead]()
         for block in blocks:
             if isinstance(block, RowBlock) and block.step == number:
                 arrived.take(block)
-            elif isinstance(block, PossiblyLate) and block.step == number:
+            elif isinstance(block, LateCandidates) and block.step == number:
                 may_be_late.append(block)
             elif isinstance(block, ColumnsRead):
                 columns.append(block)
@@ -243,7 +243,7 @@ class Worker:
         staged: list[tuple[SegmentMeta, ...]] = []
         output_limit = OutputLimit(self._row_limit(step, work.plan), step)
 
-        def make() -> Generator[pa.RecordBatch, None, _Ended | None]:
+        def make() -> Generator[pa.RecordBatch, None, _StagedOutcome | None]:
             """Makes the rows, and at the end of the first pass stages the segments. So they are staged once, and are
             durable before any output of the shard can be visible."""
             made = task.run(arrivals, ordered=self._parts.ordered or not last)
@@ -252,10 +252,10 @@ class Worker:
                 return None
             if not staged:
                 staged.append(self._stage(attempt_id, done.runs, work.plan.co_partitions))
-                work.reach("staged")
-            return _Ended(done, staged[0])
+                work.failpoint("staged")
+            return _StagedOutcome(done, staged[0])
 
-        rows = MadeRows(make)
+        rows = ReplayableBatches(make)
         written, handed = None, 0
         if not last:
             handed = yield from self._hand_on(number + 1, rows, work.plan.shards)
@@ -273,7 +273,7 @@ class Worker:
         yield from ((work.plan.shards, letters) for letters in (late, large) if letters is not None)
         summary = with_dead_letters(summary, step, late, large)
         if last:
-            work.reach("output-written")
+            work.failpoint("output-written")
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
         else:
             yield work.plan.shards, replace(summary, rows_handed=handed)
@@ -308,7 +308,7 @@ class Worker:
                 self._compaction_pending.clear()
             self._evicted_in = (work.generation, work.plan.epoch)
 
-    def _note_put_off(self, place: tuple[int, int], ended: _Ended | None) -> None:
+    def _note_put_off(self, place: tuple[int, int], ended: _StagedOutcome | None) -> None:
         """Notes whether merges were put off, so that the shard's next epochs go on with them. A process that does not
         know of it leaves them to the next checkpoint."""
         if ended is not None and ended.done.put_off:
@@ -321,7 +321,7 @@ class Worker:
         step: StepSpec,
         shard: int,
         arrived: _Arrived,
-        ended: _Ended,
+        ended: _StagedOutcome,
         hottest: tuple[KeyRows, ...] | None,
     ) -> ShardSummary:
         done, result = ended.done, ended.done.result
@@ -355,10 +355,10 @@ class Worker:
                 return None
         self._counted.add(place)
         return self._counters[step.number].count(
-            [(side, kept) for side in range(len(step.sides)) for kept in task.kept_runs(side)]
+            [(side, kept) for side in range(len(step.sides)) for kept in task.state_runs(side)]
         )
 
-    def _hand_on(self, number: int, made: MadeRows[Any], shards: int) -> Generator[Sent, None, int]:
+    def _hand_on(self, number: int, made: ReplayableBatches[Any], shards: int) -> Generator[Sent, None, int]:
         """Yields blocks for the next step, and returns how many rows they hold."""
         intake, handed = self._pipeline.steps[number].sides[LEFT].intake, 0
         for batch in made.to_batches():
@@ -393,13 +393,13 @@ class Worker:
         return tuple(staged)
 
     def _attempt(self, work: EpochWork, attempt: AttemptId) -> Attempt:
-        expected = Standing(work.generation, work.plan.epoch - 1, work.plan.epoch)
+        expected = OwnershipToken(work.generation, work.plan.epoch - 1, work.plan.epoch)
         store, job = self._parts.store, self._parts.job
 
-        def claim(name: str, owner: str, instead_of: str | None) -> str | None:
-            return store.claim(job, expected, name, owner, instead_of)
+        def claim(name: str, owner: str, replacing: str | None) -> str | None:
+            return store.claim(job, expected, name, owner, replacing)
 
-        return Attempt(attempt, work.lineage, claim, work.reach, former_names=work.plan.format < NAMED_BY_LIFE)
+        return Attempt(attempt, work.incarnation, claim, work.failpoint, former_names=work.plan.format < NAMED_BY_LIFE)
 
     # --- collect ----------------------------------------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ class Worker:
         if not dead or self._parts.dead_letters is None:
             return ReadSummary(reads)
         attempt_id = AttemptId(work.generation, work.plan.epoch, work.plan.shards, attempt)
-        rows = MadeRows(lambda: sliced(map(decode, dead)))
+        rows = ReplayableBatches(lambda: sliced(map(decode, dead)))
         return ReadSummary(reads, self._parts.dead_letters.write(self._attempt(work, attempt_id), rows))
 
 
@@ -452,14 +452,14 @@ class _Arrived:
         self._batches[block.side].append(block.rows)
         (self.read if block.read else self.joined)[block.side] += block.rows.num_rows
 
-    def rows(self) -> Arrivals:
+    def rows(self) -> SideBatches:
         """Returns all rows, and drops the blocks: otherwise a shard's arrivals would be in memory twice."""
         batches, self._batches = self._batches, []
         return tuple(concat(of) if of else None for of in batches)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _StagedOutcome:
     """The outcome of a step that has made all of its rows, and the segments that it has staged."""
 
     done: StepOutcome

@@ -50,14 +50,14 @@ class EarlierDefinition:
             if self._may_be_visible(under_definition(self.job, record.definition), record, claims):
                 return False
             self.store.release_claims(name, record.generation)
-        self.store.reset_offsets(name, {}, expected=record.standing, drop_plan=True)
+        self.store.reset_offsets(name, {}, expected=record.ownership, drop_plan=True)
         self.warn(f"Job {name} was edited before it has committed anything: its first epoch is planned anew")
         return True
 
     def publish_newest(self) -> bool:
         """Publishes the newest epoch. Returns whether the outputs still hold rows, which one more epoch has to show."""
         newest, held = self.store.newest_epoch(self.job.name), False
-        with _sinks(self.job, self.address, self.known.lineage) as sinks:
+        with _sinks(self.job, self.address, self.known.incarnation) as sinks:
             for kind, sink in sinks.items():
                 if newest is not None:
                     sink.publish(newest.epoch, newest.result.get(kind, []))
@@ -71,10 +71,10 @@ class EarlierDefinition:
             # `delivery` is no part of the definition, so it may have been edited too, and a writer without transactions
             # cannot fence another one.
             return True
-        takeover = takeover_of(record, None, claims, self.store.identity(), self.warn)
+        recovery = takeover_of(record, None, claims, self.store.identity(), self.warn)
         try:
-            with _sinks(planned, self.address, record.lineage) as sinks:
-                visible = [sink.recover(takeover) for sink in sinks.values()]  # fences the claimants of each
+            with _sinks(planned, self.address, record.incarnation) as sinks:
+                visible = [sink.recover(recovery) for sink in sinks.values()]  # fences the claimants of each
                 return any(visible)
         except Unavailable:
             raise
@@ -83,10 +83,10 @@ class EarlierDefinition:
 
 
 @contextmanager
-def _sinks(referring: Job, address: PostgresStoreAddress | None, lineage: str) -> Iterator[Mapping[str, Sink]]:
+def _sinks(referring: Job, address: PostgresStoreAddress | None, incarnation: str) -> Iterator[Mapping[str, Sink]]:
     """The outputs of a job, by what an epoch's result calls them."""
     job = with_secrets(referring)
-    made = {"output": sink_for(job, address, lineage), "dead_letters": dead_letter_sink(job, lineage)}
+    made = {"output": sink_for(job, address, incarnation), "dead_letters": dead_letter_sink(job, incarnation)}
     sinks = {kind: sink for kind, sink in made.items() if sink is not None}
     try:
         yield sinks

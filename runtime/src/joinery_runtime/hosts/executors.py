@@ -54,7 +54,7 @@ def request_executors(context: SparkContext, count: int) -> int:
     return len(surplus)
 
 
-class TakingPart:
+class ActiveExecutors:
     """The executors that take part in epochs: those that have run `warm`, which builds a process's worker.
 
     A new executor does so beside the epochs, which go on without it: one that had a share at once would have all others

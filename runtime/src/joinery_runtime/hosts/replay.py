@@ -36,7 +36,7 @@ from joinery_runtime.sinks import row_limit
 from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state import migrations
 from joinery_runtime.state.live_segments import decode_run
-from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, SegmentReader, Standing, StateReader
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, OwnershipToken, SegmentReader, StateReader
 from joinery_runtime.state.upgrade import outdated
 
 _PAGE = 1000
@@ -189,7 +189,9 @@ class _Segments:
     def blob(self, key: str) -> bytes:
         return self._blobs[key]
 
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
+    def claim(
+        self, job: str, expected: OwnershipToken, name: str, owner: str, replacing: str | None = None
+    ) -> str | None:
         return None
 
     def forget(self, keys: Iterable[str]) -> None:
@@ -288,7 +290,7 @@ def _log(job: str, store: JobReader) -> Iterator[EpochRecord]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
+class _EpochSequence:
     """The newest plans that continue each other under the job as it is now, from the one at `begin`. `empty`: the state
     was empty before it; otherwise `why` says what separates it from the plans before it."""
 
@@ -309,23 +311,23 @@ def _jobs(job: Job, log: Sequence[EpochRecord]) -> dict[str, Job]:
     return jobs
 
 
-def _last_course(today: str, plans: Sequence[EpochPlan], jobs: Mapping[str, Job] | None) -> _Course:
+def _last_course(today: str, plans: Sequence[EpochPlan], jobs: Mapping[str, Job] | None) -> _EpochSequence:
     """`jobs` has the job under the definitions that are known; None: an edit counts as if it had always been there."""
     why = f"the log begins with epoch {plans[0].epoch}, when the job already kept rows of earlier ones"
-    course = _Course(0, False, why)
+    course = _EpochSequence(0, False, why)
     ends: dict[PartitionRef, int] = {}
     floors: dict[str, int] = {}
     for at, plan in enumerate(plans):
         if plan.fingerprint and plan.fingerprint != today:
             why = f"epoch {plan.epoch} was made by the job before an edit, which the log does not keep"
-            course = _Course(at + 1, False, why)
+            course = _EpochSequence(at + 1, False, why)
         elif jobs is not None and plan.definition not in jobs:
             why = f"epoch {plan.epoch} was made by the job before an edit that the log does not keep"
-            course = _Course(at + 1, False, why)
+            course = _EpochSequence(at + 1, False, why)
         elif _state_is_empty(plan):
-            course = _Course(at, True, "")
+            course = _EpochSequence(at, True, "")
         elif at > course.begin and (back := _goes_back(plan, ends, floors)):
-            course = _Course(at, False, f"in epoch {plan.epoch} {back}")
+            course = _EpochSequence(at, False, f"in epoch {plan.epoch} {back}")
         if at <= course.begin:
             ends, floors = {}, {}
         ends |= {planned.partition: planned.end_exclusive for planned in plan.ranges}
@@ -371,15 +373,15 @@ class _Start:
 
 
 def _starts(
-    job: Job, store: StateReader, plans: Sequence[EpochPlan], course: _Course, *, begun: bool
+    job: Job, store: StateReader, plans: Sequence[EpochPlan], course: _EpochSequence, *, begun: bool
 ) -> Iterator[_Start]:
     """Yields the savepoints that the plans may go on from, by epoch numbers only; whether the state fits is another
     question. `begun`: the first of the plans is the job's first one after it started from another job."""
     record = store.record(job.name)
-    lineage = None if record is None else record.lineage
+    incarnation = None if record is None else record.incarnation
     for pin in store.savepoints(job.name):
         following = next((at for at, plan in enumerate(plans) if plan.epoch > pin.epoch), None)
-        if following is None or pin.lineage != lineage:
+        if following is None or pin.incarnation != incarnation:
             continue
         # The log has all epochs since the savepoint only if it has one from before it, or the one right after it.
         if following > 0 or plans[0].epoch == pin.epoch + 1:
@@ -417,7 +419,7 @@ def _positions(state: JobState) -> dict[PartitionRef, int]:
     return {ref: offset for one in state.inputs.values() for ref, offset in one.positions.items()}
 
 
-def _only_later(job: Job, course: _Course, since: int, savepoint: str) -> JoineryError:
+def _only_later(job: Job, course: _EpochSequence, since: int, savepoint: str) -> JoineryError:
     return JoineryError(
         f"Epochs before {since} of job {job.name} cannot be computed again",
         facts=f"{course.why}; savepoint {savepoint} is the first one that keeps the state since then",
@@ -425,7 +427,7 @@ def _only_later(job: Job, course: _Course, since: int, savepoint: str) -> Joiner
     )
 
 
-def _not_again(job: Job, plans: Sequence[EpochPlan], course: _Course) -> JoineryError:
+def _not_again(job: Job, plans: Sequence[EpochPlan], course: _EpochSequence) -> JoineryError:
     if course.empty:
         since = plans[course.begin].epoch
         return JoineryError(

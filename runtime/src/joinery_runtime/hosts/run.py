@@ -126,10 +126,10 @@ def run_job(
             stack.callback(BackgroundCall(lambda: load_kernels(filled), "joinery-kernels").join)
         if not patient:
             return _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
-        opened = caller.outages.until_there(lambda: stack.enter_context(open_store(filled, warn)))
+        opened = caller.outages.retry_until_available(lambda: stack.enter_context(open_store(filled, warn)))
         if opened is not None:
             run = _JobRun(opened, stack, master, caller, context)
-            return caller.outages.until_there(lambda: run.start(job)) or job
+            return caller.outages.retry_until_available(lambda: run.start(job)) or job
         return job
 
 

@@ -33,10 +33,10 @@ from pyspark.errors import PySparkException
 
 from joinery_runtime.disk import is_full, no_room, says_full
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
-from joinery_runtime.engine.tasks import MAX_THREADS, Peers, deal_ranges, outcome, ranges_by_peer
+from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.exchange_tls import encryption_warnings, exchange_todo, keep_from_tasks, tls_settings
-from joinery_runtime.hosts.executors import TakingPart
+from joinery_runtime.hosts.executors import ActiveExecutors
 from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, image_archive, java_options
 from joinery_runtime.hosts.spark_internals import (
     exchanged_rdd,
@@ -104,7 +104,7 @@ class SparkHost:
         self._warned = False
         self._cores: int | None = None
         self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
-        self._executors = TakingPart(context, lambda _: process_for(setup, 1), self._names)
+        self._executors = ActiveExecutors(context, lambda _: process_for(setup, 1), self._names)
 
     def run(self, work: EpochWork) -> EpochOutcome:
         try:
@@ -185,7 +185,7 @@ class SparkHost:
                 f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_todo(error)
             ) from error
 
-    def _warn_of_exchange(self, work: EpochWork, peers: Peers) -> None:
+    def _warn_of_exchange(self, work: EpochWork, peers: WorkerProcesses) -> None:
         shards, partitions = work.plan.shards, work.plan.co_partitions
         if self._warned or peers.count == 1 or not partitions or peers.co_partitions or work.judges_inputs:
             return
@@ -225,14 +225,14 @@ def _exchanged(sent: RDD[Any], peers: int, executors: Sequence[str]) -> RDD[Any]
     return placed_again_rdd(received, peers, executors) if executors else received
 
 
-def share_out(work: EpochWork, cores: int, executors: int) -> Peers:
+def share_out(work: EpochWork, cores: int, executors: int) -> WorkerProcesses:
     """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do. `cores` are those
     of all executors. There may be no executor yet."""
     executors = max(1, executors)
     each = math.ceil(cores / executors)
     processes = math.ceil(each / MAX_THREADS)
     count = min(executors * processes, max(work.plan.shards, len(work.plan.ranges)))
-    peers = Peers(count, math.ceil(each / processes))
+    peers = WorkerProcesses(count, math.ceil(each / processes))
     # Whether an input is read wrongly (`engine.null_keys`) is judged by what all peers have read.
     return peers if work.judges_inputs else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
 

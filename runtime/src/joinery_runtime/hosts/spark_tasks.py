@@ -23,9 +23,9 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.tasks import (
     Inbox,
-    Peers,
     TaskWorker,
     Threads,
+    WorkerProcesses,
     deal_ranges,
     read_ranges,
     run_epoch,
@@ -69,7 +69,7 @@ class PeerTask:
 
     setup: WorkerSetup
     work: EpochWork
-    peers: Peers
+    peers: WorkerProcesses
 
     def whole(self, given: Iterable[object]) -> Iterator[EpochOutcome | TaskFailure]:
         """The task of an only peer: runs the whole epoch."""

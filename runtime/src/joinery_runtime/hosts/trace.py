@@ -53,7 +53,7 @@ def run_trace(
             line = trace.step(step)
             if rows is not None and trace.rows:
                 rows(number, ordered(trace.rows))
-            yield {"step": number, **line} | ({"stepWatermarks": trace.handed_on()} if verbose else {})
+            yield {"step": number, **line} | ({"stepWatermarks": trace.output_watermarks()} if verbose else {})
 
 
 class _Trace:
@@ -92,7 +92,7 @@ class _Trace:
         line |= {"dead_letters": shown} if shown else {}
         return line | ({"warnings": warnings} if warnings else {})
 
-    def handed_on(self) -> list[dict[str, int | None]]:
+    def output_watermarks(self) -> list[dict[str, int | None]]:
         times = {name: InputTime(watermark, None) for name, watermark in self._watermarks().items()}
         return [dict(lows) for lows in watermarks_out(self._pipeline, times, self._driver.state.floors)]
 

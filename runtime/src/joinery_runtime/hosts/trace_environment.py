@@ -19,7 +19,7 @@ from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Sink, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, Sink
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 from joinery_runtime.sources import Decoder, guarded, json_decoder_for
 from joinery_runtime.sources.record_paths import paths_of
@@ -97,7 +97,7 @@ class LocalCapture(NamesNoStore):
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Does nothing: rows become visible when they are taken."""
 
-    def recover(self, takeover: Takeover) -> bool:
+    def recover(self, recovery: RecoveryContext) -> bool:
         """There is nothing to recover."""
         return False
 

@@ -1,6 +1,6 @@
 """Where rows go: Kafka topics, tables (Postgres, Iceberg, Delta), files of JSON lines and Parquet, the console."""
 
-from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, Sink, SinkWriter, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt, RecoveryContext, Sink, SinkWriter
 from joinery_runtime.sinks.dead_letters import DEAD_LETTER_SCHEMA, dead_letter_rows
 from joinery_runtime.sinks.encode import json_lines, rows_to_json
 from joinery_runtime.sinks.factory import (
@@ -22,10 +22,10 @@ __all__ = [
     "Attempt",
     "AttemptId",
     "Receipt",
+    "RecoveryContext",
     "Sink",
     "SinkWriter",
     "StoreDatabase",
-    "Takeover",
     "dead_letter_content",
     "dead_letter_rows",
     "dead_letter_sink",

@@ -38,32 +38,32 @@ class AttemptId:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt as its writer sees it. `lineage` identifies the job's life in its state store: it tells what this job
-    wrote to the target from what a job of the same name in another store wrote there.
+    """One attempt as its writer sees it. `incarnation` identifies the job's life in its state store: it tells what this
+    job wrote to the target from what a job of the same name in another store wrote there.
 
     A writer whose rows are visible before the commit first claims its part of the epoch. `claim(name, owner,
-    instead_of)` returns None if this attempt is the first to claim it, else the present owner (see `StateStore.claim`).
-    It raises Fenced unless the attempt's generation and plan are the store's newest. `reach` names points of the work
-    for fault injection and otherwise does nothing. `former_names`: an earlier release planned the epoch and may resume
-    it, so the parts keep the names of that release (docs/decisions/0026).
+    replacing)` returns None if this attempt is the first to claim it, else the present owner (see `StateStore.claim`).
+    It raises Fenced unless the attempt's generation and plan are the store's newest. `failpoint` names points of the
+    work for fault injection and otherwise does nothing. `former_names`: an earlier release planned the epoch and may
+    resume it, so the parts keep the names of that release (docs/decisions/0026).
     """
 
     id: AttemptId
-    lineage: str
+    incarnation: str
     claim: Callable[[str, str, str | None], str | None]
-    reach: Callable[[str], None]
+    failpoint: Callable[[str], None]
     former_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Takeover:
+class RecoveryContext:
     """What a driver finds when it takes over a job. Attempts of older generations may still be running; they have
     claimed whatever they may make visible."""
 
     generation: int
     committed_epoch: int
     store: StoreIdentity  # of the job
-    lineage: str = ""
+    incarnation: str = ""
     claims: Mapping[str, str] = field(default_factory=dict)  # owner by name; "": already fenced
     shards: int = 0  # of the newest committed epoch
     pending: int | None = None  # the epoch whose plan is about to be replayed
@@ -72,9 +72,9 @@ class Takeover:
     warn: Callable[[str], None] = lambda _: None  # about things that need a person's attention
 
 
-def life_of(lineage: str) -> str:
-    """The short form of a lineage in names of files, markers and claims: 12 hex digits (docs/decisions/0026)."""
-    return lineage.replace("-", "")[:12]
+def life_of(incarnation: str) -> str:
+    """The short form of an incarnation in names of files, markers and claims: 12 hex digits (docs/decisions/0026)."""
+    return incarnation.replace("-", "")[:12]
 
 
 class AttemptRows(Protocol):
@@ -146,7 +146,7 @@ class Sink(Protocol):
         committed epoch: must be idempotent."""
         ...
 
-    def recover(self, takeover: Takeover) -> bool:
+    def recover(self, recovery: RecoveryContext) -> bool:
         """Sweeps what attempts of older generations wrote and no commit named. Once this returns, none of them
         can make anything visible. Called before anything is planned or replayed.
 
@@ -166,7 +166,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class HoldsNoRows:
+class ImmediateSink:
     """The trivial part of `Sink`, where rows become visible with their epoch and a waiting call soon raises."""
 
     @property
@@ -183,7 +183,7 @@ class HoldsNoRows:
         return None
 
 
-class NamesNoStore(HoldsNoRows):
+class NamesNoStore(ImmediateSink):
     """The trivial part of `Sink`, where nothing in the target says which store the job that writes to it has."""
 
     def other_store(self) -> StoreIdentity | None:

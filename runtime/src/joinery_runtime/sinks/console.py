@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 
 
@@ -50,7 +50,7 @@ class ConsoleSink(NamesNoStore):
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Does nothing: rows are printed after the commit."""
 
-    def recover(self, takeover: Takeover) -> bool:
+    def recover(self, recovery: RecoveryContext) -> bool:
         """Returns False: no row of the pending epoch has been printed."""
         return False
 

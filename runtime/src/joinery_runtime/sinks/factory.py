@@ -31,7 +31,7 @@ from joinery_runtime.sinks.kafka_target import KafkaTarget, RecordLimit
 from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames
 from joinery_runtime.sinks.lake import LakeSink, LakeTable
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging, staging_apart
-from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks, published_epoch
+from joinery_runtime.sinks.postgres_external import ExternalPostgresSink, drop_marks, published_epoch
 from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.sinks.rolling import Rolling, held_names, held_parts
 from joinery_runtime.sinks.schema_output import SchemaOutput
@@ -49,8 +49,8 @@ class StoreDatabase(Protocol):
     def schema(self) -> str: ...
 
 
-def sink_for(job: Job, store: StoreDatabase | None, lineage: str = "") -> Sink:
-    """The sink of the job's output. `store` None: the state is not in Postgres. `lineage` lets `held` answer before
+def sink_for(job: Job, store: StoreDatabase | None, incarnation: str = "") -> Sink:
+    """The sink of the job's output. `store` None: the state is not in Postgres. `incarnation` lets `held` answer before
     `recover`, which sets it."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
@@ -60,7 +60,7 @@ def sink_for(job: Job, store: StoreDatabase | None, lineage: str = "") -> Sink:
         case Output(file=FileOutput() as file):
             assert job.spec.output.format in ("json", "parquet"), "the job's validation sees to it"
             of = (job.spec.output.format, JsonStyle.of(job), _rolling(file))
-            return FileSink(file.path, *of, life=life_of(lineage))
+            return FileSink(file.path, *of, life=life_of(incarnation))
         case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
             return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
         case Output(console=ConsoleOutput() as console):
@@ -141,7 +141,7 @@ def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> 
     if output.dsn is None or output.dsn == store.dsn:
         return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
     staging = Staging.of(store.schema, job.name, table.name, apart=True)
-    return ApartPostgresSink(output.dsn, table, staging, compile_job(job).output_schema())
+    return ExternalPostgresSink(output.dsn, table, staging, compile_job(job).output_schema())
 
 
 def replaces_rows(job: Job) -> bool:
@@ -157,23 +157,23 @@ def _table(output: PostgresOutput, job: Job) -> TargetTable:
     return TargetTable(output.table, key, job.retracted, nested, *allowed, ordered=replaces_rows(job))
 
 
-def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | None:
+def forget_output(job: Job, store: StoreDatabase, incarnation: str | None) -> str | None:
     """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what remains:
-    rows in files that nobody has seen yet, of this life of the job (`lineage` None: it had no state), and what could
-    not be dropped, because a database that is away for ever must not prevent the deletion of a job. In another database
-    than the state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows under the
-    same names. Raises SinkError and StoreUnavailable for the state's own database."""
+    rows in files that nobody has seen yet, of this life of the job (`incarnation` None: it had no state), and what
+    could not be dropped, because a database that is away for ever must not prevent the deletion of a job. In another
+    database than the state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows
+    under the same names. Raises SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
     remaining = []
     output, dead = job.spec.output, job.spec.dead_letter
     for file in (output.file, dead.file if dead is not None else None):
-        if file is not None and lineage is not None and (held := held_parts(Path(file.path), life_of(lineage))):
-            rows, names = sum(part.rows for part in held), held_names(Path(file.path), [life_of(lineage)])
+        if file is not None and incarnation is not None and (held := held_parts(Path(file.path), life_of(incarnation))):
+            rows, names = sum(part.rows for part in held), held_names(Path(file.path), [life_of(incarnation)])
             remaining.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
         of = (output.postgres.dsn, store.schema, job.name)
         try:
-            if lineage is not None:
+            if incarnation is not None:
                 drop_staging(*of, apart=True)
                 drop_marks(*of)
             elif tables := staging_apart(*of):
@@ -187,7 +187,7 @@ def forget_output(job: Job, store: StoreDatabase, lineage: str | None) -> str | 
     return "; ".join(remaining) or None
 
 
-def dead_letter_sink(job: Job, lineage: str = "") -> Sink | None:
+def dead_letter_sink(job: Job, incarnation: str = "") -> Sink | None:
     """The sink of the job's dead letters, whose rows have `DEAD_LETTER_SCHEMA`. None if the job names none."""
     match job.spec.dead_letter:
         case None:
@@ -195,7 +195,7 @@ def dead_letter_sink(job: Job, lineage: str = "") -> Sink | None:
         case DeadLetter(kafka=DeadLetterKafka()):
             return _kafka(job, _dead_letter_topic(job), PartNames(job.name, dead_letters=True))
         case DeadLetter(file=FileOutput() as file):
-            return FileSink(file.path, rolling=_rolling(file), life=life_of(lineage))
+            return FileSink(file.path, rolling=_rolling(file), life=life_of(incarnation))
         case unknown:
             raise _no_sink("deadLetter", unknown)
 
@@ -208,7 +208,7 @@ def _dead_letter_topic(job: Job) -> DeadLetterTarget:
 
 
 def output_content(
-    job: Job, store: StoreDatabase | None, lineage: str, committed: Callable[[], int], certain: int
+    job: Job, store: StoreDatabase | None, incarnation: str, committed: Callable[[], int], certain: int
 ) -> Content | None:
     """The present content of the job's output. None for files, which say to which epoch a row belongs. `committed`
     gives the last epoch that the state store has committed; rows up to `certain` have been published. Raises SinkError
@@ -226,12 +226,12 @@ def output_content(
         if output.postgres.dsn in (None, store.dsn):
             return PostgresContent(store.dsn, table, schema, committed, None)
         assert output.postgres.dsn is not None, "the line above"
-        of = (store.schema, job.name, lineage, table.name)
+        of = (store.schema, job.name, incarnation, table.name)
         return PostgresContent(
             output.postgres.dsn, table, schema, committed, lambda here: max(published_epoch(here, *of), certain)
         )
     if output.iceberg is not None or output.delta is not None:
-        return LakeContent(lake_table(job), job.name, lineage, schema, certain)
+        return LakeContent(lake_table(job), job.name, incarnation, schema, certain)
     return None
 
 

@@ -27,7 +27,7 @@ from joinery_runtime.disk import is_full
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.outputs import FileFormat
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover, life_of
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, life_of
 from joinery_runtime.sinks.encode import PLAIN, JsonStyle, json_lines, rows_to_json
 from joinery_runtime.sinks.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
 
@@ -53,7 +53,7 @@ class FileWriter:
         encode = write_parquet if self.format == "parquet" else lines
         count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
         written = {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
-        held = {**written, "held": True, "life": life_of(attempt.lineage)}
+        held = {**written, "held": True, "life": life_of(attempt.incarnation)}
         return held if size < self.hold_below else written
 
 
@@ -277,17 +277,17 @@ class FileSink(NamesNoStore):
 
     # --- recover ----------------------------------------------------------------------------------------------------
 
-    def recover(self, takeover: Takeover) -> bool:
+    def recover(self, recovery: RecoveryContext) -> bool:
         """Sweeps, but leaves the committed epoch's files to `publish`; those not named go at the next recovery.
 
         Refuses parts of later epochs than the committed one. They are not this job's, which would overwrite them one by
         one.
         """
-        self._be(life_of(takeover.lineage))
-        self._refuse_foreign(takeover.committed_epoch)
+        self._be(life_of(recovery.incarnation))
+        self._refuse_foreign(recovery.committed_epoch)
         self._drop_merged()
-        self._tell_of_others(takeover.warn)
-        self._sweep(lambda generation, of: generation < takeover.generation and of != takeover.committed_epoch)
+        self._tell_of_others(recovery.warn)
+        self._sweep(lambda generation, of: generation < recovery.generation and of != recovery.committed_epoch)
         return False
 
     def _tell_of_others(self, warn: Callable[[str], None]) -> None:

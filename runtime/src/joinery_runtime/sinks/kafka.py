@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from joinery_runtime.errors import SinkError, Unavailable
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.kafka_errors import LastError, is_away
-from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext
 from joinery_runtime.sinks.kafka_target import BrokerCheck, KafkaTarget, write_in_fitting_batches
 from joinery_runtime.sinks.record_producers import Patience, open_producer
 
@@ -117,7 +117,7 @@ class KafkaSink(NamesNoStore):
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Does nothing: rows are in the topic already."""
 
-    def recover(self, takeover: Takeover) -> bool:
+    def recover(self, recovery: RecoveryContext) -> bool:
         """Returns False. Rows of attempts without a commit stay (at least once), whatever becomes of the plan."""
         return False
 

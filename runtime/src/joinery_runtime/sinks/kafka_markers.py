@@ -38,16 +38,16 @@ _STABLE = "read_committed"
 
 @dataclass(frozen=True, slots=True)
 class EpochMarker:
-    """Says that the rows of `epoch` are in the topic. `lineage` is that of the job's life, `generation` that of the
+    """Says that the rows of `epoch` are in the topic. `incarnation` is that of the job's life, `generation` that of the
     driver that planned the attempt."""
 
     epoch: int
-    lineage: str
+    incarnation: str
     generation: int
 
     def committed(self, topic: str) -> TopicPartition:
         """The marker as the offset to commit."""
-        about = {"lineage": self.lineage, "generation": self.generation}
+        about = {"lineage": self.incarnation, "generation": self.generation}
         return TopicPartition(topic, _PARTITION, self.epoch, metadata=json.dumps(about))
 
     @classmethod

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded, Unavailable
-from joinery_runtime.sinks.base import Attempt, AttemptRows, HoldsNoRows, Receipt, Takeover, life_of
+from joinery_runtime.sinks.base import Attempt, AttemptRows, ImmediateSink, Receipt, RecoveryContext, life_of
 from joinery_runtime.sinks.kafka_markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.sinks.kafka_producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.sinks.kafka_records import Records
@@ -43,8 +43,8 @@ _TAKEOVER_THREADS = 16
 class PartNames:
     """The names of the parts of an epoch's output, which are the names of their claims and of the groups that hold
     their markers. Output has one part per shard, dead letters have one. The names contain the job's life in its store
-    (`lineage`), so a job of the same name with another store has other names. Those of earlier releases, the `former`
-    names, do not."""
+    (`incarnation`), so a job of the same name with another store has other names. Those of earlier releases, the
+    `former` names, do not."""
 
     job: str
     dead_letters: bool = False
@@ -54,15 +54,15 @@ class PartNames:
         """The group in which drivers of jobs with this name sign the topic."""
         return f"{self.job}-driver"
 
-    def of(self, shard: int, lineage: str) -> str:
-        return f"{self.job}-{life_of(lineage)}-{self._part(shard)}"
+    def of(self, shard: int, incarnation: str) -> str:
+        return f"{self.job}-{life_of(incarnation)}-{self._part(shard)}"
 
     def former(self, shard: int) -> str:
         return f"{self.job}-{self._part(shard)}"
 
-    def below(self, shards: int, lineage: str) -> list[str]:
+    def below(self, shards: int, incarnation: str) -> list[str]:
         """Each name of shards 0 to `shards` - 1 once, former names included."""
-        both = ((self.of(shard, lineage), self.former(shard)) for shard in range(shards))
+        both = ((self.of(shard, incarnation), self.former(shard)) for shard in range(shards))
         return list(dict.fromkeys(name for names in both for name in names))
 
     def owns(self, name: str) -> bool:
@@ -99,7 +99,7 @@ class PartWrite:
     @property
     def name(self) -> str:
         shard = self.attempt.id.shard
-        return self.names.former(shard) if self.attempt.former_names else self.names.of(shard, self.attempt.lineage)
+        return self.names.former(shard) if self.attempt.former_names else self.names.of(shard, self.attempt.incarnation)
 
     def run(self) -> Receipt:
         for producer in self._candidates():
@@ -135,7 +135,7 @@ class PartWrite:
         if not self._claim(producer):
             return self._repeated()
         producer.begin()
-        self.attempt.reach("transaction-begun")
+        self.attempt.failpoint("transaction-begun")
         sent: list[int] = []
 
         def chunks() -> Iterator[Records]:
@@ -143,11 +143,11 @@ class PartWrite:
                 sent.append(batch.num_rows)
                 yield self.target.records(batch)
 
-        marker = EpochMarker(self.attempt.id.epoch, self.attempt.lineage, self.attempt.id.generation)
+        marker = EpochMarker(self.attempt.id.epoch, self.attempt.incarnation, self.attempt.id.generation)
         producer.send(self.target.topic, chunks(), self.name, marker)
-        self.attempt.reach("transaction-sent")
+        self.attempt.failpoint("transaction-sent")
         producer.commit()
-        self.attempt.reach("transaction-committed")
+        self.attempt.failpoint("transaction-committed")
         return {"attempt": str(self.attempt.id), "rows": sum(sent)}
 
     def _claim(self, producer: OwningProducer) -> bool:
@@ -169,7 +169,7 @@ class PartWrite:
 
     def _is_written(self, marker: EpochMarker | None) -> bool:
         """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are."""
-        if marker is None or marker.lineage != self.attempt.lineage:
+        if marker is None or marker.incarnation != self.attempt.incarnation:
             return False
         if marker.epoch > self.attempt.id.epoch:
             raise Fenced(
@@ -200,7 +200,7 @@ class PartWrite:
         return {"attempt": str(self.attempt.id), "rows": rows, "repeated": True}
 
 
-class KafkaTransactionsSink(HoldsNoRows):
+class KafkaTransactionsSink(ImmediateSink):
     """The driver half, which has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget, names: PartNames) -> None:
@@ -224,24 +224,26 @@ class KafkaTransactionsSink(HoldsNoRows):
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Does nothing: rows are in the topic already."""
 
-    def recover(self, takeover: Takeover) -> bool:
+    def recover(self, recovery: RecoveryContext) -> bool:
         """Takes over every id that has a claim. This aborts whatever its owner has not committed, and the owner can no
         longer commit. Also raises SinkError if topic and state store no longer belong together."""
-        owners = {owner for name, owner in takeover.claims.items() if owner and self._names.owns(name)}
+        owners = {owner for name, owner in recovery.claims.items() if owner and self._names.owns(name)}
         with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
             list(threads.map(lambda owner: take_over(self._target, owner), sorted(owners)))
-        self._sign(takeover)
-        names = self._names.below(max(takeover.shards, takeover.pending_shards), takeover.lineage)
+        self._sign(recovery)
+        names = self._names.below(max(recovery.shards, recovery.pending_shards), recovery.incarnation)
         found = zip(names, EpochMarkerReader(self._target).read(names), strict=True)
-        markers = {name: marker for name, marker in found if marker is not None and marker.lineage == takeover.lineage}
-        self._refuse_older_state(takeover, markers)
-        self._refuse_expired(takeover, markers)
-        return any(marker.epoch == takeover.pending for marker in markers.values())
+        markers = {
+            name: marker for name, marker in found if marker is not None and marker.incarnation == recovery.incarnation
+        }
+        self._refuse_older_state(recovery, markers)
+        self._refuse_expired(recovery, markers)
+        return any(marker.epoch == recovery.pending for marker in markers.values())
 
-    def _sign(self, takeover: Takeover) -> None:
+    def _sign(self, recovery: RecoveryContext) -> None:
         if not self._names.dead_letters:
-            EpochMarkerReader(self._target).sign(self._names.signature, takeover.generation, takeover.store)
-            self._store = takeover.store
+            EpochMarkerReader(self._target).sign(self._names.signature, recovery.generation, recovery.store)
+            self._store = recovery.store
 
     def other_store(self) -> StoreIdentity | None:
         """The store of another job that signed the topic after this driver. Raises SinkError."""
@@ -250,31 +252,31 @@ class KafkaTransactionsSink(HoldsNoRows):
         newest = EpochMarkerReader(self._target).signed(self._names.signature)
         return newest if newest is not None and newest.id != self._store.id else None
 
-    def _refuse_older_state(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
+    def _refuse_older_state(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
         """Raises SinkError for a marker of an epoch that is neither committed nor pending with a claim. No part is
         written before it is planned and claimed, so the store must have been set back since."""
         for name, marker in sorted(markers.items()):
-            claimed = marker.epoch == takeover.pending and name in takeover.claims
-            if marker.epoch > takeover.committed_epoch and not claimed:
+            claimed = marker.epoch == recovery.pending and name in recovery.claims
+            if marker.epoch > recovery.committed_epoch and not claimed:
                 raise SinkError(
                     f"{self._target.TITLE} {self._target.topic} is ahead of the state",
                     facts=f"it has epoch {marker.epoch} of {name}, the state store has committed epoch "
-                    f"{takeover.committed_epoch} and knows nothing of that one",
+                    f"{recovery.committed_epoch} and knows nothing of that one",
                     todo="Was the database restored from a backup, or did it fail over? Restore a newer one; or run "
                     "with `delivery: atLeastOnce` until the job is past that epoch (rows will repeat)",
                 )
 
-    def _refuse_expired(self, takeover: Takeover, markers: Mapping[str, EpochMarker]) -> None:
+    def _refuse_expired(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
         """Raises SinkError if a marker of the pending epoch may have expired. A part that nobody claimed was not
         written, nor was one without a marker if the plan is young. The markers of an old plan may have expired."""
-        planned = self._names.below(takeover.pending_shards, takeover.lineage)
-        unknown = [name for name in planned if name in takeover.claims and name not in markers]
-        if unknown and takeover.pending_for_ms > (retention_ms := EpochMarkerReader(self._target).retention_ms()):
+        planned = self._names.below(recovery.pending_shards, recovery.incarnation)
+        unknown = [name for name in planned if name in recovery.claims and name not in markers]
+        if unknown and recovery.pending_for_ms > (retention_ms := EpochMarkerReader(self._target).retention_ms()):
             named = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
             raise SinkError(
-                f"{self._target.TITLE} {self._target.topic}: it cannot be told whether epoch {takeover.pending} was "
+                f"{self._target.TITLE} {self._target.topic}: it cannot be told whether epoch {recovery.pending} was "
                 "written",
-                facts=f"its plan is {takeover.pending_for_ms / 3_600_000:.0f} h old, the brokers keep markers for "
+                facts=f"its plan is {recovery.pending_for_ms / 3_600_000:.0f} h old, the brokers keep markers for "
                 f"{retention_ms / 3_600_000:.0f} h, and there is none for {named}",
                 todo="Run the job once with `delivery: atLeastOnce`: it writes the rows of this epoch, again if they "
                 "were written",

@@ -25,7 +25,7 @@ import stamina
 from joinery_runtime.disk import is_full
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover, life_of
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, life_of
 from joinery_runtime.sinks.files import MAKE_ROOM, write_parquet
 
 Opened = TypeVar("Opened")
@@ -156,7 +156,7 @@ class LakeWriter:
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         fs, root = self.storage.open()
-        folder = folder_of(self.job, life_of(attempt.lineage), attempt.id.epoch)
+        folder = folder_of(self.job, life_of(attempt.incarnation), attempt.id.epoch)
         path = f"{folder}/{attempt.id}.parquet"
         whole = f"{root}/{path}"
         try:
@@ -173,7 +173,7 @@ class LakeWriter:
                 f"The data file {whole} cannot be written", facts=error.strerror or str(error), todo=todo
             ) from error
         of = attempt.id
-        named = {"attempt": str(of), "shard": of.shard, "generation": of.generation, "lineage": attempt.lineage}
+        named = {"attempt": str(of), "shard": of.shard, "generation": of.generation, "lineage": attempt.incarnation}
         return {**named, "table": self.table, "path": path, "rows": count, "size": size}
 
 
@@ -278,11 +278,11 @@ class LakeSink(NamesNoStore):
         found = fs.get_file_info([f"{root}/{path}" for path in paths])
         return [info.path for info in found if info.type != pafs.FileType.File]
 
-    def recover(self, takeover: Takeover) -> bool:
+    def recover(self, recovery: RecoveryContext) -> bool:
         """Deletes files of older drivers that are newer than the table's mark: no commit has named them."""
-        if self._elsewhere and takeover.pending is not None:
+        if self._elsewhere and recovery.pending is not None:
             raise SinkError(
-                f"Rows of epoch {takeover.committed_epoch} are of another table than the {self.table.name}",
+                f"Rows of epoch {recovery.committed_epoch} are of another table than the {self.table.name}",
                 facts="the output has changed, or the table was made anew, and the job was not stopped in order "
                 "before: the other table may miss those rows",
                 todo="Name the earlier table, start the job, stop it in order (SIGTERM, suspend: true), then change "
@@ -290,10 +290,14 @@ class LakeSink(NamesNoStore):
             )
         if self.table.id() is None:
             return False
-        life = life_of(takeover.lineage)
+        life = life_of(recovery.incarnation)
         mark = self.table.mark(self._job, life) or Mark(0, 0)
         # At most one epoch beyond the committed one is ever written.
-        self._sweep(life, takeover.committed_epoch + 1, lambda of: mark < of and of.generation < takeover.generation)
+        self._sweep(
+            life,
+            recovery.committed_epoch + 1,
+            lambda of: mark < of and of.generation < recovery.generation,
+        )
         return False
 
     def _sweep(

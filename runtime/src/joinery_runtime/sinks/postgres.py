@@ -30,7 +30,7 @@ from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.postgres_client import CATALOG_ONLY, advice, connect, create_schema, is_away, is_stale
-from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, Takeover
+from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext
 from joinery_runtime.sinks.postgres_merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.sinks.postgres_table import TargetTable, columns_of, names
 
@@ -166,10 +166,10 @@ class PostgresSink(NamesNoStore):
                     connection.execute(_STAGING)
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
-    def recover(self, takeover: Takeover) -> bool:
-        if self._elsewhere is not None and takeover.pending is not None:
+    def recover(self, recovery: RecoveryContext) -> bool:
+        if self._elsewhere is not None and recovery.pending is not None:
             raise SinkError(
-                f"Rows of epoch {takeover.committed_epoch} are staged for {self.target.name} in another database",
+                f"Rows of epoch {recovery.committed_epoch} are staged for {self.target.name} in another database",
                 facts="output.postgres.dsn has changed, and the job was not stopped in order before: the table in the "
                 "other database may miss those rows",
                 todo="Name the earlier dsn, start the job, stop it in order (SIGTERM, suspend: true), then change it",
@@ -178,7 +178,7 @@ class PostgresSink(NamesNoStore):
         with self._session("The staging tables cannot be swept") as connection, connection.transaction():
             connection.execute(_STAGING)
             for table in self._staging.tables():
-                connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (takeover.generation,))
+                connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (recovery.generation,))
         return False
 
     def close(self) -> None:

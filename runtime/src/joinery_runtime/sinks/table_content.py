@@ -189,8 +189,8 @@ class LakeContent:
     upsert_key: ClassVar[tuple[str, ...]] = ()
     retracted: ClassVar[str | None] = None
 
-    def __init__(self, table: LakeTable, job: str, lineage: str, schema: pa.Schema, certain: int) -> None:
-        self._table, self._schema, life = table, schema, life_of(lineage)
+    def __init__(self, table: LakeTable, job: str, incarnation: str, schema: pa.Schema, certain: int) -> None:
+        self._table, self._schema, life = table, schema, life_of(incarnation)
         mark = table.mark(job, life)
         self.complete_to = max(0 if mark is None else mark.epoch, certain)
         self._folder = f"/{folder_of(job, life, 0).rsplit('/', 1)[0]}/"

@@ -202,16 +202,16 @@ class SourcePlanner(Protocol):
         Raises DataLoss for them unless the job allows it."""
         ...
 
-    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+    def pin(self, partitions: Collection[PartitionRef]) -> bool:
         """Called before an epoch runs. Returns True if this driver owns all of them; it then keeps them until
-        `release`."""
+        `unpin`."""
         ...
 
-    def still_held(self) -> bool:
+    def is_pinned(self) -> bool:
         """Called before the epoch's commit: whether the driver still has all held partitions."""
         ...
 
-    def release(self, committed: Mapping[PartitionRef, int]) -> None:
+    def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
         """Ends the hold. `committed` holds the next offsets, for lag tools; it is empty if the epoch did not commit."""
         ...
 
@@ -243,13 +243,13 @@ class UnsharedSource:
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
         return set()
 
-    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+    def pin(self, partitions: Collection[PartitionRef]) -> bool:
         return True
 
-    def still_held(self) -> bool:
+    def is_pinned(self) -> bool:
         return True
 
-    def release(self, committed: Mapping[PartitionRef, int]) -> None:
+    def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
         """Does nothing: nobody waits for the partitions."""
 
     def rejoin(self) -> None:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.sources.foreign import FRAME, is_framed
 from joinery_runtime.sources.formats.avro import read_record
-from joinery_runtime.sources.one_by_one import RefusedRecord
 from joinery_runtime.sources.records import BadRecord, ByValue, Decoded, is_json, json_text, with_bad
+from joinery_runtime.sources.row_decoder import RefusedRecord
 from joinery_runtime.sources.schema_registry import Schemas, UnknownSchema, schema_number
 
 

@@ -101,14 +101,14 @@ class HistoryPlanner:
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
         return self._topics.gone([ref for ref in partitions if not of_files(ref)], topic_ids)
 
-    def hold(self, partitions: Collection[PartitionRef]) -> bool:
-        return self._topics.hold([ref for ref in partitions if not of_files(ref)])
+    def pin(self, partitions: Collection[PartitionRef]) -> bool:
+        return self._topics.pin([ref for ref in partitions if not of_files(ref)])
 
-    def still_held(self) -> bool:
-        return self._topics.still_held()
+    def is_pinned(self) -> bool:
+        return self._topics.is_pinned()
 
-    def release(self, committed: Mapping[PartitionRef, int]) -> None:
-        self._topics.release({ref: at for ref, at in committed.items() if not of_files(ref)})
+    def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
+        self._topics.unpin({ref: at for ref, at in committed.items() if not of_files(ref)})
 
     def rejoin(self) -> None:
         self._topics.rejoin()

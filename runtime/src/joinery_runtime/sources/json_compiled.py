@@ -20,12 +20,12 @@ _ROOM = 16  # bytes that the kernel may read or write beyond a text
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
-    """The kernel's result for a batch: `rows` of the records `taken`, in order. The other records were `given_up`."""
+class KernelBatch:
+    """The kernel's result for a batch: `rows` of the records `taken`, in order. The other records were `rejected`."""
 
     rows: pa.Table
     taken: IntArray
-    given_up: IntArray
+    rejected: IntArray
 
 
 class JsonKernel:
@@ -41,13 +41,13 @@ class JsonKernel:
         self._powers = _powers(kernel.MAX_POWER)
         self._exact = 10.0 ** np.arange(23)
 
-    def decode(self, values: pa.BinaryArray) -> Usual:
+    def decode(self, values: pa.BinaryArray) -> KernelBatch:
         count = len(values)
         offsets, data = _offsets(values), values.buffers()[2]
         missing = values.is_null().cast(pa.uint8()).to_numpy() if values.null_count else np.empty(0, np.uint8)
         slots = np.empty((len(self._schema), count), np.int64)
         valid = np.empty((len(self._schema), count), np.uint8)
-        taken, given_up = np.empty(count, np.int64), np.empty(count, np.int64)
+        taken, rejected = np.empty(count, np.int64), np.empty(count, np.int64)
         arena = np.empty(int(offsets[-1] - offsets[0]) + _ROOM, np.uint8)
         address = 0 if data is None else data.address
         size = 0 if data is None else data.size
@@ -57,17 +57,17 @@ class JsonKernel:
         looked_at, rows = kernel.decode(
             address, size, offsets, missing, self._names.ctypes.data, self._table, self._buckets, self._items,
             self._arrays, self._kinds, self._powers, self._exact, arena.ctypes.data, predicted, around, seen, slots,
-            valid, taken, given_up,
+            valid, taken, rejected,
         )  # fmt: skip
         places = _Places(kernel, address, address + size, arena)
         columns = [
             _column(field.type, places, slots[at, :rows], valid[at, :rows]) for at, field in enumerate(self._schema)
         ]
         rest = np.arange(looked_at, count)
-        return Usual(
+        return KernelBatch(
             pa.table(columns, schema=self._schema),
             taken[:rows],
-            np.concatenate([given_up[: looked_at - rows], rest]) if looked_at < count else given_up[: looked_at - rows],
+            np.concatenate([rejected[: looked_at - rows], rest]) if looked_at < count else rejected[: looked_at - rows],
         )
 
 

@@ -16,7 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from joinery_runtime.errors import Fenced, JoineryError, Unavailable
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, connect, logger, member_settings
+from joinery_runtime.sources.kafka_settings import Cluster, LoggedErrors, connect, logger, member_settings
 from joinery_runtime.store_identity import StoreIdentity
 
 HOLD_SECONDS = 30.0  # how long a rebalance may wait for a running epoch
@@ -76,7 +76,7 @@ class GroupMember:
         self._starts: dict[PartitionRef, int] = {}
         self._owned: set[PartitionRef] = set()
         self._leaving: set[PartitionRef] = set()  # still owned, until the held ones among them are released
-        self._held: frozenset[PartitionRef] = frozenset()
+        self._pinned: frozenset[PartitionRef] = frozenset()
         self._lost = False
         self._to_publish: dict[PartitionRef, int] = {}
         self._told: dict[PartitionRef, int] = {}  # offsets that the group has been told, or is about to be
@@ -109,31 +109,31 @@ class GroupMember:
             self._check()
             return frozenset(self._owned - self._leaving)
 
-    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+    def pin(self, partitions: Collection[PartitionRef]) -> bool:
         """Holds these partitions, if all are assigned, instead of those held before."""
         with self._changed:
             self._check()
-            self._held, self._lost = frozenset(), False
+            self._pinned, self._lost = frozenset(), False
             self._changed.notify_all()
             if not (self._owned - self._leaving).issuperset(partitions):
                 return False
-            self._held = frozenset(partitions)
+            self._pinned = frozenset(partitions)
             return True
 
-    def still_held(self) -> bool:
+    def is_pinned(self) -> bool:
         """Whether the member still has all held partitions."""
         with self._changed:
             self._check()
             return not self._lost
 
-    def release(self, committed: Mapping[PartitionRef, int]) -> None:
+    def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
         """Lets a waiting rebalance continue. Publishes the next offsets of partitions that are still owned, soon."""
         with self._changed:
             self._starts |= committed
             news = {ref: at for ref, at in committed.items() if ref in self._owned and self._told.get(ref) != at}
             self._to_publish |= news
             self._told |= news
-            self._held, self._lost = frozenset(), False
+            self._pinned, self._lost = frozenset(), False
             self._changed.notify_all()
 
     def rejoin(self) -> None:
@@ -199,7 +199,7 @@ class GroupMember:
         finally:
             with self._changed:
                 if self._thread is current_thread():  # else another thread has joined again
-                    self._lost |= bool(self._held)
+                    self._lost |= bool(self._pinned)
                     self._owned, self._leaving = set(), set()
             consumer.close()
 
@@ -255,7 +255,7 @@ class GroupMember:
         with self._changed:
             self._leaving |= refs
             released = self._changed.wait_for(
-                lambda: self._closing or not self._held & refs, timeout=self._hold_seconds
+                lambda: self._closing or not self._pinned & refs, timeout=self._hold_seconds
             )
             if not released:
                 logger.warning(
@@ -272,7 +272,7 @@ class GroupMember:
             self._drop(set(self._refs(partitions)))
 
     def _drop(self, refs: set[PartitionRef]) -> None:
-        self._lost |= bool(self._held & refs)
+        self._lost |= bool(self._pinned & refs)
         self._owned -= refs
         self._leaving -= refs
         for ref in refs:

@@ -15,7 +15,7 @@ from joinery_runtime import kafka_errors
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.kafka_errors import ASK_SECONDS, MISSING, NO_ANSWER, no_offset, silence, soon_back, tls_port
 from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, callbacks, connect
+from joinery_runtime.sources.kafka_settings import Cluster, LoggedErrors, callbacks, connect
 
 _ANSWER_SECONDS = 15.0  # how long a broker may take to answer
 _TURN_SECONDS = 1.0  # how often a wait is checked for an error for which waiting does not help

@@ -11,10 +11,10 @@ from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.inputs import AtOffsets, KafkaInput
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sources.base import Bounds, PartitionRef, Range, StoredOffsets
-from joinery_runtime.sources.kafka_client import Cluster, logger
 from joinery_runtime.sources.kafka_group import GroupMember
 from joinery_runtime.sources.kafka_metadata import KafkaMetadata, Topic
 from joinery_runtime.sources.kafka_positions import LogOffsets, Positions, log_offsets
+from joinery_runtime.sources.kafka_settings import Cluster, logger
 from joinery_runtime.sources.kafka_topics import InputTopics
 from joinery_runtime.store_identity import StoreIdentity
 
@@ -107,16 +107,16 @@ class KafkaPlanner:
     def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
         return self._topics.gone(partitions, topic_ids)
 
-    def hold(self, partitions: Collection[PartitionRef]) -> bool:
+    def pin(self, partitions: Collection[PartitionRef]) -> bool:
         # An earlier driver's plan is replayed before any call of `bounds`.
         self._member.follow_also({ref.topic for ref in partitions})
-        return self._member.hold(partitions)
+        return self._member.pin(partitions)
 
-    def still_held(self) -> bool:
-        return self._member.still_held()
+    def is_pinned(self) -> bool:
+        return self._member.is_pinned()
 
-    def release(self, committed: Mapping[PartitionRef, int]) -> None:
-        self._member.release(committed)
+    def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
+        self._member.unpin(committed)
 
     def rejoin(self) -> None:
         self._member.rejoin()

@@ -15,8 +15,8 @@ from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.kafka_errors import is_away, watermarks
 from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
-from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
-from joinery_runtime.sources.kafka_clients import MOST_RECORDS, ConsumerEvent, RecordClient, open_client
+from joinery_runtime.sources.kafka_record_clients import MOST_RECORDS, ConsumerEvent, RecordClient, open_client
+from joinery_runtime.sources.kafka_settings import Cluster, LoggedErrors, consumer_settings
 
 _AHEAD_BYTES = 64 << 20  # of records that were fetched and are not asked for yet
 # A batch of fewer records is handed out together with its neighbours: at a steady rate a fetch brings few records, and

@@ -10,8 +10,8 @@ from dataclasses import replace
 from joinery_runtime.errors import DataLoss
 from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.sources.base import PartitionRef, StoredOffsets
-from joinery_runtime.sources.kafka_client import Cluster, logger
 from joinery_runtime.sources.kafka_metadata import KafkaMetadata, Topic
+from joinery_runtime.sources.kafka_settings import Cluster, logger
 
 _LIST_SECONDS = 5.0  # how often matching topics are listed
 _INTERNAL = "__"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from joinery_runtime.core.table.blob import check_blob
 from joinery_runtime.errors import CommittedSince, Fenced, Moved, StateError
-from joinery_runtime.state.store import EpochCommit, JobRecord, Json, SegmentMeta, Standing, StoredSavepoint
+from joinery_runtime.state.store import EpochCommit, JobRecord, Json, OwnershipToken, SegmentMeta, StoredSavepoint
 
 EPOCH_LOG_LENGTH = 10_000
 """How many epoch numbers back from the newest commit the log goes; each commit trims older entries."""
@@ -61,7 +61,7 @@ class StoredJob:
     definition: str | None
     deleted: bool
     committed: int
-    lineage: str
+    incarnation: str
     moved_to: str | None = None
 
 
@@ -97,13 +97,13 @@ def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
             facts=f"its state stands on epoch {stored.committed} by now, the savepoint's on {pin.committed}",
             todo="To go back all the same, restore the savepoint: output of the epochs since then will repeat",
         )
-    return stored.lineage != pin.lineage
+    return stored.incarnation != pin.incarnation
 
 
 def check_start_anew(stored: StoredJob, pin: StoredSavepoint) -> bool:
     """Whether there is state to drop; False if the job was already started anew since this savepoint. Raises
     StateError."""
-    if stored.lineage != pin.lineage:
+    if stored.incarnation != pin.incarnation:
         return False
     if stored.committed != pin.committed:
         raise StateError(
@@ -215,10 +215,10 @@ def _pending(summary: str) -> StateError:
     return StateError(summary, facts="a pending plan is replayed as it stands", todo="Commit it first")
 
 
-def check_reset(stored: StoredJob | None, job: str, expected: Standing | None, *, drop_plan: bool) -> StoredJob:
+def check_reset(stored: StoredJob | None, job: str, expected: OwnershipToken | None, *, drop_plan: bool) -> StoredJob:
     """Offsets change between two plans, never under one: what a plan reads is part of it."""
     existing = require_job(stored, job)
-    current = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
+    current = ownership(existing.generation, existing.epoch, pending=existing.plan is not None)
     if expected is not None and current != expected:
         raise StateError(
             f"Job {job} went on while its offsets were being changed",
@@ -234,15 +234,15 @@ def check_reset(stored: StoredJob | None, job: str, expected: Standing | None, *
     return existing
 
 
-def _standing_text(at: Standing) -> str:
+def _standing_text(at: OwnershipToken) -> str:
     planned = "" if at.planned is None else f" with epoch {at.planned} planned"
     return f"generation {at.generation}, epoch {at.epoch}{planned}"
 
 
-def check_claim(stored: StoredJob | None, job: str, expected: Standing) -> None:
+def check_claim(stored: StoredJob | None, job: str, expected: OwnershipToken) -> None:
     """Raises Fenced for an attempt of a fenced driver, or of an epoch that is over. Such attempts may claim nothing."""
     existing = check_owner(stored, job, expected.generation)
-    current = standing(existing.generation, existing.epoch, pending=existing.plan is not None)
+    current = ownership(existing.generation, existing.epoch, pending=existing.plan is not None)
     if current != expected:
         raise Fenced(
             f"Job {job} has gone on",
@@ -251,9 +251,9 @@ def check_claim(stored: StoredJob | None, job: str, expected: Standing) -> None:
         )
 
 
-def standing(generation: int, epoch: int, *, pending: bool) -> Standing:
+def ownership(generation: int, epoch: int, *, pending: bool) -> OwnershipToken:
     """The standing that these stored values mean: a pending plan is always for the next epoch (`check_plan`)."""
-    return Standing(generation, epoch, epoch + 1 if pending else None)
+    return OwnershipToken(generation, epoch, epoch + 1 if pending else None)
 
 
 def check_commit(

@@ -23,8 +23,8 @@ from joinery_runtime.state.store import (
     JobRecord,
     Json,
     Migration,
+    OwnershipToken,
     SegmentMeta,
-    Standing,
     StoredSavepoint,
 )
 from joinery_runtime.store_identity import StoreIdentity
@@ -94,7 +94,7 @@ class _Job:
     def record(self, now: int) -> JobRecord:
         return JobRecord(
             job=self.stored.job,
-            lineage=self.stored.lineage,
+            incarnation=self.stored.incarnation,
             generation=self.stored.generation,
             epoch=self.stored.epoch,
             signature=decode_optional(self.signature),
@@ -121,7 +121,7 @@ class MemoryStore:
 
     def acquire(self, job: str) -> JobRecord:
         with self._lock:
-            entry = self._jobs.setdefault(job, _Job(StoredJob(job, 0, 0, None, None, False, 0, _new_lineage())))
+            entry = self._jobs.setdefault(job, _Job(StoredJob(job, 0, 0, None, None, False, 0, _new_incarnation())))
             entry.stored = replace(entry.stored, generation=entry.stored.generation + 1, deleted=False)
             return entry.record(self._clock())
 
@@ -130,19 +130,21 @@ class MemoryStore:
             entry = self._jobs.get(job)
             return None if entry is None or entry.stored.deleted else entry.record(self._clock())
 
-    def standing(self, job: str) -> Standing | None:
+    def ownership(self, job: str) -> OwnershipToken | None:
         with self._lock:
             stored = self._stored(job)
             if stored is None or stored.deleted:
                 return None
-            return decisions.standing(stored.generation, stored.epoch, pending=stored.plan is not None)
+            return decisions.ownership(stored.generation, stored.epoch, pending=stored.plan is not None)
 
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
+    def claim(
+        self, job: str, expected: OwnershipToken, name: str, owner: str, replacing: str | None = None
+    ) -> str | None:
         with self._lock:
             decisions.check_claim(self._stored(job), job, expected)
             claims = self._jobs[job].claims
             fresh = name not in claims
-            if fresh or claims[name] == instead_of:
+            if fresh or claims[name] == replacing:
                 claims[name] = owner
             return None if fresh else claims[name]
 
@@ -255,7 +257,9 @@ class MemoryStore:
             metas = [item.meta for item in entry.live().values()]
             rows, size = sum(meta.rows for meta in metas), sum(meta.bytes for meta in metas)
             stored, keys = entry.stored, frozenset(meta.key for meta in metas)
-            savepoint = StoredSavepoint(name, stored.epoch, self._clock(), rows, size, stored.committed, stored.lineage)
+            savepoint = StoredSavepoint(
+                name, stored.epoch, self._clock(), rows, size, stored.committed, stored.incarnation
+            )
             offsets, signature = dict(entry.offsets), entry.signature
             entry.pins[name] = _Pin(savepoint, offsets, signature, keys, stored.definition)
             return savepoint
@@ -271,7 +275,7 @@ class MemoryStore:
             pin = self._pin(entry, name)
             return replace(
                 entry.record(self._clock()),
-                lineage=pin.savepoint.lineage,
+                incarnation=pin.savepoint.incarnation,
                 epoch=pin.savepoint.epoch,
                 signature=decode_optional(pin.signature),
                 definition=decode_optional(pin.definition),
@@ -325,7 +329,7 @@ class MemoryStore:
                 entry.make_live(())
                 entry.offsets, entry.signature = {}, None
                 self._reset(entry)
-                entry.stored = replace(entry.stored, definition=None, lineage=_new_lineage())
+                entry.stored = replace(entry.stored, definition=None, incarnation=_new_incarnation())
             return entry.record(self._clock())
 
     def reset_offsets(
@@ -333,7 +337,7 @@ class MemoryStore:
         job: str,
         offsets: Mapping[str, bytes],
         *,
-        expected: Standing | None = None,
+        expected: OwnershipToken | None = None,
         drop_plan: bool = False,
         replaced: Collection[str] = (),
         by: Sequence[tuple[SegmentMeta, bytes]] = (),
@@ -373,7 +377,9 @@ class MemoryStore:
             if job in self._jobs:
                 entry = self._jobs[job] = _Job(self._jobs[job].stored, claims=self._jobs[job].claims)
                 self._reset(entry)
-                entry.stored = replace(entry.stored, definition=None, deleted=True, committed=0, lineage=_new_lineage())
+                entry.stored = replace(
+                    entry.stored, definition=None, deleted=True, committed=0, incarnation=_new_incarnation()
+                )
 
     def close(self) -> None:
         """Does nothing: the state lives as long as this object."""
@@ -396,7 +402,10 @@ class MemoryStore:
         entry.offsets, entry.signature = dict(pin.offsets), pin.signature
         self._reset(entry)
         entry.stored = replace(
-            entry.stored, definition=pin.definition, committed=pin.savepoint.committed, lineage=pin.savepoint.lineage
+            entry.stored,
+            definition=pin.definition,
+            committed=pin.savepoint.committed,
+            incarnation=pin.savepoint.incarnation,
         )
 
     @staticmethod
@@ -408,5 +417,5 @@ class MemoryStore:
         )
 
 
-def _new_lineage() -> str:
+def _new_incarnation() -> str:
     return str(uuid.uuid4())

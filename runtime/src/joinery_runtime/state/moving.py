@@ -5,8 +5,8 @@
     source: delete the rows, and leave the note
 
 Each step may be interrupted and repeated. Between the first and the last step no driver can own the job at the source,
-and the target has either all of the job or nothing. The job keeps its lineage, its counters, its plan and the claims on
-the plan's output, so output into Kafka stays exactly once.
+and the target has either all of the job or nothing. The job keeps its incarnation, its counters, its plan and the
+claims on the plan's output, so output into Kafka stays exactly once.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class MovableStore(PostgresStore):
             stored = self._stored(connection, job)
         if stored is None or stored.deleted:
             return False
-        if departing.moved_to is not None and stored.lineage == departing.lineage:
+        if departing.moved_to is not None and stored.incarnation == departing.incarnation:
             return True
         raise StateError(
             f"There is state of a job {job} at the target already",

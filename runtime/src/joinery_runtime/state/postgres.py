@@ -37,8 +37,8 @@ from joinery_runtime.state.store import (
     JobRecord,
     Json,
     Migration,
+    OwnershipToken,
     SegmentMeta,
-    Standing,
     StoredSavepoint,
 )
 from joinery_runtime.store_identity import StoreIdentity
@@ -132,15 +132,17 @@ class PostgresStore:
         with self._connection.session() as connection:
             return [name for (name,) in connection.execute(self._sql[statements.JOBS])]
 
-    def standing(self, job: str) -> Standing | None:
+    def ownership(self, job: str) -> OwnershipToken | None:
         with self._connection.session() as connection:
             row = self._sql.run(connection, statements.STANDING, job).fetchone()
-        return None if row is None else decisions.standing(row[0], row[1], pending=row[2])
+        return None if row is None else decisions.ownership(row[0], row[1], pending=row[2])
 
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
+    def claim(
+        self, job: str, expected: OwnershipToken, name: str, owner: str, replacing: str | None = None
+    ) -> str | None:
         with self._connection.session() as connection:
             row = self._sql.run(
-                connection, statements.CLAIM, job, name=name, owner=owner, instead_of=instead_of,
+                connection, statements.CLAIM, job, name=name, owner=owner, replacing=replacing,
                 generation=expected.generation, epoch=expected.epoch,
             ).fetchone()  # fmt: skip
             if row is None:
@@ -296,7 +298,7 @@ class PostgresStore:
         job: str,
         offsets: Mapping[str, bytes],
         *,
-        expected: Standing | None = None,
+        expected: OwnershipToken | None = None,
         drop_plan: bool = False,
         replaced: Collection[str] = (),
         by: Sequence[tuple[SegmentMeta, bytes]] = (),
@@ -543,10 +545,23 @@ def _stored_job(job: str, row: tuple[Any, ...] | None) -> StoredJob | None:
 
 
 def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
-    lineage, generation, epoch, signature, definition, plan, planned_for_ms, sources, values, metas, committed, _ = row
+    (
+        incarnation,
+        generation,
+        epoch,
+        signature,
+        definition,
+        plan,
+        planned_for_ms,
+        sources,
+        values,
+        metas,
+        committed,
+        _,
+    ) = row
     return JobRecord(
         job=job,
-        lineage=lineage,
+        incarnation=incarnation,
         generation=generation,
         epoch=epoch,
         signature=decode_optional(signature),

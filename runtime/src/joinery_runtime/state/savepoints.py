@@ -119,8 +119,8 @@ def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> Sto
     newest = max(automatic, key=lambda pin: pin.created_at, default=None)
     if newest is None or newest.name == but or newest.rolled_back:
         return None
-    at = (newest.committed, newest.lineage)
-    return newest if at == (record.committed, record.lineage) else None
+    at = (newest.committed, newest.incarnation)
+    return newest if at == (record.committed, record.incarnation) else None
 
 
 def _is_over(pin: StoredSavepoint, pins: Mapping[str, StoredSavepoint]) -> bool:

@@ -63,7 +63,7 @@ INSERT INTO {schema}.claims AS c (pipeline_name, name, owner)
 SELECT %(job)s, %(name)s, %(owner)s FROM job
 WHERE generation = %(generation)s AND epoch = %(epoch)s AND pending AND NOT deleted
 ON CONFLICT (pipeline_name, name) DO UPDATE
-    SET owner = CASE WHEN c.owner = %(instead_of)s THEN excluded.owner ELSE c.owner END
+    SET owner = CASE WHEN c.owner = %(replacing)s THEN excluded.owner ELSE c.owner END
 RETURNING owner, xmax = 0
 """
 CLAIMS = "SELECT name, owner FROM {schema}.claims WHERE pipeline_name = %(job)s"

@@ -43,11 +43,11 @@ __all__ = [
     "JobRecord",
     "Json",
     "Migration",
+    "OwnershipToken",
     "SavepointReader",
     "Savepoints",
     "SegmentMeta",
     "SegmentReader",
-    "Standing",
     "StateReader",
     "StateStore",
     "StoredSavepoint",
@@ -62,17 +62,17 @@ class JobRecord:
     """Everything a driver needs to go on: the newest committed epoch, and the state and offsets that belong to it.
 
     `epoch` is the last number used (0: none yet). `plan` is the pending plan, if one was written and not committed.
-    `signature` is the fingerprint of the job that wrote the state. `offsets` are opaque bytes per source id. `lineage`
-    names this life of the job: a UUID, made when the store first sees the job, and made anew by `delete_job` and
-    `start_anew`. `definition` is the job document under which the pending plan, or else the epoch `committed`, was
-    made; None before the first plan, after `start_anew`, and where the state comes from a release that did not store
-    it. `planned_for_ms` is how long ago the pending plan was written, by the store's clock (0: none is pending);
-    comparison ignores it. `committed` is the epoch that the state stands on: the last one committed, or the savepoint's
-    after a restore (0: none). `start_anew` leaves it unchanged until the next commit.
+    `signature` is the fingerprint of the job that wrote the state. `offsets` are opaque bytes per source id.
+    `incarnation` names this life of the job: a UUID, made when the store first sees the job, and made anew by
+    `delete_job` and `start_anew`. `definition` is the job document under which the pending plan, or else the epoch
+    `committed`, was made; None before the first plan, after `start_anew`, and where the state comes from a release that
+    did not store it. `planned_for_ms` is how long ago the pending plan was written, by the store's clock (0: none is
+    pending); comparison ignores it. `committed` is the epoch that the state stands on: the last one committed, or the
+    savepoint's after a restore (0: none). `start_anew` leaves it unchanged until the next commit.
     """
 
     job: str
-    lineage: str
+    incarnation: str
     generation: int
     epoch: int
     signature: Json | None
@@ -84,12 +84,12 @@ class JobRecord:
     committed: int = 0
 
     @property
-    def standing(self) -> Standing:
-        return Standing(self.generation, self.epoch, None if self.plan is None else self.epoch + 1)
+    def ownership(self) -> OwnershipToken:
+        return OwnershipToken(self.generation, self.epoch, None if self.plan is None else self.epoch + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OwnershipToken:
     """Who owns a job and how far it has come: newest generation, last epoch number used, epoch of the pending plan."""
 
     generation: int
@@ -130,9 +130,9 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredSavepoint:
-    """Pinned state. `epoch` is the last number used by then, `committed` the epoch that the state stands on, `lineage`
-    the life of the job. `rolled_back` says that `roll_back` was called with this savepoint. Times are epoch
-    milliseconds."""
+    """Pinned state. `epoch` is the last number used by then, `committed` the epoch that the state stands on,
+    `incarnation` the life of the job. `rolled_back` says that `roll_back` was called with this savepoint. Times are
+    epoch milliseconds."""
 
     name: str
     epoch: int
@@ -140,7 +140,7 @@ class StoredSavepoint:
     rows: int
     bytes: int
     committed: int
-    lineage: str
+    incarnation: str
     rolled_back: bool = False
 
 
@@ -163,7 +163,7 @@ class JobReader(Protocol):
         while it is being moved."""
         ...
 
-    def standing(self, job: str) -> Standing | None:
+    def ownership(self, job: str) -> OwnershipToken | None:
         """Reads one row, cheap enough for every attempt of a task. None if there is no such job."""
         ...
 
@@ -273,7 +273,7 @@ class Resets(Protocol):
         job: str,
         offsets: Mapping[str, bytes],
         *,
-        expected: Standing | None = None,
+        expected: OwnershipToken | None = None,
         drop_plan: bool = False,
         replaced: Collection[str] = (),
         by: Sequence[tuple[SegmentMeta, bytes]] = (),
@@ -299,11 +299,13 @@ class TaskStore(SegmentReader, Protocol):
         for a known key with different bytes."""
         ...
 
-    def claim(self, job: str, expected: Standing, name: str, owner: str, instead_of: str | None = None) -> str | None:
+    def claim(
+        self, job: str, expected: OwnershipToken, name: str, owner: str, replacing: str | None = None
+    ) -> str | None:
         """Claims the part `name` of the pending epoch's output for `owner`, where rows are visible before the commit.
 
         Returns None if the part was unclaimed; `owner` holds it now. Otherwise returns the holder: `owner` if the
-        holder was `instead_of`, which must have been fenced; else the first claimant, or "" if that one was fenced
+        holder was `replacing`, which must have been fenced; else the first claimant, or "" if that one was fenced
         (`release_claims`). Raises Fenced unless the job's standing is `expected`. Whoever acquires the job later finds
         the claim in `claims`."""
         ...
@@ -318,14 +320,14 @@ class Admin(Resets, Protocol):
     up its epoch number, because output of that epoch may have gone out."""
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
-        """Sets live set, offsets, signature, definition and lineage to those of the savepoint. Drops the pending plan
-        and uses up its number; epoch numbers go on counting. Takes the next generation, so that a running driver is
-        fenced."""
+        """Sets live set, offsets, signature, definition and incarnation to those of the savepoint. Drops the pending
+        plan and uses up its number; epoch numbers go on counting. Takes the next generation, so that a running driver
+        is fenced."""
         ...
 
     def start_from(self, job: str, other: str, name: str) -> JobRecord:
         """Starts a job from the savepoint `name` of the job `other`. Copies its segments, offsets, signature and
-        definition, and the log entry of its epoch without what that epoch wrote. The job has a lineage of its own;
+        definition, and the log entry of its epoch without what that epoch wrote. The job has an incarnation of its own;
         takes its next generation. Raises StateError if there is no such savepoint, or if the job has any state."""
         ...
 
@@ -342,7 +344,7 @@ class Admin(Resets, Protocol):
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         """Empties the live set and drops offsets, signature, definition and plan (whose number is used up). Gives the
-        job a new lineage and takes the next generation. Log and savepoints stay.
+        job a new incarnation and takes the next generation. Log and savepoints stay.
 
         `name` is the savepoint that keeps what is dropped. Raises StateError if the state stands on another epoch than
         that savepoint. If the job was already started anew since the savepoint, the call is a repetition: it changes
@@ -352,7 +354,7 @@ class Admin(Resets, Protocol):
 
     def delete_job(self, job: str) -> None:
         """Removes all state, savepoints and the log. If the job comes back, generation and epoch numbers go on, so a
-        zombie of its old life stays fenced, but the lineage is a new one. No error if there is no such job."""
+        zombie of its old life stays fenced, but the incarnation is a new one. No error if there is no such job."""
         ...
 
 

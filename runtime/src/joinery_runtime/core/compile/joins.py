@@ -166,7 +166,7 @@ class _JoinCompiler:
             read_columns.discard(event_time)  # it is `$ts`
         schema = self._schemas[time]
         if chained:
-            refs = self._handed_on(split.number - 1)
+            refs = self._forwarded_refs(split.number - 1)
             schema = pa.schema([pa.field(str(ref), self._type(ref)) for ref in refs])
         naming = Intake(schema, "", (), (), chained=chained)
         names = {naming.name_of(ref) for ref in read_columns}
@@ -228,7 +228,7 @@ class _JoinCompiler:
             needed |= set(later.predicates[LEFT].columns) if later.predicates[LEFT] is not None else set()
         return needed
 
-    def _handed_on(self, number: int) -> list[ColumnRef]:
+    def _forwarded_refs(self, number: int) -> list[ColumnRef]:
         inputs = (*self._steps[number].left, self._steps[number].step.right)
         needed = self._needed_after(number)
         columns = (ColumnRef(name, column) for name in inputs for column in self._schemas[name].names)
@@ -236,7 +236,7 @@ class _JoinCompiler:
 
     def _output_columns(self, split: _SplitStep) -> Iterable[OutputColumn]:
         if split is not self._steps[-1]:
-            return [self._plain(split, ref, str(ref), self._type(ref)) for ref in self._handed_on(split.number)]
+            return [self._plain(split, ref, str(ref), self._type(ref)) for ref in self._forwarded_refs(split.number)]
         return [
             self._plain(split, output.ref, output.name, output.type)
             if output.ref is not None

@@ -12,18 +12,26 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, ShownRow, StoredRow, StoredRows, TakenRow, ToJson
-from joinery_runtime.core.pipeline.spec import Kind, StepSpec
+from joinery_runtime.core.pipeline.describe import (
+    AcceptedRow,
+    EpochTimes,
+    RowStatus,
+    RowView,
+    StoredRow,
+    StoredRows,
+    ToJson,
+)
+from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, Lows
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, OutputWatermarks
 from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS, partitions_of
 from joinery_runtime.job import JoinStep
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.model.duration import format_time
 
 
-class Join(Kind):
-    """A `Kind` of step with a left and a right side, whose state is made of rows."""
+class Join(StepOperator):
+    """A `StepOperator` of step with a left and a right side, whose state is made of rows."""
 
     __slots__ = ()
 
@@ -56,12 +64,12 @@ class Join(Kind):
         """The limit within which pairs match, to follow `outside`: `the bound (right - left from -10 ms to 10 ms)`."""
 
     @abstractmethod
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
         """What will happen to each row. `rows` are all stored rows of one key."""
 
     def shown(
-        self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
-    ) -> Sequence[ShownRow]:
+        self, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
+    ) -> Sequence[RowView]:
         rows = sorted(
             (row for some in stored for row in _rows(step, some, to_json)),
             key=lambda row: (row.side, row.ts, row.partition, row.offset),
@@ -72,16 +80,16 @@ class Join(Kind):
             for row, after in zip_longest(rows, rows[1:])
         ]
         # What is stored was not emitted when it arrived, and left by the committed horizons alone.
-        horizons = {part: Horizon(at.previous, at.previous) for part, at in outlook.horizons.items()}
-        before = replace(outlook, horizons=horizons, reached=dict.fromkeys(outlook.watermarks, BEGIN_OF_TIME))
+        horizons = {part: Horizon(at.previous, at.previous) for part, at in epoch_times.horizons.items()}
+        before = replace(epoch_times, horizons=horizons, reached=dict.fromkeys(epoch_times.watermarks, BEGIN_OF_TIME))
         return [
-            ShownRow(
+            RowView(
                 " + ".join(step.sides[row.side].inputs),
                 row,
                 status,
-                self.is_evicted(step, TakenRow(row.side, row.ts, times, next_ts), before),
+                self.is_evicted(step, AcceptedRow(row.side, row.ts, times, next_ts), before),
             )
-            for row, next_ts, status in zip(rows, newer, self.statuses(step, rows, outlook), strict=True)
+            for row, next_ts, status in zip(rows, newer, self.statuses(step, rows, epoch_times), strict=True)
         ]
 
 
@@ -102,19 +110,20 @@ def _deleted(batch: pa.RecordBatch) -> np.ndarray:
     return np.asarray(batch.column(DELETED).to_numpy(zero_copy_only=False))
 
 
-def slower_watermark(step: StepSpec, allowed_lateness: int, outlook: Outlook | None = None) -> str:
-    """The watermark that closes windows of both sides, in words. With an outlook, includes its present values."""
+def slower_watermark(step: StepSpec, allowed_lateness: int, epoch_times: EpochTimes | None = None) -> str:
+    """The watermark that closes windows of both sides, in words. With these epoch times, includes its present
+    values."""
     at = (
         {}
-        if outlook is None
-        else {side.time: f" ({format_time(outlook.watermarks[side.time])})" for side in step.sides}
+        if epoch_times is None
+        else {side.time: f" ({format_time(epoch_times.watermarks[side.time])})" for side in step.sides}
     )
     names = " and ".join(f"{side.time}{at.get(side.time, '')}" for side in step.sides)
     late = f" - {allowed_lateness} ms" if allowed_lateness else ""
     return f"the lower watermark of {names}{late}"
 
 
-def lower_of_both(step: StepSpec, lows: Lows) -> Mapping[str, int | None]:
+def lower_of_both(step: StepSpec, lows: OutputWatermarks) -> Mapping[str, int | None]:
     """The horizons of window kinds: the lower of the two times closes both sides."""
     left, right = step.sides
     low, other = lows[left.time], lows[right.time]

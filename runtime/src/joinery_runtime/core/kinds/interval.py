@@ -24,11 +24,11 @@ from joinery_runtime.core.kinds.rows import (
     split_joinable,
     without_late,
 )
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
+from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
 from joinery_runtime.core.pipeline.spec import Distance, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, clamp, earlier
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, clamp, earlier
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import find_ranges, list_pairs
 from joinery_runtime.job import Interval, JoinStep
@@ -116,11 +116,13 @@ class IntervalJoin(Join):
         """J3: a row's earliest partner leaves at the other side's horizon."""
         return earlier(horizons[1 - side].current, self.partner_bounds(side)[0])
 
-    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         left, right = step.sides
         return {left.part: earlier(lows[right.time], self.upper), right.part: earlier(lows[left.time], -self.lower)}
 
-    def handed_on(self, step: StepSpec, lows: Lows, found: Horizons, distance: Distance) -> Lows:
+    def output_watermarks(
+        self, step: StepSpec, lows: OutputWatermarks, found: Horizons, distance: Distance
+    ) -> OutputWatermarks:
         left, right = step.sides
         out = {left.time: _may_go_out(left, found), right.time: _may_go_out(right, found)}
         for name in left.inputs:
@@ -162,28 +164,28 @@ class IntervalJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "j3"
 
-    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
-        return self._passed(step, row.side, row.ts, outlook)
+    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
+        return self._passed(step, row.side, row.ts, epoch_times)
 
     def _last_partner(self, step: StepSpec, side: int, ts: int) -> tuple[int, int]:
         """The latest event time of partners of a row at `ts`, and by how much (ms) they may be late."""
         late = 0 if step.sides[1 - side].intake.chained else self.allowed_lateness
         return ts + self.partner_bounds(side)[1], late
 
-    def _passed(self, step: StepSpec, side: int, ts: int, outlook: Outlook) -> str:
+    def _passed(self, step: StepSpec, side: int, ts: int, epoch_times: EpochTimes) -> str:
         other, until = step.sides[1 - side], sum(self._last_partner(step, side, ts))
         upstream = f"what step {step.number} hands on of " if other.intake.chained else ""
-        now = "" if other.intake.chained else f" ({format_time(outlook.watermarks[other.time])})"
+        now = "" if other.intake.chained else f" ({format_time(epoch_times.watermarks[other.time])})"
         return f"{upstream}the watermark of {other.time}{now} is above {format_time(until)}"
 
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
-        return [self._status(step, row, outlook) for row in rows]
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
+        return [self._status(step, row, epoch_times) for row in rows]
 
-    def _status(self, step: StepSpec, row: StoredRow, outlook: Outlook) -> RowStatus:
+    def _status(self, step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         other = step.sides[1 - row.side]
         last_partner, late = self._last_partner(step, row.side, row.ts)
-        horizon = outlook.horizon(step.sides[row.side].part)
-        watermark = outlook.watermarks[other.time]
+        horizon = epoch_times.horizon(step.sides[row.side].part)
+        watermark = epoch_times.watermarks[other.time]
         if horizon is not None and row.ts < horizon:
             may_match = "no"
         else:
@@ -194,21 +196,21 @@ class IntervalJoin(Join):
             "may_match": may_match,
             **({"matched": row.flagged} if row.flagged is not None else {}),
         }
-        goes = f"goes when {self._passed(step, row.side, row.ts, outlook)}"
-        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, outlook)}", fields)
+        goes = f"goes when {self._passed(step, row.side, row.ts, epoch_times)}"
+        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, epoch_times)}", fields)
 
 
 _MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
 
 
-def _matched(step: StepSpec, row: StoredRow, outlook: Outlook) -> str:
+def _matched(step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
     """Says whether a preserved row has matched. One that never does goes out padded when an epoch closes it (O1)."""
     spec = step.sides[row.side]
     if row.flagged is None or not spec.preserved:
         return ""
     if row.flagged:
         return "; has matched"
-    horizon = outlook.horizons[spec.part]
+    horizon = epoch_times.horizons[spec.part]
     if horizon.previous is not None and row.ts < horizon.previous:
         return "; has not matched and went out padded"
     closed = horizon.current is not None and row.ts < horizon.current
@@ -233,10 +235,10 @@ class _JoinableRows:
     run: Run
     matched: np.ndarray | None
     found: np.ndarray | None
-    kept: KeptRun | None = None
+    kept: StateRun | None = None
 
     @classmethod
-    def of_segment(cls, kept: KeptRun) -> _JoinableRows:
+    def of_segment(cls, kept: StateRun) -> _JoinableRows:
         return cls(
             kept.run, kept.flagged, np.zeros(len(kept.run), dtype=bool) if kept.flagged is not None else None, kept
         )

@@ -25,11 +25,11 @@ from joinery_runtime.core.kinds.grouping import (
     number_groups,
 )
 from joinery_runtime.core.kinds.rows import Selection, gather, run_to_add, split_joinable
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
+from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import sort_order
@@ -89,7 +89,7 @@ class SessionWindowJoin(Join):
         """A session that an earlier row would have extended may be closed."""
         return horizons[side].current
 
-    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
 
     def late_below(
@@ -131,26 +131,26 @@ class SessionWindowJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "w2"
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> bool:
-        open_from = self.open_from(outlook.horizon(step.sides[row.side].part))
+    def is_evicted(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
+        open_from = self.open_from(epoch_times.horizon(step.sides[row.side].part))
         return open_from is not None and last_of_session(row.ts, row.times, self.gap) < open_from
 
-    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         above = format_time(last_of_session(row.ts, row.times, self.gap) + self.gap)
-        slower = slower_watermark(step, self.allowed_lateness, outlook)
+        slower = slower_watermark(step, self.allowed_lateness, epoch_times)
         return f"{slower} is above {above}, the last row of its session + {format_duration(self.gap)}"
 
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
         times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
         sessions = np.split(times, np.flatnonzero(gaps(times, self.gap)))
         spans = [(int(of[0]), int(of[-1])) for of in sessions if len(of)]
         return [
-            self._status(step, row, next(span for span in spans if span[0] <= row.ts <= span[1]), outlook)
+            self._status(step, row, next(span for span in spans if span[0] <= row.ts <= span[1]), epoch_times)
             for row in rows
         ]
 
-    def _status(self, step: StepSpec, row: StoredRow, span: tuple[int, int], outlook: Outlook) -> RowStatus:
-        open_from = self.open_from(outlook.horizon(step.sides[row.side].part))
+    def _status(self, step: StepSpec, row: StoredRow, span: tuple[int, int], epoch_times: EpochTimes) -> RowStatus:
+        open_from = self.open_from(epoch_times.horizon(step.sides[row.side].part))
         fields = {"session": list(span), "closed": bool(row.flagged) or (open_from is not None and span[1] < open_from)}
         words = f"in the session {format_time(span[0])} to {format_time(span[1])}"
         if fields["closed"]:
@@ -166,7 +166,7 @@ class SessionWindowJoin(Join):
 class _SessionRun:
     """A kept run. `gone` (bool[n]): which of its rows have gone out, in this epoch or before."""
 
-    def __init__(self, kept: KeptRun) -> None:
+    def __init__(self, kept: StateRun) -> None:
         self.kept = kept
         self.gone = kept.flags.copy()
 

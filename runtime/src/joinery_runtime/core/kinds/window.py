@@ -17,11 +17,18 @@ from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermar
 from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
 from joinery_runtime.core.kinds.rows import PROJECTED_ROWS, Selection, run_to_add, split_joinable
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
+from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, Watermark, clamp
+from joinery_runtime.core.pipeline.watermark import (
+    BEGIN_OF_TIME,
+    END_OF_TIME,
+    OutputWatermarks,
+    Times,
+    Watermark,
+    clamp,
+)
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import list_pairs, sort_order
@@ -78,7 +85,7 @@ class WindowJoin(Join):
         closed = horizons[side].current
         return None if closed is None else clamp(self.last_closed(closed) * self.slide + self.size)
 
-    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
 
     def late_below(
@@ -141,18 +148,18 @@ class WindowJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "w2"
 
-    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         end = row.ts // self.slide * self.slide + self.size
-        slower = slower_watermark(step, self.allowed_lateness, outlook)
+        slower = slower_watermark(step, self.allowed_lateness, epoch_times)
         return f"{slower} is at {format_time(end)}, the end of its last window, or above"
 
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
-        return [self._status(step, row, outlook) for row in rows]
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
+        return [self._status(step, row, epoch_times) for row in rows]
 
-    def _status(self, step: StepSpec, row: StoredRow, outlook: Outlook) -> RowStatus:
+    def _status(self, step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         first, last = (int(n[0]) for n in self.windows_of(np.array([row.ts])))
         spans = [(n * self.slide, n * self.slide + self.size) for n in range(first, last + 1)]
-        closed_to = outlook.horizon(step.sides[row.side].part)
+        closed_to = epoch_times.horizon(step.sides[row.side].part)
         open_ = [span for span in spans if closed_to is None or span[1] > closed_to]
         named = ", ".join(f"{format_time(start)} to {format_time(end)}" for start, end in open_)
         slower = slower_watermark(step, self.allowed_lateness)

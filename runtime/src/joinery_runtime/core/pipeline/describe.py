@@ -20,7 +20,7 @@ ToJson = Callable[[pa.Table], Sequence[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class EpochTimes:
     """The watermarks and horizons of the next epoch, and up to which event times inputs were read that are behind
     (`InputTime.reached`)."""
 
@@ -41,7 +41,7 @@ class StoredRows:
     flagged: np.ndarray
 
 
-class Shown(Protocol):
+class EntryView(Protocol):
     """An entry in the list of what is stored of a key. `left`: it is out of the state, and stored only until its
     segment goes."""
 
@@ -76,7 +76,7 @@ class StoredRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenRow:
+class AcceptedRow:
     """A row that the job has taken in. `times` (int64[n], ascending) are the event times of all rows of its key, on all
     sides. `newer` is the event time of the next row of its own side, if any."""
 
@@ -106,8 +106,8 @@ class RowStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownRow:
-    """A `Shown` of a row. `input` names the inputs of its side."""
+class RowView:
+    """A `EntryView` of a row. `input` names the inputs of its side."""
 
     input: str
     row: StoredRow

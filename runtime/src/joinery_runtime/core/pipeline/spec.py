@@ -1,7 +1,8 @@
 """A job as the engine runs it: a `Pipeline` of steps, compiled once from the resource by `core.compile`.
 
-`Kind` is everything that the engine and the command line ask of a kind of step; `core.kinds` has a module for each.
-Nothing else may know which kinds exist. docs/architecture.md gives an overview. Durations and times are milliseconds.
+`StepOperator` is everything that the engine and the command line ask of a kind of step; `core.kinds` has a module for
+each. Nothing else may know which kinds exist. docs/architecture.md gives an overview. Durations and times are
+milliseconds.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.describe import Outlook, Shown, Span, StoredRows, Summary, TakenRow, ToJson
+from joinery_runtime.core.pipeline.describe import AcceptedRow, EntryView, EpochTimes, Span, StoredRows, Summary, ToJson
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, Intake, OutputColumn, SideSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepRun, StepWork
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.job.model.wording import counted
 
@@ -26,7 +27,7 @@ Distance = Callable[[str, str], int]
 """Gives the c of `name.ts >= other.ts + c` for the inputs `name` and `other` of a joined row (N2)."""
 
 
-class Kind(ABC):
+class StepOperator(ABC):
     """A kind of step with its durations. Methods are pure: no I/O, no clock, no randomness."""
 
     __slots__ = ()
@@ -83,13 +84,13 @@ class Kind(ABC):
         """The lowest event time of a record of the side that is not late; None: none is."""
         return self.accept_from(step, watermarks)[side]
 
-    def lowest_times(self, step: StepSpec, times: Times) -> Lows:
+    def lowest_times(self, step: StepSpec, times: Times) -> OutputWatermarks:
         """For each input that this step reads, the lowest event time that may still arrive, late rows aside."""
         read = [side.time for side in step.sides if not side.intake.chained]
         return {name: earlier(times[name].watermark, self.allowed_lateness) for name in read}
 
     @abstractmethod
-    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         """For each part of the state, the event time up to which it is closed, given the `times` of the inputs and the
         lowest times that may still arrive."""
 
@@ -98,7 +99,9 @@ class Kind(ABC):
         """The least and the greatest `right.ts - left.ts` of a pair; None: unbounded."""
         return None
 
-    def handed_on(self, step: StepSpec, lows: Lows, found: Horizons, distance: Distance) -> Lows:
+    def output_watermarks(
+        self, step: StepSpec, lows: OutputWatermarks, found: Horizons, distance: Distance
+    ) -> OutputWatermarks:
         """N3: for each time, the lowest event time that may still arrive or still go out from the state."""
         return lows
 
@@ -125,13 +128,13 @@ class Kind(ABC):
         since = None if horizon is None else self.keep_from(side, horizon)
         return since is not None and meta.ts_max < since
 
-    def survivors(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
+    def survivors(self, step: StepSpec, side: int, runs: Sequence[StateRun], horizon: Horizon) -> Sequence[StateRun]:
         """The rows that a compaction of one side's runs keeps under the horizon in force: one run for each, in the same
         order, with its `flagged`."""
         since = None if horizon.current is None else self.keep_from(side, horizon.current)
         return [kept.where(self._there(kept, since)) for kept in runs]
 
-    def live_rows(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
+    def live_rows(self, step: StepSpec, side: int, kept: StateRun, horizon: Horizon, complete: int | None) -> StateRun:
         """The rows of a stored run that remain once everything is closed up to this horizon, and sessions up to
         `complete`. Rows that have gone out but stay record that themselves, so the horizons may be lower afterwards."""
         (found,) = self.survivors(step, side, [kept], horizon)
@@ -142,7 +145,7 @@ class Kind(ABC):
         row while another one is still open."""
         return np.zeros(len(ts), dtype=bool)
 
-    def _there(self, kept: KeptRun, since: int | None) -> np.ndarray:
+    def _there(self, kept: StateRun, since: int | None) -> np.ndarray:
         there = np.ones(len(kept.run), dtype=bool) if since is None else kept.run.ts >= since
         if self.flagged_rows_leave:
             there = there & ~kept.flags
@@ -159,7 +162,7 @@ class Kind(ABC):
     merges_rows: ClassVar[bool] = False
     """Whether the state holds `spans`, each made of several rows, instead of single rows."""
 
-    def spans(self, shown: Sequence[Shown]) -> Sequence[Span]:
+    def spans(self, shown: Sequence[EntryView]) -> Sequence[Span]:
         """The spans among everything stored of one key."""
         return ()
 
@@ -177,29 +180,31 @@ class Kind(ABC):
         """What an epoch with these horizons closes on a side that has a horizon: `closes windows that end at ...`."""
 
     @abstractmethod
-    def shown(self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson) -> Sequence[Shown]:
+    def shown(
+        self, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
+    ) -> Sequence[EntryView]:
         """Everything stored of one key, each entry with what will happen to it."""
 
     @abstractmethod
     def leaves_by(self, side: int) -> str:
         """The id of the rule in docs/semantics.md that says when a row of the side leaves the state."""
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> bool:
-        """Whether the row is gone from the state in an epoch with this outlook; by default, whether `keep_from` is
+    def is_evicted(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
+        """Whether the row is gone from the state in an epoch with these epoch times; by default, whether `keep_from` is
         above it."""
-        horizon = outlook.horizon(step.sides[row.side].part)
+        horizon = epoch_times.horizon(step.sides[row.side].part)
         since = None if horizon is None else self.keep_from(row.side, horizon)
         return since is not None and row.ts < since
 
     @abstractmethod
-    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         """The condition on which the row leaves: `the watermark of payments (...) is above ...`."""
 
-    def count_text(self, shown: Sequence[Shown]) -> str:
+    def count_text(self, shown: Sequence[EntryView]) -> str:
         """How much is stored of a key: `3 rows`."""
         return counted(len(shown), "row")
 
-    def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> Summary | None:
+    def summary(self, step: StepSpec, rows: pa.Table, epoch_times: EpochTimes) -> Summary | None:
         """Summarises the state. `rows` holds `summary_columns` of all rows that are in the state."""
         return None
 
@@ -213,7 +218,7 @@ class StepSpec:
 
     number: int
     sides: tuple[SideSpec, ...]
-    kind: Kind
+    kind: StepOperator
     residual: Expression | None
     output: tuple[OutputColumn, ...]
 

@@ -51,7 +51,7 @@ Horizons = Mapping[str, Horizon]  # by part of the state, and COMPLETE
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRun:
+class StateRun:
     """The rows of a live segment that belong to this shard.
 
     `first` is the number of the run's first row in the segment. `flagged` (bool[n]) holds the rows' flags as committed
@@ -69,18 +69,18 @@ class KeptRun:
         assert self.flagged is not None, "rows of this part have flags"
         return self.flagged
 
-    def within(self, owned: HashRange) -> KeptRun:
+    def within(self, owned: HashRange) -> StateRun:
         """The rows whose hash lies in the range."""
         rows = self.run.rows_in(owned)
         flagged = self.flagged[rows] if self.flagged is not None else None
-        return KeptRun(self.segment, self.run.within(owned), self.first + rows.start, flagged)
+        return StateRun(self.segment, self.run.within(owned), self.first + rows.start, flagged)
 
-    def where(self, chosen: np.ndarray) -> KeptRun:
+    def where(self, chosen: np.ndarray) -> StateRun:
         """The rows for which bool[n] is true. Row numbers of the segment no longer apply to them."""
         if chosen.all():
             return self
         rows = Run.view(self.run.batch.filter(pa.array(chosen)))
-        return KeptRun(self.segment, rows, 0, self.flagged[chosen] if self.flagged is not None else None)
+        return StateRun(self.segment, rows, 0, self.flagged[chosen] if self.flagged is not None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class StepWork:
     """
 
     arrivals: tuple[pa.RecordBatch | None, ...]
-    kept: tuple[Sequence[KeptRun], ...]
+    kept: tuple[Sequence[StateRun], ...]
     horizons: tuple[Horizon, ...]
     accept_from: tuple[int | None, ...] = (None, None)
     complete: Horizon = Horizon()
@@ -113,7 +113,7 @@ class StepResult:
     - `lookups`: the number of arrivals looked up in the other side. `matches`: the number of pairs found.
     - `failed`: the number of pairs for which a condition or a column could not be computed.
     - `after_eviction`: per side, the number of accepted rows whose partners may be evicted already (T10), where
-      `Kind.complete_from` does not say.
+      `StepOperator.complete_from` does not say.
     - `late`: per side, partition and offset (int64[k, 2]) of late arrivals, where the kind judges them for the dead
       letters.
     """

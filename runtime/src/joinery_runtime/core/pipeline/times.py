@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons
-from joinery_runtime.core.pipeline.watermark import Lows, Times
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times
 from joinery_runtime.core.table.segment import SegmentMeta
 
 Floors = Mapping[str, int]  # by part: the horizons of the last committed epoch
@@ -20,13 +20,13 @@ Floors = Mapping[str, int]  # by part: the horizons of the last committed epoch
 def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
     """Every part's horizon in an epoch whose plan has these times, after earlier epochs closed up to `floors`."""
     horizons_by_part: dict[str, Horizon] = {}
-    lows: Lows = {}
+    lows: OutputWatermarks = {}
     for step in pipeline.steps:
         lows = {**lows, **step.kind.lowest_times(step, times)}
         for name, now in step.kind.horizons(step, times, lows).items():
             floor = floors.get(name)  # a horizon never goes back
             horizons_by_part[name] = Horizon(floor, floor if now is None else max(now, now if floor is None else floor))
-        lows = _handed_on(pipeline, step, lows, horizons_by_part)
+        lows = _output_watermarks(pipeline, step, lows, horizons_by_part)
     return horizons_by_part
 
 
@@ -44,20 +44,24 @@ def floors_after(horizons_by_part: Horizons) -> dict[str, int]:
     return {part: horizon.current for part, horizon in horizons_by_part.items() if horizon.current is not None}
 
 
-def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Lows]:
+def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[OutputWatermarks]:
     """The watermarks that each step hands on per input (N3), once everything that can be closed is closed."""
     reached = settled(pipeline, times, floors)
     final = {part: Horizon(horizon.current, horizon.current) for part, horizon in reached.items()}
-    handed_on: list[Lows] = []
-    lows: Lows = {}
+    output_watermarks: list[OutputWatermarks] = []
+    lows: OutputWatermarks = {}
     for step in pipeline.steps:
-        lows = _handed_on(pipeline, step, {**lows, **step.kind.lowest_times(step, times)}, final)
-        handed_on.append(lows)
-    return handed_on
+        lows = _output_watermarks(pipeline, step, {**lows, **step.kind.lowest_times(step, times)}, final)
+        output_watermarks.append(lows)
+    return output_watermarks
 
 
-def _handed_on(pipeline: Pipeline, step: StepSpec, lows: Lows, horizons_by_part: Horizons) -> Lows:
-    return step.kind.handed_on(step, lows, horizons_by_part, lambda name, other: _lower_bound(pipeline, name, other))
+def _output_watermarks(
+    pipeline: Pipeline, step: StepSpec, lows: OutputWatermarks, horizons_by_part: Horizons
+) -> OutputWatermarks:
+    return step.kind.output_watermarks(
+        step, lows, horizons_by_part, lambda name, other: _lower_bound(pipeline, name, other)
+    )
 
 
 def _lower_bound(pipeline: Pipeline, name: str, other: str) -> int:

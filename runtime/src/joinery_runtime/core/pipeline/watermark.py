@@ -42,7 +42,7 @@ class InputTime:
 
 
 Times = Mapping[str, InputTime]
-Lows = Mapping[str, Watermark]  # by input: the lowest event time that may still arrive
+OutputWatermarks = Mapping[str, Watermark]  # by input: the lowest event time that may still arrive
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.status.history import HistoryDocument, InputSource, slowest
 from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, watermark_of
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus, ScalingStatus
-from joinery_runtime.job.crd.driver import Paused, SideStatus, TooHot, Waiting
+from joinery_runtime.job.crd.driver import HotKeyWarning, Paused, SideStatus, Waiting
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state.store import StoredSavepoint
 
@@ -46,7 +46,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         sides=tuple(_sides(snapshot)),
         amplification=None if snapshot.amplification is None else round(snapshot.amplification, 3),
         hottest_keys=tuple(HotKey(key=hot.key, rows=hot.rows) for hot in snapshot.hottest),
-        too_hot=tuple(TooHot(step=hot.step + 1, key=hot.key, rows=hot.rows) for hot in snapshot.too_hot),
+        too_hot=tuple(HotKeyWarning(step=hot.step + 1, key=hot.key, rows=hot.rows) for hot in snapshot.too_hot),
         paused=tuple(Paused(name=name, reason=reason) for name, reason in sorted(snapshot.paused.items())),
         waiting=None if snapshot.waits_for is None else _waiting(snapshot.waits_for),
         last_savepoint=None if snapshot.savepoint is None else _savepoint(snapshot.savepoint),

@@ -108,7 +108,7 @@ class SideStatus(Message):
     peak: Count = 0
 
 
-class TooHot(Message):
+class HotKeyWarning(Message):
     """A join key of a step (1 is the first) with more rows in the state than its `hotKeyWarning`."""
 
     step: Count
@@ -158,7 +158,7 @@ class DriverStatus(Message):
     amplification: float | None = None
     """Rows out per record in, of the newest epoch."""
     hottest_keys: tuple[Annotated[HotKey, _known(HotKey)], ...] = ()
-    too_hot: tuple[TooHot, ...] = ()
+    too_hot: tuple[HotKeyWarning, ...] = ()
     paused: tuple[Paused, ...] = ()
     waiting: Waiting | None = None
     last_savepoint: Annotated[SavepointStatus | None, _known(SavepointStatus)] = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from joinery_runtime.job.model.duration import MAX_MS, format_duration
 from joinery_runtime.job.sql.chain import Link
-from joinery_runtime.job.sql.matching import Limit, Matching
+from joinery_runtime.job.sql.matching import Matching, TimeBound
 from joinery_runtime.job.sql.report import Report
 
 
@@ -66,7 +66,7 @@ def interval_of(matching: Matching, link: Link, distances: Distances, report: Re
     return best
 
 
-def _candidates(limits: list[Limit], distances: Distances) -> Iterator[IntervalBounds]:
+def _candidates(limits: list[TimeBound], distances: Distances) -> Iterator[IntervalBounds]:
     for of in dict.fromkeys(limit.of for limit in limits):
         ends: dict[str, list[int]] = {"lower": [], "upper": []}
         for limit in limits:

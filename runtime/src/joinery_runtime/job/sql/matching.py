@@ -17,7 +17,7 @@ _Column = tuple[str, str]  # input and column
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class TimeBound:
     """A bound of the right input's time, counted from the time of the input `of`. `source` is the condition behind it;
     None for an option."""
 
@@ -32,7 +32,7 @@ class Matching:
     conditions except keys, in order, including those behind `limits`. `broken` as in a Link."""
 
     keys: dict[str, str] = field(default_factory=dict)
-    limits: list[Limit] = field(default_factory=list)
+    limits: list[TimeBound] = field(default_factory=list)
     others: list[exp.Expr] = field(default_factory=list)
     broken: bool = False
 
@@ -71,14 +71,14 @@ def _sort(part: exp.Expr, link: Link, timed: bool, found: Matching) -> None:
         found.keys[pair[0]] = pair[1]
 
 
-def _limits(part: exp.Expr, link: Link) -> list[Limit]:
+def _limits(part: exp.Expr, link: Link) -> list[TimeBound]:
     """The limits that a condition implies. Raises NoBoundError."""
     right = link.right.table
     columns = _columns(part)
     earlier = [named.table for named in link.earlier if _time(named.table) in columns]
     if columns != {_time(right), _time(earlier[0])}:
         raise NoBoundError("a bound is constant, it cannot depend on a column (rule J8); write an INTERVAL")
-    limits = [Limit(earlier[0].name, bound, part) for bound in bounds_of(part, (earlier[0], right))]
+    limits = [TimeBound(earlier[0].name, bound, part) for bound in bounds_of(part, (earlier[0], right))]
     if right.integer_time or earlier[0].integer_time:
         _as_numbers(part, {_time(table) for table in (right, earlier[0]) if not table.integer_time})
     return limits

@@ -12,7 +12,7 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.sql.bounds import Bound
 from joinery_runtime.job.sql.chain import Link
 from joinery_runtime.job.sql.limits import Distances, IntervalBounds, interval_of
-from joinery_runtime.job.sql.matching import Limit, Matching, read_matching
+from joinery_runtime.job.sql.matching import Matching, TimeBound, read_matching
 from joinery_runtime.job.sql.names import Named, Names
 from joinery_runtime.job.sql.options import (
     BROADCAST,
@@ -130,15 +130,15 @@ def _take_interval(step: Step, link: Link, matching: Matching, distances: Distan
     return interval.of
 
 
-def _option_limits(link: Link, context: _Context) -> Iterator[Limit]:
+def _option_limits(link: Link, context: _Context) -> Iterator[TimeBound]:
     """Yields the limits from options, which count from the first input of the SQL. If the step counts from the other
     input, bounds are negated and swapped."""
     of, ms, first = link.earlier[0].table.name, context.options.ms, context.shape.sources[0]
     same = first.name == of
     if LOWER in ms:
-        yield Limit(of, Bound("lower", ms[LOWER]) if same else Bound("upper", -ms[LOWER]))
+        yield TimeBound(of, Bound("lower", ms[LOWER]) if same else Bound("upper", -ms[LOWER]))
     if UPPER in ms:
-        yield Limit(of, Bound("upper", ms[UPPER]) if same else Bound("lower", -ms[UPPER]))
+        yield TimeBound(of, Bound("upper", ms[UPPER]) if same else Bound("lower", -ms[UPPER]))
 
 
 def _lateness(interval: IntervalBounds, context: _Context) -> int:

@@ -35,11 +35,11 @@ from joinery_runtime.sources.connect_types import (
     variable_decimal,
 )
 from joinery_runtime.sources.foreign import FRAME
-from joinery_runtime.sources.one_by_one import OneByOne, RefusedRecord, inside
+from joinery_runtime.sources.row_decoder import RefusedRecord, RowDecoder, inside
 from joinery_runtime.sources.schema_registry import AvroSchema, Schemas, UnknownSchema, schema_number
 
 
-class AvroDecoder(OneByOne):
+class AvroDecoder(RowDecoder):
     """Decodes Avro records. `written` is the registry's schemas, or the one schema of all records. Of the schema's text
     columns, those in `formats` have a format."""
 

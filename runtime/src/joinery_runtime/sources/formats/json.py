@@ -1,8 +1,8 @@
 """JSON records, one object each, decoded in whole batches.
 
-`JsonJudge` defines what a record means, or `NestedJudge` where columns have paths. Most streams consist of ordinary
-objects, which a kernel reads at a fifth of the cost or less. Records that the kernel gives up go to the judge. The
-result is the same as if the judge had read all records (decision 21).
+`JsonFallbackDecoder` defines what a record means, or `NestedJsonDecoder` where columns have paths. Most streams consist
+of ordinary objects, which a kernel reads at a fifth of the cost or less. Records that the kernel gives up go to the
+judge. The result is the same as if the judge had read all records (decision 21).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pyarrow as pa
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.sources.compiled import kernels
-from joinery_runtime.sources.json_compiled import JsonKernel, Usual, follows
-from joinery_runtime.sources.json_judge import JsonJudge, NestedJudge, is_nested
+from joinery_runtime.sources.json_compiled import JsonKernel, KernelBatch, follows
+from joinery_runtime.sources.json_fallback import JsonFallbackDecoder, NestedJsonDecoder, is_nested
 from joinery_runtime.sources.records import BadRecord, ByValue, Decoded, FormatDecoder
 
 _WORTHWHILE = 1_000  # a decoder loads the kernel after this many records: loading costs as much as decoding a million
@@ -38,7 +38,9 @@ class JsonDecoder(ByValue, FormatDecoder):
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._schema, self._paths = schema, paths
-        self._judge: ByValue = NestedJudge(schema, paths) if is_nested(schema, paths) else JsonJudge(schema)
+        self._judge: ByValue = (
+            NestedJsonDecoder(schema, paths) if is_nested(schema, paths) else JsonFallbackDecoder(schema)
+        )
         self._followed = follows([paths.get(name, (name,)) for name in schema.names])
         self._kernel: JsonKernel | None = None
         self._pause = _WORTHWHILE  # records before the kernel is tried
@@ -53,16 +55,16 @@ class JsonDecoder(ByValue, FormatDecoder):
                 return self._judge.decode(values)
             self._kernel = JsonKernel(module, self._schema, self._paths)
         usual = self._kernel.decode(values)
-        if isinstance(self._judge, JsonJudge) and len(usual.given_up) * _UNUSUAL > len(values):
+        if isinstance(self._judge, JsonFallbackDecoder) and len(usual.rejected) * _UNUSUAL > len(values):
             self._pause = len(values) * _PAUSE
-        if not len(usual.given_up):
+        if not len(usual.rejected):
             return Decoded(usual.rows, usual.taken, [])
-        return _merged(usual, self._judge.decode(values.take(pa.array(usual.given_up))))
+        return _merged(usual, self._judge.decode(values.take(pa.array(usual.rejected))))
 
 
-def _merged(usual: Usual, judged: Decoded) -> Decoded:
+def _merged(usual: KernelBatch, judged: Decoded) -> Decoded:
     """Merges both parts of a batch in the records' order."""
-    places = usual.given_up
+    places = usual.rejected
     index = np.concatenate([usual.taken, places[judged.index]])
     order = np.argsort(index, kind="stable")
     rows = pa.concat_tables([usual.rows, judged.rows]).take(pa.array(order))

@@ -22,8 +22,8 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.protobuf_schemas import InvalidSchema, compiled
 from joinery_runtime.sources.foreign import FRAME
-from joinery_runtime.sources.one_by_one import OneByOne, RefusedRecord, inside
 from joinery_runtime.sources.records import varint
+from joinery_runtime.sources.row_decoder import RefusedRecord, RowDecoder, inside
 from joinery_runtime.sources.schema_registry import Schemas, UnknownSchema, schema_number
 
 _WRAPPERS = {
@@ -35,7 +35,7 @@ _FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _JSON = {f"google.protobuf.{kind}" for kind in ("Struct", "Value", "ListValue", "Any")}
 
 
-class ProtobufDecoder(OneByOne):
+class ProtobufDecoder(RowDecoder):
     """Decodes Protobuf records. `written` is the registry's schemas, or the message descriptor of all records."""
 
     @classmethod

@@ -1,8 +1,8 @@
 """Decodes JSON objects into columns: reads ordinary records, and gives up all others, record by record.
 
-A record is given up unless everything in it certainly means here what it means to `sources.json_judge`, which decodes
-it instead. Given up are: text that is not JSON, a declared name that occurs twice or has an escape, an array or an
-object in a column other than a string, anything that a path cannot go through, a value that its column cannot hold,
+A record is given up unless everything in it certainly means here what it means to `sources.json_fallback`, which
+decodes it instead. Given up are: text that is not JSON, a declared name that occurs twice or has an escape, an array or
+an object in a column other than a string, anything that a path cannot go through, a value that its column cannot hold,
 numbers of more than 19 digits, a double whose rounding needs more than 128 bits, binary, decimals of more than 18
 digits.
 """
@@ -521,10 +521,10 @@ def decode(
     slots: npt.NDArray[np.int64],
     valid: npt.NDArray[np.uint8],
     taken: Words,
-    given_up: Words,
+    rejected: Words,
 ) -> tuple[int, int]:
     """Reads n records into the first of n rows. Returns the number of records that were looked at (all, unless too many
-    are given up), and the number of rows. Row i comes from record `taken[i]`; `given_up` has the others in order.
+    are given up), and the number of rows. Row i comes from record `taken[i]`; `rejected` has the others in order.
 
     - `data` is the address of the records' bytes, and `size` their number. `offsets` (n+1) says where each record
       begins, `missing` (n, or empty) which have no value.
@@ -556,7 +556,7 @@ def decode(
             taken[rows] = record
             rows += 1
         else:
-            given_up[record - rows] = record
+            rejected[record - rows] = record
             if record - rows >= TOLERATED + record // 8:
                 return record + 1, rows
     return count, rows

@@ -18,21 +18,21 @@ from joinery_runtime.core.kinds.grouping import expand_ranges, last_of_session
 from joinery_runtime.core.kinds.rows import rows_at_once
 from joinery_runtime.core.kinds.session.change import Folding, change, rows_to_add
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
-from joinery_runtime.core.kinds.session.report import SessionCounts, ShownSession, shown_sessions
-from joinery_runtime.core.pipeline.describe import Outlook, Shown, Span, StoredRows, TakenRow, ToJson
-from joinery_runtime.core.pipeline.spec import Kind, StepSpec
+from joinery_runtime.core.kinds.session.report import SessionCounts, SessionView, shown_sessions
+from joinery_runtime.core.pipeline.describe import AcceptedRow, EntryView, EpochTimes, Span, StoredRows, ToJson
+from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import (
     ARRIVAL,
     CLOSING,
     ORDER_COLUMNS,
     Horizon,
     Horizons,
-    KeptRun,
+    StateRun,
     StepResult,
     StepRun,
     StepWork,
 )
-from joinery_runtime.core.pipeline.watermark import Lows, Times, Watermark, earlier
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
@@ -42,7 +42,7 @@ from joinery_runtime.job.model.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
-class SessionAggregation(SessionParameters, Kind):
+class SessionAggregation(SessionParameters, StepOperator):
     """Aggregates the sessions of one input. A row of the state is a session, or the bounds of one that reached the cap.
     It is flagged once another row has replaced it.
 
@@ -73,7 +73,7 @@ class SessionAggregation(SessionParameters, Kind):
         (lowest,), evicted = self.accept_from(step, watermarks), horizons[step.sides[side].part].current
         return lowest if lowest is None or evicted is None else max(lowest, evicted)
 
-    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         """See S4 and S5."""
         (side,) = step.sides
         complete = earlier(times[side.time].watermark, self.gap)
@@ -92,9 +92,9 @@ class SessionAggregation(SessionParameters, Kind):
         assert horizon.current is not None, "asked when a horizon moves"
         return meta.ts_min < horizon.current and (horizon.previous is None or meta.ts_max >= horizon.previous)
 
-    def live_rows(self, step: StepSpec, side: int, kept: KeptRun, horizon: Horizon, complete: int | None) -> KeptRun:
+    def live_rows(self, step: StepSpec, side: int, kept: StateRun, horizon: Horizon, complete: int | None) -> StateRun:
         """Flags complete sessions as gone out: they may be reopened (S5)."""
-        found = Kind.live_rows(self, step, side, kept, horizon, complete)
+        found = StepOperator.live_rows(self, step, side, kept, horizon, complete)
         if complete is None:
             return found
         batch = found.run.batch
@@ -115,35 +115,35 @@ class SessionAggregation(SessionParameters, Kind):
         return f"lets those go out whose last row is before {complete}, {gone}"
 
     def shown(
-        self, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
-    ) -> Sequence[ShownSession]:
-        return shown_sessions(self, step, stored, outlook, to_json)
+        self, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
+    ) -> Sequence[SessionView]:
+        return shown_sessions(self, step, stored, epoch_times, to_json)
 
     merges_rows: ClassVar[bool] = True
 
-    def spans(self, shown: Sequence[Shown]) -> Sequence[Span]:
-        return [session.span for session in shown if isinstance(session, ShownSession)]
+    def spans(self, shown: Sequence[EntryView]) -> Sequence[Span]:
+        return [session.span for session in shown if isinstance(session, SessionView)]
 
     def leaves_by(self, side: int) -> str:
         return "s4" if self.drop_late else "s5"
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> bool:
-        horizon = outlook.horizon(step.sides[row.side].part)
+    def is_evicted(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
+        horizon = epoch_times.horizon(step.sides[row.side].part)
         return horizon is not None and last_of_session(row.ts, row.times, self.gap) < horizon
 
-    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         (side,) = step.sides
         until = last_of_session(row.ts, row.times, self.gap) + self.gap + self.allowed_lateness
-        now = format_time(outlook.watermarks[side.time])
+        now = format_time(epoch_times.watermarks[side.time])
         return f"the watermark of {side.time} ({now}) is above {format_time(until)}: then its session leaves"
 
-    def count_text(self, shown: Sequence[Shown]) -> str:
-        capped = sum(isinstance(session, ShownSession) and session.capped for session in shown)
+    def count_text(self, shown: Sequence[EntryView]) -> str:
+        capped = sum(isinstance(session, SessionView) and session.capped for session in shown)
         sessions = counted(len(shown) - capped, "session")
         return f"{sessions} and {counted(capped, 'mark')} of capped ones" if capped else sessions
 
-    def summary(self, step: StepSpec, rows: pa.Table, outlook: Outlook) -> SessionCounts:
-        return SessionCounts.of(self, step, rows, outlook)
+    def summary(self, step: StepSpec, rows: pa.Table, epoch_times: EpochTimes) -> SessionCounts:
+        return SessionCounts.of(self, step, rows, epoch_times)
 
 
 class _SessionEpoch:
@@ -218,7 +218,7 @@ class StoredSessions:
     """The kept sessions of a shard. Those whose last row is before `since` were evicted in an earlier epoch (None: none
     did)."""
 
-    def __init__(self, kept: Sequence[KeptRun], since: int | None, schema: pa.Schema) -> None:
+    def __init__(self, kept: Sequence[StateRun], since: int | None, schema: pa.Schema) -> None:
         self._kept, self._schema = kept, schema
         self._there = [~run.flags for run in kept]
         self._gone = [np.zeros(len(run.flags), dtype=bool) for run in kept]
@@ -253,7 +253,7 @@ class StoredSessions:
     def finished(self) -> frozenset[str]:
         return frozenset(run.segment for run, there in self._runs() if not there.any())
 
-    def _runs(self) -> list[tuple[KeptRun, np.ndarray]]:
+    def _runs(self) -> list[tuple[StateRun, np.ndarray]]:
         return list(zip(self._kept, self._there, strict=True))
 
     def _found(self, rows: Sequence[np.ndarray]) -> FoundSessions:
@@ -263,7 +263,7 @@ class StoredSessions:
         return FoundSessions(batch, run, np.concatenate([np.empty(0, dtype=np.int64), *rows]))
 
 
-def _rows_of(kept: KeptRun, there: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+def _rows_of(kept: StateRun, there: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     run = kept.run
     if len(hashes) * _RATHER_LOOK_UP < len(run):
         first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.session.change import Folding
 from joinery_runtime.core.kinds.session.form import SessionParameters
-from joinery_runtime.core.pipeline.describe import Outlook, Span, StoredRows, ToJson
+from joinery_runtime.core.pipeline.describe import EpochTimes, Span, StoredRows, ToJson
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.table.columns import EMITTED, FORCED, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
@@ -27,7 +27,7 @@ class SessionTimers:
 
     sessions: SessionParameters
     step: StepSpec
-    outlook: Outlook
+    epoch_times: EpochTimes
 
     @property
     def input(self) -> str:
@@ -43,14 +43,14 @@ class SessionTimers:
     def is_kept(self, last: np.ndarray) -> np.ndarray:
         """Whether no committed epoch has forgotten the session. Its row may stay stored for longer, with its
         segment."""
-        return _not_before(last, self.outlook.horizons[self.step.sides[0].part].previous)
+        return _not_before(last, self.epoch_times.horizons[self.step.sides[0].part].previous)
 
     def has_gone_out(self, last: np.ndarray, emitted: np.ndarray) -> np.ndarray:
-        return np.asarray(emitted | ~_not_before(last, self.outlook.horizons[self.step.sides[0].complete].previous))
+        return np.asarray(emitted | ~_not_before(last, self.epoch_times.horizons[self.step.sides[0].complete].previous))
 
     def goes_out_next(self, last: np.ndarray) -> np.ndarray:
         """Whether the session is complete in the next epoch."""
-        return ~_not_before(last, self.outlook.horizon(self.step.sides[0].complete))
+        return ~_not_before(last, self.epoch_times.horizon(self.step.sides[0].complete))
 
 
 def _not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
@@ -61,7 +61,7 @@ def _not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSession:
+class SessionView:
     """An open session, or one that reached the cap and went out (`capped`). `due`: it goes out with the next epoch.
     `goes`: the next epoch forgets it."""
 
@@ -116,24 +116,24 @@ class ShownSession:
         return f"goes out when {self._above(out)}, unless it grows; {gone}"
 
     def _above(self, ts: int) -> str:
-        now = self.timers.outlook.watermarks[self.timers.input]
+        now = self.timers.epoch_times.watermarks[self.timers.input]
         return f"the watermark of {self.timers.input} ({format_time(now)}) is above {format_time(ts)}"
 
 
 def shown_sessions(
-    of: SessionParameters, step: StepSpec, stored: Sequence[StoredRows], outlook: Outlook, to_json: ToJson
-) -> list[ShownSession]:
+    of: SessionParameters, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
+) -> list[SessionView]:
     """The sessions that no later row has replaced, by start."""
     if not stored:
         return []
     rows = concat(some.rows.filter(pa.array(~some.flagged)) for some in stored)
-    timers, last = SessionTimers(of, step, outlook), rows.column(TS).to_numpy()
+    timers, last = SessionTimers(of, step, epoch_times), rows.column(TS).to_numpy()
     rows = rows.filter(pa.array(timers.is_kept(last)))
     rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
     return list(_sessions(timers, rows, to_json))
 
 
-def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[ShownSession]:
+def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[SessionView]:
     last, forced, emitted = rows.column(TS).to_numpy(), _bools(rows, FORCED), _bools(rows, EMITTED)
     groups = [rows.column(name) for name in timers.step.sides[0].intake.keys]
     columns = {
@@ -143,11 +143,11 @@ def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> I
         "capped": forced.tolist(),
         "emitted": (forced | timers.has_gone_out(last, emitted)).tolist(),
         "due": timers.goes_out_next(last).tolist(),
-        "goes": (~_not_before(last, timers.outlook.horizon(timers.step.sides[0].part))).tolist(),
+        "goes": (~_not_before(last, timers.epoch_times.horizon(timers.step.sides[0].part))).tolist(),
         "aggregates": _results(timers.sessions, rows, forced, to_json),
     }
     for values in zip(*columns.values(), strict=True):
-        yield ShownSession(timers, **dict(zip(columns, values, strict=True)))
+        yield SessionView(timers, **dict(zip(columns, values, strict=True)))
 
 
 def _results(
@@ -187,9 +187,9 @@ class SessionCounts:
     until: int | None
 
     @classmethod
-    def of(cls, sessions: SessionParameters, step: StepSpec, rows: pa.Table, outlook: Outlook) -> SessionCounts:
+    def of(cls, sessions: SessionParameters, step: StepSpec, rows: pa.Table, epoch_times: EpochTimes) -> SessionCounts:
         """Counts the sessions. `rows` holds COLUMNS of all rows that no later one has replaced."""
-        timers = SessionTimers(sessions, step, outlook)
+        timers = SessionTimers(sessions, step, epoch_times)
         last, emitted, forced = (rows.column(name).to_numpy() for name in cls.COLUMNS)
         kept = timers.is_kept(last)
         out = timers.has_gone_out(last, emitted)

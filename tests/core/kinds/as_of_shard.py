@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from core.step_runs import Ran, ran
-from joinery_runtime.core.kinds.asof import AsOfJoin
+from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, KeptRun, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, StateRun, StepWork
 from joinery_runtime.core.table.segment import merge
 
 TIME = pa.timestamp("ms", "UTC")
@@ -81,7 +81,7 @@ class Shard:
     step: StepSpec
     hash_of: HashOf = far_apart
     ordered: bool = False
-    runs: tuple[list[KeptRun], list[KeptRun]] = field(default_factory=lambda: ([], []))
+    runs: tuple[list[StateRun], list[StateRun]] = field(default_factory=lambda: ([], []))
     horizons: list[Horizon] = field(default_factory=lambda: [Horizon(), Horizon()])
 
     def epoch(
@@ -100,7 +100,7 @@ class Shard:
         for side, kept in enumerate(result.added):
             if kept is not None:
                 assert kept.batch.schema == self.step.sides[side].segment_schema()
-                self.runs[side].append(KeptRun(f"{side}-{len(self.runs[side])}", kept))
+                self.runs[side].append(StateRun(f"{side}-{len(self.runs[side])}", kept))
         return result
 
     def compact(self, side: int, chosen: Sequence[bool]) -> None:
@@ -110,7 +110,7 @@ class Shard:
         rest = [run for run, choice in marked if not choice]
         kept = self.step.kind.survivors(self.step, side, taken, self.horizons[side])
         rows = [one.run for one in kept if len(one.run)]
-        self.runs[side][:] = [*rest, *([KeptRun("merged", merge(rows, by_offset=True))] if rows else [])]
+        self.runs[side][:] = [*rest, *([StateRun("merged", merge(rows, by_offset=True))] if rows else [])]
 
     def kept_rows(self, side: int) -> int:
         return sum(len(kept.run) for kept in self.runs[side])

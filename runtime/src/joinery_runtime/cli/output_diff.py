@@ -75,7 +75,7 @@ CREATE TABLE extra AS SELECT text, place, number, twin FROM (
 
 
 @dataclass(slots=True)
-class WholeOutput:
+class OutputDiff:
     """The comparison of one output. `name` is the output's name in differences. `folder` is an empty directory that has
     room for as many bytes as the output. `sides` are names of inputs, for the places of rows. `in_order`: the
     rows of a key are in their order in the tables of an epoch (those of sessions); otherwise ORDER_COLUMNS say it."""

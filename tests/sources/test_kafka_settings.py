@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from joinery_runtime.sinks.kafka_target import KafkaTarget
-from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
+from joinery_runtime.sources.kafka_settings import Cluster, LoggedErrors, consumer_settings
 from sources.kafka_bench import kafka_input
 
 

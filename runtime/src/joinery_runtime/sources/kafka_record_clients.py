@@ -20,7 +20,7 @@ from joinery_runtime.librdkafka import MessageStruct, UnknownLibrary, address, l
 from joinery_runtime.sources.base import PartitionRef, RawBatch
 from joinery_runtime.sources.compiled import kernels
 from joinery_runtime.sources.consumer_handle import ConsumerHandle
-from joinery_runtime.sources.kafka_client import Cluster, connect
+from joinery_runtime.sources.kafka_settings import Cluster, connect
 
 MOST_RECORDS = 10_000  # the most records that one call may ask for
 _MOST_BYTES = 1 << 30  # of values in a batch: Arrow's offsets have 32 bits

@@ -21,10 +21,16 @@ from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import ordered_producer
 from joinery_runtime import librdkafka
 from joinery_runtime.errors import SourceError, SourceUnavailable
-from joinery_runtime.sources import Range, kafka_clients, reader_for
+from joinery_runtime.sources import Range, kafka_record_clients, reader_for
 from joinery_runtime.sources.base import RawBatch
-from joinery_runtime.sources.kafka_client import Cluster, LoggedErrors, consumer_settings
-from joinery_runtime.sources.kafka_clients import BatchClient, ConsumerEvent, MessageClient, RecordClient, open_client
+from joinery_runtime.sources.kafka_record_clients import (
+    BatchClient,
+    ConsumerEvent,
+    MessageClient,
+    RecordClient,
+    open_client,
+)
+from joinery_runtime.sources.kafka_settings import Cluster, LoggedErrors, consumer_settings
 from sources.kafka_bench import eventually, kafka_input, ref, send, unique
 
 services = pytest.mark.services
@@ -252,7 +258,7 @@ def test_a_client_that_nobody_has_any_more_ends_its_threads(way: str) -> None:
 def test_a_batch_is_no_larger_than_arrow_can_address(
     broker: KafkaAdmin, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_clients, "_MOST_BYTES", 10)
+    monkeypatch.setattr(kafka_record_clients, "_MOST_BYTES", 10)
     values = [b"x" * size for size in (4, 6, 1, 30, 0, 10, 9)]
     send(broker.bootstrap, topic, values)
     with closing(client_of(broker.bootstrap)) as opened:
@@ -316,7 +322,7 @@ def test_batches_are_the_usual_way_which_is_said_once(said: pytest.LogCaptureFix
 def test_without_its_kernel_it_is_read_record_by_record(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_clients, "kernels", lambda _: None)
+    monkeypatch.setattr(kafka_record_clients, "kernels", lambda _: None)
     assert [kind(), kind()] == [MessageClient, MessageClient]
     line = "Kafka is read record by record, which takes more time: its kernel is missing"
     assert told(said) == [("WARNING", line)]

@@ -30,11 +30,18 @@ from joinery_runtime.core.kinds.rows import (
     rows_at_once,
     same_keys,
 )
-from joinery_runtime.core.pipeline.describe import Outlook, RowStatus, StoredRow, TakenRow
+from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, KeptRun, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Lows, Times, Watermark, earlier
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
+from joinery_runtime.core.pipeline.watermark import (
+    BEGIN_OF_TIME,
+    END_OF_TIME,
+    OutputWatermarks,
+    Times,
+    Watermark,
+    earlier,
+)
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS, UNAVAILABLE
 from joinery_runtime.core.table.forward_fill import sources_of
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
@@ -113,7 +120,7 @@ class AsOfJoin(Join):
         """The version that was valid at an earlier row's time may be superseded and gone (A2)."""
         return horizons[RIGHT].current if side == LEFT else None
 
-    def horizons(self, step: StepSpec, times: Times, lows: Lows) -> Mapping[str, int | None]:
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         """The stream's horizon is the time up to which rows have waited long enough (A3) and the table was read (A4);
         `end` ends the waiting for late versions. A table that has ended forgets nothing: its time stays at its last
         row. Rows that are not read yet, or wait for the table, will ask for versions of their times (A2)."""
@@ -133,7 +140,7 @@ class AsOfJoin(Join):
         assert horizon.current is not None, "asked when a horizon moves"
         return side == LEFT and meta.ts_min <= horizon.current and self.needs(step, side, meta, horizon)
 
-    def survivors(self, step: StepSpec, side: int, runs: Sequence[KeptRun], horizon: Horizon) -> Sequence[KeptRun]:
+    def survivors(self, step: StepSpec, side: int, runs: Sequence[StateRun], horizon: Horizon) -> Sequence[StateRun]:
         """Keeps the stream's waiting rows, and the table's versions that are not superseded at the horizon.
 
         A deletion valid at the horizon stays even as a key's only version. Without it, a version from before the
@@ -171,17 +178,17 @@ class AsOfJoin(Join):
     def leaves_by(self, side: int) -> str:
         return "a3" if side == LEFT else "a2"
 
-    def is_evicted(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> bool:
-        horizon = outlook.horizon(step.sides[row.side].part)
+    def is_evicted(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
+        horizon = epoch_times.horizon(step.sides[row.side].part)
         if row.side == LEFT:
-            at_once = self.grace == 0 and row.ts <= outlook.reached.get(step.sides[RIGHT].time, END_OF_TIME)
+            at_once = self.grace == 0 and row.ts <= epoch_times.reached.get(step.sides[RIGHT].time, END_OF_TIME)
             return at_once or (horizon is not None and row.ts <= horizon)
         return horizon is not None and row.newer is not None and row.newer <= horizon
 
-    def leaves_when(self, step: StepSpec, row: TakenRow, outlook: Outlook) -> str:
+    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         stream, table = (side.time for side in step.sides)
         if row.side == LEFT:
-            reached = outlook.reached.get(table, END_OF_TIME)
+            reached = epoch_times.reached.get(table, END_OF_TIME)
             waits_for_table = f"{table} is read up to {format_time(row.ts)}"
             if self.grace == 0:
                 return "a row of the stream is joined when it comes" if row.ts <= reached else waits_for_table
@@ -192,8 +199,10 @@ class AsOfJoin(Join):
         until = format_time(row.newer + self.history_retention)
         return f"the highest event time of {table} is {until} or above (superseded at {format_time(row.newer)})"
 
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], outlook: Outlook) -> Sequence[RowStatus]:
-        return [self._waiting(step, row) if row.side == LEFT else _version(step, rows, row, outlook) for row in rows]
+    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
+        return [
+            self._waiting(step, row) if row.side == LEFT else _version(step, rows, row, epoch_times) for row in rows
+        ]
 
     def _waiting(self, step: StepSpec, row: StoredRow) -> RowStatus:
         until, (stream, table) = row.ts + self.grace, (side.time for side in step.sides)
@@ -203,7 +212,7 @@ class AsOfJoin(Join):
         return RowStatus(words, {"until_input": stream, "until": until})
 
 
-def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, outlook: Outlook) -> RowStatus:
+def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
     """The status of a version. It is valid until its key's next version; at equal times the higher offset counts
     (A1)."""
     versions = sorted((r for r in rows if r.side == row.side), key=lambda r: (r.ts, r.offset, r.partition))
@@ -216,7 +225,7 @@ def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, outlook:
     if until is None:
         return RowStatus(f"{what}, the newest one: stays", fields)
     superseded = f"{what}, superseded at {format_time(until)}"
-    horizon = outlook.horizon(step.sides[row.side].part)
+    horizon = epoch_times.horizon(step.sides[row.side].part)
     if horizon is not None and until <= horizon:
         return RowStatus(f"{superseded}: needed no more, goes when its segment is merged", fields)
     return RowStatus(f"{superseded}: stays for the history retention", fields)

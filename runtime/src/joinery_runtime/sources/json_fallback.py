@@ -1,5 +1,5 @@
-"""What a JSON record means: the reference decoders, which read any record. `JsonJudge` reads flat records in whole
-batches, `NestedJudge` reads nested ones one by one.
+"""What a JSON record means: the reference decoders, which read any record. `JsonFallbackDecoder` reads flat records in
+whole batches, `NestedJsonDecoder` reads nested ones one by one.
 
 Polars reads the batch as newline-delimited JSON. It refuses anything but exactly one object per line, wrong types, and
 integers out of range. It reformats numbers, arrays and objects in text columns, so `json_texts` looks up their original
@@ -66,7 +66,7 @@ _DIRECT: dict[pa.DataType, type[pl.DataType]] = {
 }
 
 
-class JsonJudge(ByValue):
+class JsonFallbackDecoder(ByValue):
     """Decodes any JSON objects into rows of `schema`."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -168,13 +168,14 @@ class JsonJudge(ByValue):
         return _read_ndjson(lines, self._wire)
 
 
-class NestedJudge(ByValue):
+class NestedJsonDecoder(ByValue):
     """Decodes nested JSON objects into rows of `schema`: takes the wanted texts out of each record, one by one, and has
-    `JsonJudge` decode flat objects that are made of them. `paths` are by column; others are fields of the record."""
+    `JsonFallbackDecoder` decode flat objects that are made of them. `paths` are by column; others are fields of the
+    record."""
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
         self._selection = _Selection(schema, paths)
-        self._judge = JsonJudge(schema)
+        self._judge = JsonFallbackDecoder(schema)
         self._explainer = Explainer(pa.schema([]))
 
     def decode(self, values: pa.BinaryArray) -> Decoded:

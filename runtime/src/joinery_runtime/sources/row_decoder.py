@@ -29,7 +29,7 @@ class RefusedRecord(Exception):
     """A record cannot be read. The text is the reason."""
 
 
-class OneByOne(ByValue, FormatDecoder):
+class RowDecoder(ByValue, FormatDecoder):
     """Decodes records into rows of `schema`. `paths` maps columns to paths. Other columns are fields of the record."""
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:

@@ -13,10 +13,10 @@ from psycopg.conninfo import make_conninfo
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.sinks.base import Receipt
 from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
-from joinery_runtime.sinks.postgres_apart import ApartPostgresSink, drop_marks
+from joinery_runtime.sinks.postgres_external import ExternalPostgresSink, drop_marks
 from joinery_runtime.sinks.postgres_table import TargetTable
 from sinks.postgres import content
-from sinks.rows import attempt, takeover
+from sinks.rows import attempt, recovery
 
 pytestmark = pytest.mark.services
 PAIR = pa.schema({"k": pa.int64(), "v": pa.string()})
@@ -50,16 +50,16 @@ def looking(there: str) -> Iterator[psycopg.Connection]:
         yield opened
 
 
-MakeApart = Callable[..., ApartPostgresSink]
+MakeApart = Callable[..., ExternalPostgresSink]
 
 
 @pytest.fixture
 def driver(there: str, table: str) -> Iterator[MakeApart]:
     """A driver's sink, prepared."""
-    made: list[ApartPostgresSink] = []
+    made: list[ExternalPostgresSink] = []
 
-    def maker(dsn: str = there, *, prepared: bool = True) -> ApartPostgresSink:
-        sink = ApartPostgresSink(dsn, TargetTable(table), Staging.of(SCHEMA, "job", table, apart=True), PAIR)
+    def maker(dsn: str = there, *, prepared: bool = True) -> ExternalPostgresSink:
+        sink = ExternalPostgresSink(dsn, TargetTable(table), Staging.of(SCHEMA, "job", table, apart=True), PAIR)
         made.append(sink)
         if prepared:
             sink.prepare(PAIR)
@@ -70,7 +70,7 @@ def driver(there: str, table: str) -> Iterator[MakeApart]:
         sink.close()
 
 
-def staged(sink: ApartPostgresSink, epoch: int, *rows: tuple[int, str], generation: int = 1) -> list[Receipt]:
+def staged(sink: ExternalPostgresSink, epoch: int, *rows: tuple[int, str], generation: int = 1) -> list[Receipt]:
     return [sink.writer().write(attempt(epoch=epoch, generation=generation), pairs(*rows))]
 
 
@@ -96,7 +96,7 @@ def test_after_a_crash_between_the_commits_the_next_driver_publishes(
     assert unnamed["rows"] == 1
     newer = driver()
     newer.publish(1, receipts)
-    newer.recover(takeover(generation=2, committed_epoch=1))
+    newer.recover(recovery(generation=2, committed_epoch=1))
     assert content(looking, table) == [(1, "a")]
     left = newer.writer().staging.table(1).as_string()
     assert looking.execute(f"SELECT count(*) FROM {left}").fetchone() == (0,), "what nobody named is swept"
@@ -113,7 +113,7 @@ def test_a_driver_that_slept_repeats_nothing(driver: MakeApart, looking: psycopg
     slept, newer = driver(), driver()
     first = staged(slept, 1, (1, "a"))
     newer.publish(1, first)
-    newer.recover(takeover(generation=2, committed_epoch=1))
+    newer.recover(recovery(generation=2, committed_epoch=1))
     newer.publish(2, staged(newer, 2, (2, "b"), generation=2))
     slept.publish(1, first)
     assert content(looking, table) == [(1, "a"), (2, "b")]
@@ -133,7 +133,7 @@ def test_an_epoch_is_written_again_after_a_savepoint_was_restored(
 def test_a_job_with_new_state_begins_anew(driver: MakeApart, looking: psycopg.Connection, table: str) -> None:
     sink = driver()
     sink.publish(5, staged(sink, 5, (5, "a"), generation=7))
-    receipt = sink.writer().write(replace(attempt(epoch=1), lineage="another-life"), pairs((1, "b")))
+    receipt = sink.writer().write(replace(attempt(epoch=1), incarnation="another-life"), pairs((1, "b")))
     sink.publish(1, [receipt])
     assert content(looking, table) == [(1, "b"), (5, "a")]
 
@@ -158,7 +158,7 @@ def test_rows_that_went_with_the_state_are_not_looked_for(
     receipts = [beside.writer().write(attempt(), pairs((1, "a")))]
     sink = driver()
     sink.publish(1, receipts)
-    sink.recover(takeover(generation=2, committed_epoch=1, pending=2))
+    sink.recover(recovery(generation=2, committed_epoch=1, pending=2))
     assert content(looking, table) == []
     beside.close()
 
@@ -174,7 +174,7 @@ def test_another_database_is_taken_after_a_stop_in_order_only(
             sink = PostgresSink(dsn, TargetTable(table), Staging.of(SCHEMA, "job", table))
             sink.prepare(PAIR)
         sink.publish(1, receipts)
-        found = takeover(generation=2, committed_epoch=1, pending=pending)
+        found = recovery(generation=2, committed_epoch=1, pending=pending)
         if pending is None:
             sink.recover(found)
         else:

@@ -30,8 +30,8 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS {identity} (id text NOT NULL);
 INSERT INTO {identity} SELECT {id} WHERE NOT EXISTS (SELECT FROM {identity});
 CREATE TABLE IF NOT EXISTS {marks} (
-    job text, lineage text, output text, generation bigint NOT NULL, epoch bigint NOT NULL,
-    PRIMARY KEY (job, lineage, output)
+    job text, incarnation text, output text, generation bigint NOT NULL, epoch bigint NOT NULL,
+    PRIMARY KEY (job, incarnation, output)
 );
 """
 _LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext(%s))"
@@ -60,10 +60,10 @@ class ApartWriter:
         except psycopg.Error as error:
             connections.drop(self.staged.dsn)
             raise problem_of("The output rows cannot be staged", error, apart=True) from error
-        return {**receipt, "database": here, "generation": attempt.id.generation, "lineage": attempt.lineage}
+        return {**receipt, "database": here, "generation": attempt.id.generation, "lineage": attempt.incarnation}
 
 
-class ApartPostgresSink(PostgresSink):
+class ExternalPostgresSink(PostgresSink):
     """The driver half. Its staging is `apart`. `schema` is the output's, for `publish` without `prepare`."""
 
     def __init__(self, dsn: str, target: TargetTable, staging: Staging, schema: pa.Schema) -> None:
@@ -137,12 +137,12 @@ class ApartPostgresSink(PostgresSink):
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, NAMED), attempts)
 
 
-def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, lineage: str, output: str) -> int:
+def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, incarnation: str, output: str) -> int:
     """The newest epoch with rows in the table, as seen by this transaction; 0: none. Raises psycopg.Error."""
     if not _exists(connection, schema, _MARKS):
         return 0
     marks = sql.Identifier(schema, _MARKS)
-    of = {"job": job, "lineage": lineage, "output": output}
+    of = {"job": job, "lineage": incarnation, "output": output}
     mark = connection.execute(sql.SQL(_MARK.removesuffix(" FOR UPDATE")).format(marks), of).fetchone()
     return 0 if mark is None else int(mark[1])
 

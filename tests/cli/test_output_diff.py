@@ -12,8 +12,8 @@ import pytest
 
 from cli.test_verify_kafka import JOB, STEPS
 from cli.verified import Written
+from joinery_runtime.cli.output_diff import OutputDiff
 from joinery_runtime.cli.row_differences import RowComparison
-from joinery_runtime.cli.whole_output import WholeOutput
 from joinery_runtime.job import parse_job
 from joinery_runtime.sinks.content import Piece
 from joinery_runtime.sinks.encode import rows_to_json
@@ -56,7 +56,7 @@ def compared(
     may_repeat: bool = False,
     since: int | None = None,
 ) -> tuple[RowComparison, list[str]]:
-    whole, into = WholeOutput("output", topic, folder, ["l"]), RowComparison()
+    whole, into = OutputDiff("output", topic, folder, ["l"]), RowComparison()
     for epoch, value in EPOCHS.items():
         whole.expect(epoch, [pa.table({"a": [value]})])
     into.rows = whole.compare(into, 1, 3, alone=alone, may_repeat=may_repeat, since=since)

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from core.kinds.asof_shard import Rate, Shard, Trade, all_the_same, asof_step, rows_of
+from core.kinds.as_of_shard import Rate, Shard, Trade, all_the_same, asof_step, rows_of
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, Horizon

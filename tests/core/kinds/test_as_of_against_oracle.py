@@ -11,8 +11,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from budget import examples, found_with
-from core.kinds.asof_shard import Oracle, Rate, Row, Shard, Trade, all_the_same, asof_step, far_apart, rows_of
-from joinery_runtime.core.kinds import asof
+from core.kinds.as_of_shard import Oracle, Rate, Row, Shard, Trade, all_the_same, asof_step, far_apart, rows_of
+from joinery_runtime.core.kinds import as_of
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.step import StepResult
 
@@ -146,14 +146,14 @@ def test_with_one_epoch_per_row_or_all_in_one_what_has_waited_joins_the_same(cas
 def test_the_suite_finds_a_broken_core(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison that cannot fail proves nothing: each of these one-off mistakes must be found."""
     if broken == "horizon":
-        real = asof.valid_versions
-        monkeypatch.setattr(asof, "valid_versions", lambda step, rows, runs, horizon: real(step, rows, runs, None))
+        real = as_of.valid_versions
+        monkeypatch.setattr(as_of, "valid_versions", lambda step, rows, runs, horizon: real(step, rows, runs, None))
     elif broken == "before":
-        monkeypatch.setattr(asof, "_between", lambda run, before, now: run.batch.filter(run.ts <= now))
+        monkeypatch.setattr(as_of, "_between", lambda run, before, now: run.batch.filter(run.ts <= now))
     elif broken == "ties":
-        monkeypatch.setattr(asof, "_later", lambda one, other: np.asarray(one[0] > other[0]))
+        monkeypatch.setattr(as_of, "_later", lambda one, other: np.asarray(one[0] > other[0]))
     else:
-        monkeypatch.setattr(asof, "_last_of_their_keys", lambda keys, ranks: np.ones(len(keys), dtype=bool) & False)
+        monkeypatch.setattr(as_of, "_last_of_their_keys", lambda keys, ranks: np.ones(len(keys), dtype=bool) & False)
 
     @found_with(1)
     @settings(quick, max_examples=1500, database=None, phases=[Phase.generate])
