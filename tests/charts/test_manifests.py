@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from charts.rendering import NAMESPACE, ROOT, Chart, HelmFailed, Manifest, Rendered
+from charts.rendering import CHART, NAMESPACE, ROOT, Chart, HelmFailed, Manifest, Rendered
 from joinery_operator.kube.process import PERMISSIONS, ROUTE_PERMISSIONS
 from joinery_operator.kube.resources import JOBS, OWNERS
 from joinery_operator.names import labels as driver_labels
@@ -229,6 +231,21 @@ def test_definitions_are_those_of_crds(chart: Chart) -> None:
             "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
             "helm.sh/resource-policy": "keep",
         }
+
+
+def test_a_chart_that_lost_its_definitions_is_not_installed(chart: Chart, tmp_path: Path) -> None:
+    """Otherwise the operator's role would name no resource, and Helm would report success."""
+    copy = shutil.copytree(CHART, tmp_path / "joinery", ignore=shutil.ignore_patterns("crds"))
+    for values in ((), ("--set=crds.install=false",)):
+        with pytest.raises(HelmFailed, match=r"has no files/crds.*install the chart of a release"):
+            chart.run("template", "joinery", str(copy), "--kube-version", "1.34.0", *values)
+
+
+def test_an_ingress_needs_an_address_also_without_the_schema(chart: Chart) -> None:
+    options = ("--kube-version", "1.34.0", "--skip-schema-validation")
+    for way in ("ingress", "httpRoute"):
+        with pytest.raises(HelmFailed, match=rf"jobPage.{way}.enabled needs jobPage.url"):
+            chart.run("template", "joinery", str(CHART), *options, f"--set=jobPage.{way}.enabled=true")
 
 
 def test_definitions_can_be_left_to_others_or_to_the_release(chart: Chart) -> None:

@@ -42,6 +42,8 @@ def test_the_chart_is_well_made(chart: Chart) -> None:
         ({"demoPostgres.enabled": True}, "secretName"),
         ({"jobs.allow": {"pods": ["*"]}}, "pods"),
         ({"jobs.allow.images": "*"}, "images"),
+        ({"jobPage.ingress.enabled": True}, "url"),
+        ({"jobPage.httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}, "url"),
     ],
 )
 def test_wrong_values_are_refused_by_name(chart: Chart, values: dict[str, Any], named: str) -> None:

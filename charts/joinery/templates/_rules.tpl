@@ -1,11 +1,14 @@
 {{/* The jobs' resources, from the definitions in crds/: [streamjoins, ...] with a suffix. */}}
 {{- define "joinery.jobs" -}}
 {{- $root := index . 0 }}{{- $suffix := index . 1 }}
-{{- $found := list }}
+{{- $plurals := list }}
 {{- range $path, $_ := $root.Files.Glob "files/crds/*.yaml" }}
-{{- $found = append $found (printf "%s%s" ($root.Files.Get $path | fromYaml).spec.names.plural $suffix) }}
+{{- $plurals = append $plurals (printf "%s%s" ($root.Files.Get $path | fromYaml).spec.names.plural $suffix) }}
 {{- end }}
-{{- printf "[%s]" (join ", " $found) }}
+{{- if not $plurals }}
+{{- fail "This copy of the chart has no files/crds/*.yaml, so it would install an operator without definitions and without permissions. Whatever copied the chart left them out: install the chart of a release, joinery-VERSION.tgz" }}
+{{- end }}
+{{- printf "[%s]" (join ", " $plurals) }}
 {{- end }}
 
 {{/* What the operator does in a namespace whose jobs it runs. It reads no secrets: the kubelet mounts them. */}}

@@ -20,7 +20,9 @@ from joinery_runtime.job.model.base import Model, PositiveDuration
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, Output, StoreSpec
 
-FOLDER = Path(__file__).parents[3] / "crds"
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "crds"
+CHART = ROOT / "charts" / "joinery"
 Node = tuple[str, dict[str, Any]]
 LOGIC = ("allOf", "anyOf", "oneOf", "not")
 NUMBER_OR_TEXT = [{"type": "integer"}, {"type": "string"}]
@@ -67,6 +69,15 @@ def junctions(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 # --- the files ----------------------------------------------------------------------------------------------------
+
+
+def test_the_chart_has_the_same_files():
+    """Flux's source controller leaves links out when it packs a folder."""
+    files = CHART / "files" / "crds"
+    assert {path.name: path.read_text() for path in files.iterdir()} == {
+        path.name: path.read_text() for path in FOLDER.iterdir()
+    }, "run `make crds` and commit charts/joinery/files/crds/"
+    assert not [path for path in CHART.rglob("*") if path.is_symlink()]
 
 
 def test_the_files_are_what_the_models_say():
