@@ -33,7 +33,7 @@ helm upgrade --install joinery charts/joinery --kube-context "kind-$cluster" --n
     --set runtime.image.repository=localhost/joinery-runtime,runtime.image.tag="$tag" \
     --set demoPostgres.enabled=true,demoPostgres.secretName=joinery-demo-postgres \
     --set "drivers.namespaces={$namespace}"
-# Images of an earlier run have the same names: what runs of them is started anew.
+# Images of an earlier run have the same names: what runs of them is restarted.
 kubectl rollout restart --namespace "$namespace" deployment/joinery-operator deployment/feeder
 kubectl rollout status --namespace "$namespace" --timeout=10m deployment/kafka deployment/joinery-operator deployment/feeder
 kubectl apply --namespace "$namespace" -f deploy/kind/job.yaml
