@@ -227,7 +227,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a session is complete one millisecond early": ("sessions", completes(one_later)),
     "complete sessions go out again": ("sessions", completes(without_before)),
     "sessions that went out and grew go out again": ("sessions", emitted_is_forgotten),
-    "sessions that changed do not go out again": ("sessions", other_changes(goes_out=never)),
+    "sessions that changed do not go out again": ("sessions", other_changes(to_emit=never)),
     "nothing is taken back": ("sessions", other_changes(retracted=never)),
     "a session stays beside what it has become": ("sessions", kernel(forget_flags)),
     "a session forgets its rows when it grows": ("sessions", drops_what_was_kept),

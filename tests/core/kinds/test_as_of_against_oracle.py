@@ -151,7 +151,7 @@ def test_the_suite_finds_a_broken_core(broken: str, monkeypatch: pytest.MonkeyPa
     elif broken == "before":
         monkeypatch.setattr(as_of, "_between", lambda run, before, now: run.batch.filter(run.ts <= now))
     elif broken == "ties":
-        monkeypatch.setattr(as_of, "_later", lambda one, other: np.asarray(one[0] > other[0]))
+        monkeypatch.setattr(as_of, "_later", lambda first, second: np.asarray(first[0] > second[0]))
     else:
         monkeypatch.setattr(as_of, "_last_of_their_keys", lambda keys, ranks: np.ones(len(keys), dtype=bool) & False)
 

@@ -65,8 +65,8 @@ class AsOfJoin(Join):
 
     @classmethod
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
-        said = cast(AsOf, step.matching)
-        return cls(said.history_retention, said.grace)
+        matching = cast(AsOf, step.matching)
+        return cls(matching.history_retention, matching.grace)
 
     @property
     def allowed_lateness(self) -> int:
@@ -74,24 +74,27 @@ class AsOfJoin(Join):
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         """Looks up every stream row that goes out in this epoch. No stream row is dropped as late (A3)."""
-        work, without = _with_known_values(step, work)
-        taken, expired = _take_in(step, work)
-        runs = [*(kept.run for kept in work.kept[RIGHT]), *([taken] if taken is not None else [])]
-        at_once, held = self._arriving(step, work)
-        going = [(rows, closing) for rows, closing in ((_due(work), True), (at_once, False)) if rows is not None]
+        work, unresolved = _with_unavailable_values(step, work)
+        new_versions, expired = _accept_versions(step, work)
+        runs = [
+            *(state_run.run for state_run in work.state_runs[RIGHT]),
+            *([new_versions] if new_versions is not None else []),
+        ]
+        at_once, waiting = self._arriving(step, work)
+        batches = [(rows, closing) for rows, closing in ((_due(work), True), (at_once, False)) if rows is not None]
         lookups, matches, failures = 0, 0, PairFailures()
-        for part, closing in ((part, closing) for rows, closing in going for part in _cut(rows, runs)):
+        for part, closing in ((part, closing) for rows, closing in batches for part in _cut(rows, runs)):
             joined = _join(step, work, part, runs, failures, closing=closing)
             lookups, matches = lookups + joined.lookups, matches + joined.matches
             if joined.rows.num_rows:
                 yield joined.rows
         return StepResult(
-            added=(held, taken),
+            added=(waiting, new_versions),
             dropped=({}, {"expired": expired} if expired else {}),
             lookups=(lookups, 0),
             matches=matches,
             failed=failures.count,
-            late=(np.empty((0, 2), np.int64), without),
+            late=(np.empty((0, 2), np.int64), unresolved),
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -117,7 +120,7 @@ class AsOfJoin(Join):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The version that was valid at an earlier row's time may be superseded and gone (A2)."""
+        """The version that was valid at an earlier row's time may be superseded and evicted (A2)."""
         return horizons[RIGHT].current if side == LEFT else None
 
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
@@ -127,8 +130,8 @@ class AsOfJoin(Join):
         left, right = step.sides
         stream, table = times[left.time], times[right.time]
         waited = END_OF_TIME if stream.watermark == END_OF_TIME else earlier(stream.highest, self.grace)
-        asked = _lowest(table.highest, table.reached, stream.reached)
-        return {left.part: _lowest(waited, table.reached), right.part: earlier(asked, self.history_retention)}
+        earliest_lookup = _lowest(table.highest, table.reached, stream.reached)
+        return {left.part: _lowest(waited, table.reached), right.part: earlier(earliest_lookup, self.history_retention)}
 
     def keep_from(self, side: int, horizon: int) -> int | None:
         return horizon + 1 if side == LEFT else None  # a version stays until a later one supersedes it
@@ -148,8 +151,8 @@ class AsOfJoin(Join):
         """
         if side == LEFT or horizon.current is None or not runs:
             return Join.survivors(self, step, side, runs, horizon)
-        there = still_there(step, [kept.run for kept in runs], horizon.current)
-        return [kept.where(chosen) for kept, chosen in zip(runs, there, strict=True)]
+        live = live_versions(step, [state_run.run for state_run in runs], horizon.current)
+        return [state_run.where(chosen) for state_run, chosen in zip(runs, live, strict=True)]
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
         stream, table = (side.time for side in step.sides)
@@ -220,11 +223,11 @@ def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, epoch_ti
         other for other in versions if (other.ts, other.offset, other.partition) > (row.ts, row.offset, row.partition)
     ]
     until = newer[0].ts if newer else None
-    what = "deletion" if row.deleted else "version"
+    version_kind = "deletion" if row.deleted else "version"
     fields = {"deleted": row.deleted, "valid_until": until}
     if until is None:
-        return RowStatus(f"{what}, the newest one: stays", fields)
-    superseded = f"{what}, superseded at {format_time(until)}"
+        return RowStatus(f"{version_kind}, the newest one: stays", fields)
+    superseded = f"{version_kind}, superseded at {format_time(until)}"
     horizon = epoch_times.horizon(step.sides[row.side].part)
     if horizon is not None and until <= horizon:
         return RowStatus(f"{superseded}: needed no more, goes when its segment is merged", fields)
@@ -239,38 +242,42 @@ def _lowest(time: int | None, *reached: int) -> int | None:
     return None if time is None or lowest == BEGIN_OF_TIME else min(time, lowest)
 
 
-def _take_in(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
+def _accept_versions(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
     """Returns the table's arrivals to be kept as versions, and the number of those that were already superseded beyond
     the horizon (A2)."""
     arrivals, horizon = work.arrivals[RIGHT], work.horizons[RIGHT].current
     if arrivals is None or horizon is None:
         return _stored(step, RIGHT, arrivals), 0
-    gone = superseded_on_arrival(step, arrivals, [kept.run for kept in work.kept[RIGHT]], horizon)
-    return _stored(step, RIGHT, arrivals.filter(pa.array(~gone))), int(gone.sum())
+    superseded = superseded_on_arrival(step, arrivals, [state_run.run for state_run in work.state_runs[RIGHT]], horizon)
+    return _stored(step, RIGHT, arrivals.filter(pa.array(~superseded))), int(superseded.sum())
 
 
-def _with_known_values(step: StepSpec, work: StepWork) -> tuple[StepWork, np.ndarray]:
+def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, np.ndarray]:
     """Gives the table's arrivals the values that their records lack, from the version before them (A1). Returns also
-    the places (int64[k, 2]: partition and offset) of those that are left out, because there is none."""
-    rows, nobody = work.arrivals[RIGHT], np.empty((0, 2), np.int64)
+    the partitions and offsets (int64[k, 2]) of those that are left out, because there is none."""
+    rows, no_rows = work.arrivals[RIGHT], np.empty((0, 2), np.int64)
     if rows is None or UNAVAILABLE not in rows.schema.names or rows.column(UNAVAILABLE).null_count == rows.num_rows:
-        return work, nobody
+        return work, no_rows
     table = step.sides[RIGHT]
     lacks = [{*(names or "").splitlines()} & {*table.intake.stored} for names in rows.column(UNAVAILABLE).to_pylist()]
     hashes = np.unique(rows.column(HASH).to_numpy()[[bool(names) for names in lacks]])
-    known = concat([*(_of_hashes(of.run, hashes) for of in work.kept[RIGHT]), as_segment(table, rows)])
-    every, first = Selection(known, np.arange(known.num_rows)), known.num_rows - rows.num_rows
+    versions = concat(
+        [*(_of_hashes(state_run.run, hashes) for state_run in work.state_runs[RIGHT]), as_segment(table, rows)]
+    )
+    every, first = Selection(versions, np.arange(versions.num_rows)), versions.num_rows - rows.num_rows
     names = sorted(set[str]().union(*lacks))
-    lacking = {name: np.array([*[False] * first, *(name in each for each in lacks)]) for name in names}
-    deleted = known.column(DELETED).to_numpy(zero_copy_only=False)
-    sources = sources_of(_key_numbers(table, every), _ranks(every, PLACE), deleted, lacking)
+    lacking = {name: np.array([*[False] * first, *(name in lacked_names for lacked_names in lacks)]) for name in names}
+    deleted = versions.column(DELETED).to_numpy(zero_copy_only=False)
+    sources = sources_of(_key_numbers(table, every), _ranks(every, VERSION_ORDER), deleted, lacking)
     missing = np.zeros(rows.num_rows, dtype=bool)
     for name, source in sources.items():
         missing |= source[first:] < 0
-        values = known.column(name).take(pa.array(np.maximum(source[first:], 0)))
+        values = versions.column(name).take(pa.array(np.maximum(source[first:], 0)))
         rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), values)
-    places = np.stack([rows.column(name).to_numpy().astype(np.int64) for name in (PARTITION, OFFSET)], axis=1)
-    return replace(work, arrivals=(work.arrivals[LEFT], rows.filter(pa.array(~missing)))), places[missing]
+    partition_offsets = np.stack(
+        [rows.column(name).to_numpy().astype(np.int64) for name in (PARTITION, OFFSET)], axis=1
+    )
+    return replace(work, arrivals=(work.arrivals[LEFT], rows.filter(pa.array(~missing)))), partition_offsets[missing]
 
 
 def _of_hashes(run: Run, hashes: np.ndarray) -> pa.RecordBatch:
@@ -284,7 +291,7 @@ def _due(work: StepWork) -> pa.RecordBatch | None:
     horizon = work.horizons[LEFT]
     if horizon.current is None:
         return None
-    due = [_between(kept.run, horizon.previous, horizon.current) for kept in work.kept[LEFT]]
+    due = [_between(state_run.run, horizon.previous, horizon.current) for state_run in work.state_runs[LEFT]]
     return _sorted(concat(due), TS, PARTITION, OFFSET) if due else None
 
 
@@ -335,52 +342,53 @@ def _join(
     *,
     closing: bool,
 ) -> _Joined:
-    asked = Selection(rows, np.flatnonzero(_joinable(rows)))
-    pairs = _pairs(step, asked, runs, work.horizons[RIGHT].current, failures)
+    stream_rows = Selection(rows, np.flatnonzero(_joinable(rows)))
+    pairs = _pairs(step, stream_rows, runs, work.horizons[RIGHT].current, failures)
     padded = Pairs(_without_partner(rows, pairs), None) if step.sides[LEFT].preserved else None
     parts = [part for part in (pairs, padded) if part is not None]
     arrived = None if closing else LEFT
-    made = [project(step, part, failures, ordered=work.ordered, arrived=arrived) for part in parts]
-    output = _in_order_of(parts, made) if made else pa.RecordBatch.from_pylist([], step.output_schema())
-    return _Joined(output, len(asked), len(pairs) if pairs is not None else 0)
+    batches = [project(step, part, failures, ordered=work.ordered, arrived=arrived) for part in parts]
+    output = _in_stream_order(parts, batches) if batches else pa.RecordBatch.from_pylist([], step.output_schema())
+    return _Joined(output, len(stream_rows), len(pairs) if pairs is not None else 0)
 
 
 def _pairs(
-    step: StepSpec, asked: Selection, runs: Sequence[Run], horizon: int | None, failures: PairFailures
+    step: StepSpec, stream_rows: Selection, runs: Sequence[Run], horizon: int | None, failures: PairFailures
 ) -> Pairs | None:
     """Pairs stream rows with the versions valid at their times, in order of the rows. Leaves out deletions, and pairs
     that the residual predicate refuses: a refusal never makes an older version valid."""
-    found = valid_versions(step, asked, runs, horizon)
-    if found is None:
+    valid = valid_versions(step, stream_rows, runs, horizon)
+    if valid is None:
         return None
-    deleted = found.versions.batch.column(DELETED).to_numpy(zero_copy_only=False)[found.versions.index]
-    pairs = Pairs(asked.where(found.probes), found.versions).where(~deleted)
+    deleted = valid.versions.batch.column(DELETED).to_numpy(zero_copy_only=False)[valid.versions.index]
+    pairs = Pairs(stream_rows.where(valid.probes), valid.versions).where(~deleted)
     return pairs.where(residual(step, pairs, failures))
 
 
 def _without_partner(rows: pa.RecordBatch, pairs: Pairs | None) -> Selection:
-    alone = np.ones(rows.num_rows, dtype=bool)
+    unmatched = np.ones(rows.num_rows, dtype=bool)
     if pairs is not None and pairs.left is not None:
-        alone[pairs.left.index] = False
-    return Selection(rows, np.flatnonzero(alone))
+        unmatched[pairs.left.index] = False
+    return Selection(rows, np.flatnonzero(unmatched))
 
 
-def _in_order_of(parts: Sequence[Pairs], made: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _in_stream_order(parts: Sequence[Pairs], batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Merges joined and padded rows in the order of their stream rows."""
-    if len(made) == 1:
-        return made[0]
+    if len(batches) == 1:
+        return batches[0]
     positions = np.concatenate([part.left.index for part in parts if part.left is not None])
-    return concat(made).take(pa.array(np.argsort(positions)))
+    return concat(batches).take(pa.array(np.argsort(positions)))
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
 #
-# Versions of a key are ordered by *place*: (ts, offset), then partition, in case a key has moved to another partition
-# and even the offsets are equal. A version is *gone* when a later version of its key has ts <= H, the table's horizon.
-# The version valid at H therefore stands for the time before H too, back to its own ts. The search relies on runs
-# sorted by hash, then by place (`Run.sort(..., by_offset=True)`). Hashes may collide, so keys are compared as well.
+# Versions of a key have an order: by ts, then offset, then partition, in case a key has moved to another partition and
+# even the offsets are equal. A version is *superseded* when a later version of its key has ts <= H, the horizon of the
+# table. The version valid at H therefore stands for the time before H too, back to its own ts. The search relies on
+# runs sorted by hash, then in this order (`Run.sort(..., by_offset=True)`). Hashes may collide, so keys are compared as
+# well.
 
-PLACE = (TS, OFFSET, PARTITION)
+VERSION_ORDER = (TS, OFFSET, PARTITION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,29 +403,29 @@ class ValidVersions:
 def valid_versions(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon: int | None) -> ValidVersions | None:
     """Finds the version valid at each stream row's time. None if no row has one."""
     ts = rows.numbers(TS)
-    found = _latest(step, rows, ts if horizon is None else np.maximum(ts, horizon), runs)
+    latest = _latest(step, rows, ts if horizon is None else np.maximum(ts, horizon), runs)
     # The version valid at the horizon is all that remains of earlier times, and it may be newer than the row.
-    return found.chosen(runs, found.place[0] <= ts)
+    return latest.chosen(runs, latest.version_order[0] <= ts)
 
 
 def superseded_on_arrival(step: StepSpec, arrivals: pa.RecordBatch, runs: Sequence[Run], horizon: int) -> np.ndarray:
-    """bool[n]: the versions that were gone on arrival (A2), because of one in `runs` or one that arrived before them,
-    that is, with a lower (partition, offset)."""
+    """bool[n]: the versions that were superseded on arrival (A2), by one in `runs` or by one that arrived before them,
+    which has a lower (partition, offset)."""
     old = np.flatnonzero(arrivals.column(TS).to_numpy() <= horizon)
     rows = Selection(arrivals, old)
-    gone = np.zeros(arrivals.num_rows, dtype=bool)
-    gone[old] = _superseded_by(step, rows, runs, horizon) | _superseded_before(step, rows)
-    return gone
+    superseded = np.zeros(arrivals.num_rows, dtype=bool)
+    superseded[old] = _superseded_by(step, rows, runs, horizon) | _superseded_before(step, rows)
+    return superseded
 
 
-def still_there(step: StepSpec, runs: Sequence[Run], horizon: int) -> list[np.ndarray]:
-    """For each run, bool[rows]: the versions that are not gone, judged by these runs alone."""
+def live_versions(step: StepSpec, runs: Sequence[Run], horizon: int) -> list[np.ndarray]:
+    """For each run, bool[rows]: the versions that are not superseded, judged by these runs alone."""
     batch = concat([run.batch for run in runs])
     old = np.flatnonzero(batch.column(TS).to_numpy() <= horizon)
     rows = Selection(batch, old)
-    there = np.ones(batch.num_rows, dtype=bool)
-    there[old] = _last_of_their_keys(_key_numbers(step.sides[RIGHT], rows), _ranks(rows, PLACE))
-    return np.split(there, np.cumsum([len(run) for run in runs])[:-1])
+    live = np.ones(batch.num_rows, dtype=bool)
+    live[old] = _last_of_their_keys(_key_numbers(step.sides[RIGHT], rows), _ranks(rows, VERSION_ORDER))
+    return np.split(live, np.cumsum([len(run) for run in runs])[:-1])
 
 
 # --- the latest version up to a time ----------------------------------------------------------------------------------
@@ -425,33 +433,33 @@ def still_there(step: StepSpec, runs: Sequence[Run], horizon: int) -> list[np.nd
 
 @dataclass(frozen=True, slots=True)
 class _Latest:
-    """The latest version for each probe: its run's number (-1: none found), its row there, and its place
+    """The latest version for each probe: its run's number (-1: none found), its row there, and its `_version_order`
     (int64[3, n])."""
 
     run: np.ndarray
     row: np.ndarray
-    place: np.ndarray
+    version_order: np.ndarray
 
     @classmethod
     def none(cls, count: int) -> _Latest:
         nothing = np.full(count, -1)
-        return cls(nothing, nothing.copy(), np.full((len(PLACE), count), BEGIN_OF_TIME))
+        return cls(nothing, nothing.copy(), np.full((len(VERSION_ORDER), count), BEGIN_OF_TIME))
 
     def improve(self, number: int, probes: np.ndarray, versions: Selection) -> None:
         """Takes those `versions` of a run, one for each of `probes`, that are later than the versions known so far."""
-        place = _places(versions)
-        better = _later(place, self.place[:, probes])
+        version_order = _version_order(versions)
+        better = _later(version_order, self.version_order[:, probes])
         chosen = probes[better]
         self.run[chosen], self.row[chosen] = number, versions.index[better]
-        self.place[:, chosen] = place[:, better]
+        self.version_order[:, chosen] = version_order[:, better]
 
     def at(self, probes: np.ndarray) -> _Latest:
-        return _Latest(self.run[probes], self.row[probes], self.place[:, probes])
+        return _Latest(self.run[probes], self.row[probes], self.version_order[:, probes])
 
     def chosen(self, runs: Sequence[Run], usable: np.ndarray) -> ValidVersions | None:
         """The versions found for the probes that are `usable` (bool[n])."""
         probes = np.flatnonzero((self.run >= 0) & usable)
-        return ValidVersions(probes, _picked(runs, self.run[probes], self.row[probes])) if len(probes) else None
+        return ValidVersions(probes, _gather_rows(runs, self.run[probes], self.row[probes])) if len(probes) else None
 
 
 def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]) -> _Latest:
@@ -462,9 +470,9 @@ def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]
     probed, until = rows.where(order), at[order]
     hashes = probed.numbers(HASH)
     for number, run in enumerate(runs):
-        asked = run.filter.may_contain(hashes)
-        probes, found = _in_run(step, probed.where(asked), hashes[asked], until[asked], run)
-        best.improve(number, asked[probes], Selection(run.batch, found))
+        candidates = run.filter.may_contain(hashes)
+        probes, run_rows = _in_run(step, probed.where(candidates), hashes[candidates], until[candidates], run)
+        best.improve(number, candidates[probes], Selection(run.batch, run_rows))
     return best.at(np.argsort(order))
 
 
@@ -473,16 +481,16 @@ def _in_run(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (probe, row of the run). Steps back over rows that have the hash but another key."""
     probes, first, stop = find_ranges(run.hash, run.ts, hashes, np.full(len(at), BEGIN_OF_TIME), at)
-    found, row = [(probes[:0], stop[:0])], stop - 1
+    matches, row = [(probes[:0], stop[:0])], stop - 1
     while len(probes):
         equal = same_keys(step, Pairs(rows.where(probes), Selection(run.batch, row)))
-        found.append((probes[equal], row[equal]))
+        matches.append((probes[equal], row[equal]))
         on = ~equal & (row > first)
         probes, first, row = probes[on], first[on], row[on] - 1
-    return np.concatenate([probe for probe, _ in found]), np.concatenate([row for _, row in found])
+    return np.concatenate([probe for probe, _ in matches]), np.concatenate([row for _, row in matches])
 
 
-def _picked(runs: Sequence[Run], number: np.ndarray, row: np.ndarray) -> Selection:
+def _gather_rows(runs: Sequence[Run], number: np.ndarray, row: np.ndarray) -> Selection:
     """Rows of several runs as one selection, in the given order."""
     used = np.unique(number)
     if len(used) == 1:
@@ -493,14 +501,14 @@ def _picked(runs: Sequence[Run], number: np.ndarray, row: np.ndarray) -> Selecti
     return Selection(batch, index)
 
 
-# --- versions that are gone -------------------------------------------------------------------------------------------
+# --- superseded versions ----------------------------------------------------------------------------------------------
 
 
 def _superseded_by(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon: int) -> np.ndarray:
     table = step.sides[RIGHT]
     among_versions = replace(step, sides=(table, table))
     valid = _latest(among_versions, rows, np.full(len(rows), horizon), runs)
-    return _later(valid.place, _places(rows))
+    return _later(valid.version_order, _version_order(rows))
 
 
 def _superseded_before(step: StepSpec, rows: Selection) -> np.ndarray:
@@ -508,10 +516,10 @@ def _superseded_before(step: StepSpec, rows: Selection) -> np.ndarray:
     by_key_and_arrival = _key_numbers(step.sides[RIGHT], rows) * len(rows) + _ranks(rows, (PARTITION, OFFSET))
     order = np.argsort(by_key_and_arrival)
     # These numbers grow from key to key, so the highest so far belongs to the row's own key.
-    by_key_and_place = (_key_numbers(step.sides[RIGHT], rows) * len(rows) + _ranks(rows, PLACE))[order]
-    gone = np.empty(len(rows), dtype=bool)
-    gone[order] = np.maximum.accumulate(by_key_and_place) > by_key_and_place
-    return gone
+    by_key_and_version = (_key_numbers(step.sides[RIGHT], rows) * len(rows) + _ranks(rows, VERSION_ORDER))[order]
+    superseded = np.empty(len(rows), dtype=bool)
+    superseded[order] = np.maximum.accumulate(by_key_and_version) > by_key_and_version
+    return superseded
 
 
 def _last_of_their_keys(keys: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -524,7 +532,7 @@ def _last_of_their_keys(keys: np.ndarray, ranks: np.ndarray) -> np.ndarray:
 def _key_numbers(table: SideSpec, rows: Selection) -> np.ndarray:
     """int64[n] in [0, n): numbers that are equal where the keys are equal."""
     columns = [_numbers(gather(table, rows, name)) for name in table.intake.keys]
-    return reduce(lambda one, more: _numbers(pa.array(one * len(rows) + more)), columns)
+    return reduce(lambda numbers, more: _numbers(pa.array(numbers * len(rows) + more)), columns)
 
 
 def _numbers(values: pa.Array) -> np.ndarray:
@@ -533,16 +541,16 @@ def _numbers(values: pa.Array) -> np.ndarray:
     return np.asarray(values.dictionary_encode().indices.to_numpy().astype(np.int64))
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
+# --- the order of versions --------------------------------------------------------------------------------------------
 
 
-def _places(rows: Selection) -> np.ndarray:
-    return np.stack([rows.numbers(name).astype(np.int64) for name in PLACE])
+def _version_order(rows: Selection) -> np.ndarray:
+    return np.stack([rows.numbers(name).astype(np.int64) for name in VERSION_ORDER])
 
 
-def _later(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """bool[n]: where the place (int64[3, n]) in `one` comes after that in `other`."""
-    (ts, offset, partition), (other_ts, other_offset, other_partition) = one, other
+def _later(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """bool[n]: where the version (`_version_order`, int64[3, n]) in `first` comes after that in `second`."""
+    (ts, offset, partition), (other_ts, other_offset, other_partition) = first, second
     tie = (offset > other_offset) | ((offset == other_offset) & (partition > other_partition))
     return np.asarray((ts > other_ts) | ((ts == other_ts) & tie))
 

@@ -71,7 +71,7 @@ class Join(StepOperator):
         self, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
     ) -> Sequence[RowView]:
         rows = sorted(
-            (row for some in stored for row in _rows(step, some, to_json)),
+            (row for segment_rows in stored for row in _rows(step, segment_rows, to_json)),
             key=lambda row: (row.side, row.ts, row.partition, row.offset),
         )
         times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
@@ -97,11 +97,13 @@ def _rows(step: StepSpec, stored: StoredRows, to_json: ToJson) -> Iterator[Store
     spec, batch = step.sides[stored.side], stored.rows
     documents = to_json(pa.table(batch.select(list(spec.intake.stored))))
     partitions = partitions_of(batch.column(PARTITION).to_numpy()).tolist()
-    places = zip(batch.column(TS).to_pylist(), partitions, batch.column(OFFSET).to_pylist(), strict=True)
+    row_positions = zip(batch.column(TS).to_pylist(), partitions, batch.column(OFFSET).to_pylist(), strict=True)
     flagged = stored.flagged.tolist() if spec.flags else [None] * batch.num_rows
     deleted = _deleted(batch).tolist()
-    for (ts, partition, offset), document, flag, gone in zip(places, documents, flagged, deleted, strict=True):
-        yield StoredRow(stored.side, ts, partition, offset, json.loads(document), flag, gone)
+    for (ts, partition, offset), document, flag, is_deletion in zip(
+        row_positions, documents, flagged, deleted, strict=True
+    ):
+        yield StoredRow(stored.side, ts, partition, offset, json.loads(document), flag, is_deletion)
 
 
 def _deleted(batch: pa.RecordBatch) -> np.ndarray:

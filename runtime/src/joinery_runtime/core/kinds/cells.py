@@ -64,8 +64,14 @@ class WindowOutput:
         for side in SIDES:
             self.lookups[side] += len(members[side])
             if self._step.sides[side].preserved:
-                of, alone = members[side], np.flatnonzero(~met[side])
-                yield from self._pad(side, of.rows.where(alone), of.start[alone], of.end[alone], None)
+                side_members, unmatched = members[side], np.flatnonzero(~met[side])
+                yield from self._pad(
+                    side,
+                    side_members.rows.where(unmatched),
+                    side_members.start[unmatched],
+                    side_members.end[unmatched],
+                    None,
+                )
 
     def pad_arrivals(self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> Iterator[pa.RecordBatch]:
         """Puts out at once the rows that cannot match (O2), with the windows [start, end)."""
@@ -78,8 +84,8 @@ class WindowOutput:
         met: Sequence[np.ndarray],
     ) -> Iterator[pa.RecordBatch]:
         left, right = (members[side].rows.where(positions[side]) for side in SIDES)
-        of, at = members[LEFT], positions[LEFT]
-        candidates = Pairs(left, right, (of.start[at], of.end[at]))
+        left_members, at = members[LEFT], positions[LEFT]
+        candidates = Pairs(left, right, (left_members.start[at], left_members.end[at]))
         for piece in pieces(self._step, candidates):
             sure = piece[confirm(self._step, candidates.where(piece), self.failures)]
             for side in SIDES:
@@ -91,8 +97,8 @@ class WindowOutput:
     def _pad(
         self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray, arrived: int | None
     ) -> Iterator[pa.RecordBatch]:
-        for some in bounded(self._step, replace(Pairs.of(side, rows, None), windows=(start, end))):
-            yield self._rows(some, arrived)
+        for piece in bounded(self._step, replace(Pairs.of(side, rows, None), windows=(start, end))):
+            yield self._rows(piece, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
         return project(self._step, pairs, self.failures, ordered=self._ordered, arrived=arrived)
@@ -131,7 +137,7 @@ def cut_by_hash(sides: Sides) -> Iterator[Sides]:
         yield left, right
 
 
-def together(side: SideSpec, selections: Sequence[Selection]) -> pa.RecordBatch:
+def concat_selections(side: SideSpec, selections: Sequence[Selection]) -> pa.RecordBatch:
     """One batch of all the selected rows, in the order of the selections."""
-    taken = [rows.batch.take(pa.array(rows.index)) for rows in selections if len(rows)]
-    return concat(taken) if taken else pa.RecordBatch.from_pylist([], schema=side.segment_schema())
+    batches = [rows.batch.take(pa.array(rows.index)) for rows in selections if len(rows)]
+    return concat(batches) if batches else pa.RecordBatch.from_pylist([], schema=side.segment_schema())

@@ -57,10 +57,10 @@ class IntervalJoin(Join):
 
     @classmethod
     def of(cls, step: JoinStep, only: bool, /) -> Self:
-        said = cast(Interval, step.matching)
+        matching = cast(Interval, step.matching)
         return cls(
-            said.lower,
-            said.upper,
+            matching.lower,
+            matching.upper,
             step.allowed_lateness,
             step.late_data != "reopen",
             lenient=only and step.type == "inner",
@@ -121,10 +121,10 @@ class IntervalJoin(Join):
         return {left.part: earlier(lows[right.time], self.upper), right.part: earlier(lows[left.time], -self.lower)}
 
     def output_watermarks(
-        self, step: StepSpec, lows: OutputWatermarks, found: Horizons, distance: Distance
+        self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
     ) -> OutputWatermarks:
         left, right = step.sides
-        out = {left.time: _may_go_out(left, found), right.time: _may_go_out(right, found)}
+        out = {left.time: _may_go_out(left, horizons), right.time: _may_go_out(right, horizons)}
         for name in left.inputs:
             if name != left.time:
                 out[name] = earlier(out[left.time], -distance(name, left.time))
@@ -158,8 +158,8 @@ class IntervalJoin(Join):
         return f"the bound (right - left from {format_duration(self.lower)} to {format_duration(self.upper)})"
 
     def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        apart = right - left
-        return np.asarray(np.maximum(np.maximum(self.lower - apart, apart - self.upper), 0))
+        distance = right - left
+        return np.asarray(np.maximum(np.maximum(self.lower - distance, distance - self.upper), 0))
 
     def leaves_by(self, side: int) -> str:
         return "j3"
@@ -217,10 +217,10 @@ def _matched(step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
     return f"; has not matched: goes out padded {'with the next epoch' if closed else 'unless it still does'}"
 
 
-def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
+def _may_go_out(side: SideSpec, horizons: Horizons) -> Watermark:
     """The lowest event time of a kept row that may still go out in this epoch or a later one. A preserved row goes out
     when it is closed."""
-    horizon = found[side.part]
+    horizon = horizons[side.part]
     return horizon.previous if side.preserved else horizon.current
 
 
@@ -229,18 +229,21 @@ def _may_go_out(side: SideSpec, found: Horizons) -> Watermark:
 
 @dataclass(slots=True)
 class _JoinableRows:
-    """Rows that can match. `matched` (bool[n]) had matched before this epoch; `found` (bool[n]) match in it. `found` is
-    None where the side needs no flags. `kept` is the run of the state that holds the rows (None: arrivals)."""
+    """Rows that can match. `matched_before` (bool[n]) had matched before this epoch; `matched_now` (bool[n]) match in
+    it (None: the side needs no flags). `state_run` is the run of the state that holds the rows (None: arrivals)."""
 
     run: Run
-    matched: np.ndarray | None
-    found: np.ndarray | None
-    kept: StateRun | None = None
+    matched_before: np.ndarray | None
+    matched_now: np.ndarray | None
+    state_run: StateRun | None = None
 
     @classmethod
-    def of_segment(cls, kept: StateRun) -> _JoinableRows:
+    def of_segment(cls, state_run: StateRun) -> _JoinableRows:
         return cls(
-            kept.run, kept.flagged, np.zeros(len(kept.run), dtype=bool) if kept.flagged is not None else None, kept
+            state_run.run,
+            state_run.flagged,
+            np.zeros(len(state_run.run), dtype=bool) if state_run.flagged is not None else None,
+            state_run,
         )
 
     @classmethod
@@ -264,7 +267,9 @@ class _IntervalEpoch:
 
     def __init__(self, kind: IntervalJoin, step: StepSpec, work: StepWork) -> None:
         self._kind, self._step, self._work = kind, step, work
-        self._stored = tuple([_JoinableRows.of_segment(kept) for kept in work.kept[side]] for side in SIDES)
+        self._stored = tuple(
+            [_JoinableRows.of_segment(state_run) for state_run in work.state_runs[side]] for side in SIDES
+        )
         self._new = tuple(_arrivals(step.sides[side], work, side) for side in SIDES)
         self.matches = 0
         self.failures = PairFailures()
@@ -280,17 +285,17 @@ class _IntervalEpoch:
 
     def _close(self, side: int, rows: _JoinableRows) -> Iterator[pa.RecordBatch]:
         leaves = self._work.horizons[side].passes(rows.run.ts)
-        assert rows.matched is not None, "rows of preserved sides have flags"
-        alone = np.flatnonzero(leaves & ~rows.matched)
-        yield from self._padded(side, Selection(rows.run.batch, alone), None)
+        assert rows.matched_before is not None, "rows of preserved sides have flags"
+        unmatched = np.flatnonzero(leaves & ~rows.matched_before)
+        yield from self._padded(side, Selection(rows.run.batch, unmatched), None)
 
     def arrive(self, side: int) -> Iterator[pa.RecordBatch]:
         """Yields the matches of one side's arrivals with the other side's rows, then the rows padded at once (O2)."""
         new = self._new[side]
         if new.joinable is not None:
             earlier = self._new[LEFT].joinable
-            others = [*self._stored[1 - side], *([earlier] if side == RIGHT and earlier is not None else [])]
-            for other in others:
+            other_runs = [*self._stored[1 - side], *([earlier] if side == RIGHT and earlier is not None else [])]
+            for other in other_runs:
                 yield from self._probe(side, new.joinable, other)
         if self._step.sides[side].preserved:
             yield from self._pad_at_once(side, new)
@@ -300,17 +305,18 @@ class _IntervalEpoch:
             rows = Selection(new.unjoinable, np.arange(new.unjoinable.num_rows))
             yield from self._padded(side, rows, side)
         if new.joinable is not None:
-            alone = ~self._may_match_later(side) & ~_found(new.joinable)
-            yield from self._padded(side, Selection(new.joinable.run.batch, np.flatnonzero(alone)), side)
+            unmatched = ~self._may_match_later(side) & ~_matched_now(new.joinable)
+            yield from self._padded(side, Selection(new.joinable.run.batch, np.flatnonzero(unmatched)), side)
 
     def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[pa.RecordBatch]:
-        for pairs in (piece for found in self._find(side, new, other) for piece in bounded(self._step, found)):
-            found = pairs.where(confirm(self._step, pairs, self.failures))
-            self._note(side, new, found)
-            self._note(1 - side, other, found)
-            self.matches += len(found)
-            if len(found):
-                yield self._rows(found, side)
+        for candidates in self._find(side, new, other):
+            for piece in bounded(self._step, candidates):
+                matches = piece.where(confirm(self._step, piece, self.failures))
+                self._note(side, new, matches)
+                self._note(1 - side, other, matches)
+                self.matches += len(matches)
+                if len(matches):
+                    yield self._rows(matches, side)
 
     def _padded(self, side: int, rows: Selection, arrived: int | None) -> Iterator[pa.RecordBatch]:
         for chunk in bounded(self._step, Pairs.of(side, rows, None)):
@@ -321,8 +327,8 @@ class _IntervalEpoch:
 
     def _note(self, side: int, rows: _JoinableRows, pairs: Pairs) -> None:
         selected = pairs.side(side)
-        if rows.found is not None and selected is not None:
-            rows.found[selected.index] = True
+        if rows.matched_now is not None and selected is not None:
+            rows.matched_now[selected.index] = True
 
     # --- candidates ---------------------------------------------------------------------------------------------------
 
@@ -335,8 +341,8 @@ class _IntervalEpoch:
         else:
             keep_from = self._work.horizons[1 - side].current
             # In a join on time only, the hashes of the two sides are unrelated.
-            asked = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.may_contain(new.run.hash)
-            yield from self._candidates(side, new.run, asked, other.run, keep_from)
+            probes = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.may_contain(new.run.hash)
+            yield from self._candidates(side, new.run, probes, other.run, keep_from)
 
     def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
         """The rows of a kept run that are not evicted and whose times may be near enough to a few new rows."""
@@ -354,8 +360,8 @@ class _IntervalEpoch:
         if keep_from is not None:
             first = np.maximum(first, keep_from)
         hashes = np.zeros(len(probes), dtype=np.uint64) if self._step.broadcast else run.hash[probes]
-        for asked, answered in list_pairs(find_ranges(other.hash, other.ts, hashes, first, last)):
-            yield Pairs.of(side, Selection(run.batch, probes[asked]), Selection(other.batch, answered))
+        for probe, row in list_pairs(find_ranges(other.hash, other.ts, hashes, first, last)):
+            yield Pairs.of(side, Selection(run.batch, probes[probe]), Selection(other.batch, row))
 
     # --- what stays ---------------------------------------------------------------------------------------------------
 
@@ -370,13 +376,17 @@ class _IntervalEpoch:
         if new is None:
             return None
         waits = self._may_match_later(side)
-        batch = as_segment(spec, new.run.batch, _found(new))
+        batch = as_segment(spec, new.run.batch, _matched_now(new))
         added = Run.view(batch if waits.all() else batch.filter(pa.array(waits)))
         return added if len(added) else None
 
     def flags(self, side: int) -> dict[str, np.ndarray]:
-        matched = [(rows.kept, _newly_matched(rows)) for rows in self._stored[side]]
-        return {kept.segment: kept.first + numbers for kept, numbers in matched if kept is not None and len(numbers)}
+        matched = [(rows.state_run, _newly_matched(rows)) for rows in self._stored[side]]
+        return {
+            state_run.segment: state_run.first + numbers
+            for state_run, numbers in matched
+            if state_run is not None and len(numbers)
+        }
 
     def dropped(self, side: int) -> dict[str, int]:
         late = self._new[side].late
@@ -387,14 +397,14 @@ class _IntervalEpoch:
         return len(new.run) if new is not None else 0
 
 
-def _found(rows: _JoinableRows) -> np.ndarray:
-    return rows.found if rows.found is not None else np.zeros(len(rows.run), dtype=bool)
+def _matched_now(rows: _JoinableRows) -> np.ndarray:
+    return rows.matched_now if rows.matched_now is not None else np.zeros(len(rows.run), dtype=bool)
 
 
 def _newly_matched(rows: _JoinableRows) -> np.ndarray:
-    if rows.found is None or rows.matched is None:
+    if rows.matched_now is None or rows.matched_before is None:
         return np.empty(0, dtype=np.int64)
-    return np.flatnonzero(rows.found & ~rows.matched)
+    return np.flatnonzero(rows.matched_now & ~rows.matched_before)
 
 
 def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:

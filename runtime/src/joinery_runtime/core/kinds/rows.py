@@ -84,8 +84,10 @@ def pieces(step: StepSpec, pairs: Pairs) -> Iterator[np.ndarray]:
     """The positions of each piece of `bounded`."""
     for first in range(0, len(pairs), PROJECTED_ROWS):
         piece = np.arange(first, min(first + PROJECTED_ROWS, len(pairs)))
-        some = pairs.where(piece)
-        size = np.cumsum(sum((_row_bytes(s, some.side(i)) for i, s in enumerate(step.sides)), np.zeros(len(some))))
+        piece_pairs = pairs.where(piece)
+        size = np.cumsum(
+            sum((_row_bytes(s, piece_pairs.side(i)) for i, s in enumerate(step.sides)), np.zeros(len(piece_pairs)))
+        )
         edges = np.flatnonzero(np.diff(size // PROJECTED_BYTES)) + 1
         yield from np.split(piece, edges)
 
@@ -136,8 +138,8 @@ def confirm(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray:
     equal = same_keys(step, pairs)
     if step.residual is None or not equal.any():
         return equal
-    found = np.flatnonzero(equal)
-    equal[found] = residual(step, pairs.where(found), failures)
+    candidates = np.flatnonzero(equal)
+    equal[candidates] = residual(step, pairs.where(candidates), failures)
     return equal
 
 
@@ -166,7 +168,7 @@ def residual(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray
 
 def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
     """An input's column for the pairs, NULL where its side is padded."""
-    side, name = step.place_of(ref)
+    side, name = step.locate_column(ref)
     return _column(step, pairs, side, name)
 
 
@@ -176,13 +178,15 @@ def project(
     """Makes the output rows of these pairs, in `step.output_schema()`; if `ordered`, with ORDER_COLUMNS after it. A
     column that cannot be computed is NULL. `arrived` is the side whose row arrived last (None: a closing puts the rows
     out)."""
-    made = {
+    computed = {
         c.name: c.expression.evaluate(lambda ref: resolve(step, pairs, ref), len(pairs))
         for c in step.output
         if c.expression is not None
     }
-    failures.count += len({row for of in made.values() for row in of.failed})
-    columns = [made[c.name].values.cast(c.type) if c.name in made else _output(step, pairs, c) for c in step.output]
+    failures.count += len({row for evaluated in computed.values() for row in evaluated.failed})
+    columns = [
+        computed[c.name].values.cast(c.type) if c.name in computed else _output(step, pairs, c) for c in step.output
+    ]
     rows = pa.record_batch(columns, schema=step.output_schema())
     if not ordered:
         return rows
@@ -227,13 +231,16 @@ def _with_order(
 ) -> pa.RecordBatch:
     count = len(pairs)
     window = pairs.windows[0] if pairs.windows is not None else np.zeros(count, dtype=np.int64)
-    places = [*_place(pairs.side(side), count), *_place(pairs.side(1 - side), count)]
-    order = [np.full(count, phase), ts, sides, *places, window]
+    partition_offsets = [
+        *_partition_and_offset(pairs.side(side), count),
+        *_partition_and_offset(pairs.side(1 - side), count),
+    ]
+    order = [np.full(count, phase), ts, sides, *partition_offsets, window]
     arrays = [*rows.columns, *(pa.array(values.astype(np.int64)) for values in order)]
     return pa.RecordBatch.from_arrays(arrays, names=[*rows.schema.names, *ORDER_COLUMNS])
 
 
-def _place(rows: Selection | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _partition_and_offset(rows: Selection | None, count: int) -> tuple[np.ndarray, np.ndarray]:
     if rows is None:
         return np.full(count, -1), np.full(count, -1)
     return rows.numbers(PARTITION), rows.numbers(OFFSET)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
-from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
+from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, concat_selections, cut_by_hash
 from joinery_runtime.core.kinds.grouping import (
     changes,
     distinguish_keys,
@@ -143,7 +143,7 @@ class SessionWindowJoin(Join):
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
         times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
         sessions = np.split(times, np.flatnonzero(gaps(times, self.gap)))
-        spans = [(int(of[0]), int(of[-1])) for of in sessions if len(of)]
+        spans = [(int(session[0]), int(session[-1])) for session in sessions if len(session)]
         return [
             self._status(step, row, next(span for span in spans if span[0] <= row.ts <= span[1]), epoch_times)
             for row in rows
@@ -166,16 +166,16 @@ class SessionWindowJoin(Join):
 class _SessionRun:
     """A kept run. `gone` (bool[n]): which of its rows have gone out, in this epoch or before."""
 
-    def __init__(self, kept: StateRun) -> None:
-        self.kept = kept
-        self.gone = kept.flags.copy()
+    def __init__(self, state_run: StateRun) -> None:
+        self.state_run = state_run
+        self.emitted = state_run.flags.copy()
 
     def open_rows(self, hashes: np.ndarray) -> Selection:
         """The rows with these hashes (sorted, distinct) that have not gone out."""
-        run = self.kept.run
+        run = self.state_run.run
         first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
         rows = expand_ranges(first, stop)[1]
-        return Selection(run.batch, rows[~self.gone[rows]])
+        return Selection(run.batch, rows[~self.emitted[rows]])
 
 
 class _SessionJoinEpoch:
@@ -186,17 +186,21 @@ class _SessionJoinEpoch:
         self._step, self._work, self._gap = step, work, kind.gap
         # Sessions close by the lower of the two watermarks, so both sides have the same horizon.
         self._open_from = kind.open_from(work.horizons[LEFT].current)
-        self._state = [[_SessionRun(kept) for kept in work.kept[side]] for side in SIDES]
+        self._state = [[_SessionRun(state_run) for state_run in work.state_runs[side]] for side in SIDES]
         self.out = WindowOutput(step, ordered=work.ordered)
         self.late: tuple[np.ndarray, ...] = ()
 
     def flags(self, side: int) -> dict[str, np.ndarray]:
         """The rows that went out in this epoch: by segment, their row numbers in it."""
-        newly = [(state.kept, np.flatnonzero(state.gone & ~state.kept.flags)) for state in self._state[side]]
-        return {kept.segment: kept.first + rows for kept, rows in newly if len(rows)}
+        newly = [
+            (state.state_run, np.flatnonzero(state.emitted & ~state.state_run.flags)) for state in self._state[side]
+        ]
+        return {state_run.segment: state_run.first + rows for state_run, rows in newly if len(rows)}
 
     def finished(self) -> frozenset[str]:
-        return frozenset(state.kept.segment for side in SIDES for state in self._state[side] if state.gone.all())
+        return frozenset(
+            state.state_run.segment for side in SIDES for state in self._state[side] if state.emitted.all()
+        )
 
     def _open_rows(self, hashes: np.ndarray) -> Sides:
         """The rows with these hashes that have not gone out: a selection for each kept run."""
@@ -209,8 +213,8 @@ class _SessionJoinEpoch:
         """Puts out the sessions whose last row is too far behind the horizon."""
         if self._open_from is None:
             return
-        runs = [(state.kept.run, state.gone) for side in SIDES for state in self._state[side]]
-        hashes = _distinct([run.hash[(run.ts < self._open_from) & ~gone] for run, gone in runs])
+        runs = [(state.state_run.run, state.emitted) for side in SIDES for state in self._state[side]]
+        hashes = _distinct([run.hash[(run.ts < self._open_from) & ~emitted] for run, emitted in runs])
         for piece in cut_by_hash(self._open_rows(hashes)):
             if any(len(rows) for side in SIDES for rows in piece[side]):
                 yield from self._close_piece(piece, self._open_from)
@@ -227,10 +231,13 @@ class _SessionJoinEpoch:
         self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: GapSessions, closed: np.ndarray
     ) -> Members:
         """Takes out the rows of a side that are in a closed session: they count as gone from now on."""
-        leaving = [chosen.where(closed[of]) for chosen, of in zip(rows, _by_selection(number, rows), strict=True)]
+        leaving = [
+            chosen.where(closed[session_numbers])
+            for chosen, session_numbers in zip(rows, _by_selection(number, rows), strict=True)
+        ]
         for state, chosen in zip(self._state[side], leaving, strict=True):
-            state.gone[chosen.index] = True
-        batch, cell = together(self._step.sides[side], leaving), number[closed[number]]
+            state.emitted[chosen.index] = True
+        batch, cell = concat_selections(self._step.sides[side], leaving), number[closed[number]]
         return Members(Selection(batch, np.arange(len(cell))), cell, sessions.first[cell], sessions.last[cell])
 
     # --- arrivals -----------------------------------------------------------------------------------------------------
@@ -238,13 +245,15 @@ class _SessionJoinEpoch:
     def arrive(self) -> Generator[pa.RecordBatch, None, tuple[Accepted, Accepted]]:
         split = [self._split(side) for side in SIDES]
         late = self._late([joinable for joinable, _ in split])
-        alone_late = [self._before_open(alone) for _, alone in split]
+        unjoinable_late = [self._before_open(unjoinable) for _, unjoinable in split]
         self.late = tuple(
-            np.concatenate([_places(joinable, late[side]), _places(alone, alone_late[side])])
-            for side, (joinable, alone) in enumerate(split)
+            np.concatenate(
+                [_partition_offsets(joinable, late[side]), _partition_offsets(unjoinable, unjoinable_late[side])]
+            )
+            for side, (joinable, unjoinable) in enumerate(split)
         )
-        left = yield from self._take(LEFT, *split[LEFT], late[LEFT], alone_late[LEFT])
-        right = yield from self._take(RIGHT, *split[RIGHT], late[RIGHT], alone_late[RIGHT])
+        left = yield from self._take(LEFT, *split[LEFT], late[LEFT], unjoinable_late[LEFT])
+        right = yield from self._take(RIGHT, *split[RIGHT], late[RIGHT], unjoinable_late[RIGHT])
         return left, right
 
     def _split(self, side: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -255,16 +264,21 @@ class _SessionJoinEpoch:
         return split_joinable(spec, rows)
 
     def _take(
-        self, side: int, joinable: pa.RecordBatch, alone: pa.RecordBatch, late: np.ndarray, alone_late: np.ndarray
+        self,
+        side: int,
+        joinable: pa.RecordBatch,
+        unjoinable: pa.RecordBatch,
+        late: np.ndarray,
+        unjoinable_late: np.ndarray,
     ) -> Generator[pa.RecordBatch, None, Accepted]:
-        yield from self._pad(side, alone, np.flatnonzero(~alone_late))
-        count = int(late.sum()) + int(alone_late.sum())
-        kept = run_to_add(self._step.sides[side], joinable.filter(pa.array(~late)))
-        return kept, {"late": count} if count else {}
+        yield from self._pad(side, unjoinable, np.flatnonzero(~unjoinable_late))
+        count = int(late.sum()) + int(unjoinable_late.sum())
+        added = run_to_add(self._step.sides[side], joinable.filter(pa.array(~late)))
+        return added, {"late": count} if count else {}
 
-    def _pad(self, side: int, alone: pa.RecordBatch, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
+    def _pad(self, side: int, unjoinable: pa.RecordBatch, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
         """Puts out at once the rows that cannot match (O2), each in a session of its own."""
-        chosen = Selection(alone, rows)
+        chosen = Selection(unjoinable, rows)
         ts = chosen.numbers(TS)
         return self.out.pad_arrivals(side, chosen, ts, ts)
 
@@ -278,27 +292,27 @@ class _SessionJoinEpoch:
         session holds arrivals only."""
         late = [self._before_open(rows) for rows in joinable]
         hashes = [rows.column(HASH).to_numpy() for rows in joinable]
-        asked = _distinct([hashes[side][late[side]] for side in SIDES])
-        if not len(asked):
+        suspect_hashes = _distinct([hashes[side][late[side]] for side in SIDES])
+        if not len(suspect_hashes):
             return late
-        arrived = [Selection(joinable[side], np.flatnonzero(np.isin(hashes[side], asked))) for side in SIDES]
-        closed = self._closed_with(arrived, self._open_rows(asked))
+        arrived = [Selection(joinable[side], np.flatnonzero(np.isin(hashes[side], suspect_hashes))) for side in SIDES]
+        closed = self._closed_with(arrived, self._open_rows(suspect_hashes))
         for side in SIDES:
             late[side][arrived[side].index] = closed[side]
         return late
 
-    def _closed_with(self, arrived: Sequence[Selection], kept: Sides) -> list[np.ndarray]:
+    def _closed_with(self, arrived: Sequence[Selection], open_rows: Sides) -> list[np.ndarray]:
         """Per side, bool[n]: which arrivals are in a closed session."""
         selections = [(side, arrived[side]) for side in SIDES]
-        sessions = form(self._step, [*selections, *((s, rows) for s in SIDES for rows in kept[s])], self._gap)
+        sessions = form(self._step, [*selections, *((s, rows) for s in SIDES for rows in open_rows[s])], self._gap)
         closed = (sessions.last < cast(int, self._open_from))[sessions.number]
         return _by_selection(closed, arrived)
 
 
-def _places(rows: pa.RecordBatch, chosen: np.ndarray) -> np.ndarray:
+def _partition_offsets(rows: pa.RecordBatch, chosen: np.ndarray) -> np.ndarray:
     """Partition and offset (int64[k, 2]) of the chosen rows."""
-    places = [rows.column(name).to_numpy()[chosen].astype(np.int64) for name in (PARTITION, OFFSET)]
-    return np.stack(places, axis=1)
+    columns = [rows.column(name).to_numpy()[chosen].astype(np.int64) for name in (PARTITION, OFFSET)]
+    return np.stack(columns, axis=1)
 
 
 def _distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
-from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, cut_by_hash, together
+from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, concat_selections, cut_by_hash
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
 from joinery_runtime.core.kinds.rows import PROJECTED_ROWS, Selection, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
@@ -59,8 +59,8 @@ class WindowJoin(Join):
 
     @classmethod
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
-        said = cast(Tumbling | Hopping, step.matching)
-        return cls(said.size, said.slide, step.allowed_lateness, step.late_data == "dlq")
+        matching = cast(Tumbling | Hopping, step.matching)
+        return cls(matching.size, matching.slide, step.allowed_lateness, step.late_data == "dlq")
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         out = WindowOutput(step, ordered=work.ordered)
@@ -174,7 +174,7 @@ def _close(kind: WindowJoin, step: StepSpec, work: StepWork, out: WindowOutput) 
     closing = kind.closing(work.horizons[LEFT])
     if closing is None:
         return
-    left, right = ([_in_windows(kind, kept.run, closing) for kept in work.kept[side]] for side in SIDES)
+    left, right = ([_in_windows(kind, state_run.run, closing) for state_run in work.state_runs[side]] for side in SIDES)
     for piece in cut_by_hash((left, right)):
         for members in _members(kind, step, piece, closing):
             yield from out.close(members)
@@ -187,7 +187,7 @@ def _in_windows(kind: WindowJoin, run: Run, numbers: Numbers) -> Selection:
 
 
 def _members(kind: WindowJoin, step: StepSpec, piece: Sides, closing: Numbers) -> Iterator[tuple[Members, Members]]:
-    batches = [together(step.sides[side], piece[side]) for side in SIDES]
+    batches = [concat_selections(step.sides[side], piece[side]) for side in SIDES]
     bounds = [_bounds(kind, batch, closing) for batch in batches]
     for numbers in _cut_by_window(bounds):
         yield _in_cells(kind, batches, [_within(b, numbers) for b in bounds])
@@ -207,19 +207,19 @@ def _cut_by_window(bounds: Sequence[Bounds]) -> Iterator[Numbers]:
     of size / slide windows, so a few rows can make very many members."""
     filled = [b for b in bounds if len(b[0])]
     if filled:
-        whole = min(int(first.min()) for first, _ in filled), max(int(last.max()) for _, last in filled)
-        yield from _halved(filled, whole)
+        all_windows = min(int(first.min()) for first, _ in filled), max(int(last.max()) for _, last in filled)
+        yield from _halve_windows(filled, all_windows)
 
 
-def _halved(bounds: Sequence[Bounds], numbers: Numbers) -> Iterator[Numbers]:
+def _halve_windows(bounds: Sequence[Bounds], numbers: Numbers) -> Iterator[Numbers]:
     first, last = numbers
     members = sum(int(np.maximum(b[1] - b[0] + 1, 0).sum()) for b in (_within(b, numbers) for b in bounds))
     if members <= PROJECTED_ROWS or first == last:
         yield numbers
         return
     middle = (first + last) // 2
-    yield from _halved(bounds, (first, middle))
-    yield from _halved(bounds, (middle + 1, last))
+    yield from _halve_windows(bounds, (first, middle))
+    yield from _halve_windows(bounds, (middle + 1, last))
 
 
 def _in_cells(kind: WindowJoin, batches: Sequence[pa.RecordBatch], bounds: Sequence[Bounds]) -> tuple[Members, Members]:
@@ -232,8 +232,8 @@ def _in_cells(kind: WindowJoin, batches: Sequence[pa.RecordBatch], bounds: Seque
     return _side(kind, batches[LEFT], spreads[LEFT], left), _side(kind, batches[RIGHT], spreads[RIGHT], right)
 
 
-def _side(kind: WindowJoin, batch: pa.RecordBatch, held: tuple[np.ndarray, np.ndarray], cells: np.ndarray) -> Members:
-    row, number = held
+def _side(kind: WindowJoin, batch: pa.RecordBatch, spread: tuple[np.ndarray, np.ndarray], cells: np.ndarray) -> Members:
+    row, number = spread
     start = number * kind.slide
     return Members(Selection(batch, row), cells, start, start + kind.size)
 
@@ -249,8 +249,8 @@ def _arrive(
     if rows is None:
         return None, {}
     late = _late(kind, side, rows, closed)
-    joinable, alone = split_joinable(spec, rows.filter(pa.array(~late)))
-    yield from _pad(kind, side, alone, closed, out)
+    joinable, unjoinable = split_joinable(spec, rows.filter(pa.array(~late)))
+    yield from _pad(kind, side, unjoinable, closed, out)
     return run_to_add(spec, joinable), {"late": int(late.sum())} if late.any() else {}
 
 
@@ -263,12 +263,12 @@ def _late(kind: WindowJoin, side: int, rows: pa.RecordBatch, closed: int | None)
 
 
 def _pad(
-    kind: WindowJoin, side: int, alone: pa.RecordBatch, closed: int | None, out: WindowOutput
+    kind: WindowJoin, side: int, unjoinable: pa.RecordBatch, closed: int | None, out: WindowOutput
 ) -> Iterator[pa.RecordBatch]:
     """Puts out rows that cannot match, once per window that is still open (O2, W3)."""
-    first, last = kind.windows_of(alone.column(TS).to_numpy())
+    first, last = kind.windows_of(unjoinable.column(TS).to_numpy())
     open_from = BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1
     first = np.maximum(first, clamp(open_from))
     for row, number in list_pairs((np.arange(len(first)), first, last + 1), PROJECTED_ROWS):
         start = number * kind.slide
-        yield from out.pad_arrivals(side, Selection(alone, row), start, start + kind.size)
+        yield from out.pad_arrivals(side, Selection(unjoinable, row), start, start + kind.size)

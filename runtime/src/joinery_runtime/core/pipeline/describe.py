@@ -116,10 +116,10 @@ class RowView:
 
     def document(self) -> dict[str, Any]:
         row, left = self.row, {"left": True} if self.left else {}
-        place = {"ts": row.ts, "partition": row.partition, "offset": row.offset}
-        return {"input": self.input, **place, "columns": dict(row.columns), **self.status.fields, **left}
+        position = {"ts": row.ts, "partition": row.partition, "offset": row.offset}
+        return {"input": self.input, **position, "columns": dict(row.columns), **self.status.fields, **left}
 
     def line(self) -> str:
         columns = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.row.columns.items())
-        place = f"{self.row.partition}/{self.row.offset}"
-        return f"{self.input} {place} at {format_time(self.row.ts)}: {columns}; {self.status.words}"
+        position = f"{self.row.partition}/{self.row.offset}"
+        return f"{self.input} {position} at {format_time(self.row.ts)}: {columns}; {self.status.words}"

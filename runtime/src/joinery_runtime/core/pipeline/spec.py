@@ -100,7 +100,7 @@ class StepOperator(ABC):
         return None
 
     def output_watermarks(
-        self, step: StepSpec, lows: OutputWatermarks, found: Horizons, distance: Distance
+        self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
     ) -> OutputWatermarks:
         """N3: for each time, the lowest event time that may still arrive or still go out from the state."""
         return lows
@@ -132,30 +132,32 @@ class StepOperator(ABC):
         """The rows that a compaction of one side's runs keeps under the horizon in force: one run for each, in the same
         order, with its `flagged`."""
         since = None if horizon.current is None else self.keep_from(side, horizon.current)
-        return [kept.where(self._there(kept, since)) for kept in runs]
+        return [state_run.where(self._live_mask(state_run, since)) for state_run in runs]
 
-    def live_rows(self, step: StepSpec, side: int, kept: StateRun, horizon: Horizon, complete: int | None) -> StateRun:
+    def live_rows(
+        self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
+    ) -> StateRun:
         """The rows of a stored run that remain once everything is closed up to this horizon, and sessions up to
         `complete`. Rows that have gone out but stay record that themselves, so the horizons may be lower afterwards."""
-        (found,) = self.survivors(step, side, [kept], horizon)
-        return found
+        (live_run,) = self.survivors(step, side, [state_run], horizon)
+        return live_run
 
     def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
         """For rows at these event times (int64[n]), bool[n]: whether the horizon has closed one window that holds the
         row while another one is still open."""
         return np.zeros(len(ts), dtype=bool)
 
-    def _there(self, kept: StateRun, since: int | None) -> np.ndarray:
-        there = np.ones(len(kept.run), dtype=bool) if since is None else kept.run.ts >= since
+    def _live_mask(self, state_run: StateRun, since: int | None) -> np.ndarray:
+        live = np.ones(len(state_run.run), dtype=bool) if since is None else state_run.run.ts >= since
         if self.flagged_rows_leave:
-            there = there & ~kept.flags
-        return there
+            live = live & ~state_run.flags
+        return live
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
         """The inputs whose progress lets rows of the side leave: by default those with the lowest watermark."""
-        known = {name: watermarks[name] for each in step.sides for name in each.inputs}
-        lowest = min(known.values(), key=lambda at: (at is not None, at))
-        return {name for name, at in known.items() if at == lowest}
+        input_watermarks = {name: watermarks[name] for side_spec in step.sides for name in side_spec.inputs}
+        lowest = min(input_watermarks.values(), key=lambda at: (at is not None, at))
+        return {name for name, at in input_watermarks.items() if at == lowest}
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
@@ -225,7 +227,7 @@ class StepSpec:
     def output_schema(self) -> pa.Schema:
         return pa.schema([pa.field(c.name, c.type) for c in self.output])
 
-    def place_of(self, ref: ColumnRef) -> tuple[int, str]:
+    def locate_column(self, ref: ColumnRef) -> tuple[int, str]:
         """The side that holds an input's column, and the column's name in that side's batches."""
         side = RIGHT if ref.input in self.sides[RIGHT].inputs else LEFT
         return side, self.sides[side].intake.name_of(ref)
@@ -262,16 +264,16 @@ class Pipeline:
         return any(step.kind.late_to_dead_letters and step.kind.judges_late_records for step in self.steps)
 
     def input(self, name: str) -> InputSpec:
-        return next(found for found in self.inputs if found.name == name)
+        return next(input_spec for input_spec in self.inputs if input_spec.name == name)
 
     def intake(self, name: str) -> Intake:
-        found = self.input(name)
-        return self.steps[found.step].sides[found.side].intake
+        input_spec = self.input(name)
+        return self.steps[input_spec.step].sides[input_spec.side].intake
 
     def side(self, part: str) -> tuple[StepSpec, int]:
         """The step and side that a part of the state, or a part of flags, belongs to."""
-        wanted = part.removesuffix(FLAGS)
-        return next((step, i) for step in self.steps for i, side in enumerate(step.sides) if side.part == wanted)
+        rows_part = part.removesuffix(FLAGS)
+        return next((step, i) for step in self.steps for i, side in enumerate(step.sides) if side.part == rows_part)
 
     def parts(self) -> Mapping[str, SideSpec]:
         return {side.part: side for step in self.steps for side in step.sides}

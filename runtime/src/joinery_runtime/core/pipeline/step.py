@@ -87,14 +87,14 @@ class StateRun:
 class StepWork:
     """One shard's work in a step. Tuples hold one value per side: (left, right), or a single value for sessions.
 
-    `arrivals` are prepared rows (None: no rows), with `$joinable` where the side is preserved. `kept` is the state.
-    `accept_from` is the lowest event time of each side that is not late (None: nothing is late). `ordered` asks for
-    ORDER_COLUMNS after the output columns. `complete` is the horizon behind which sessions go out (S5). `reached` is
-    the event time up to which a table was read (`InputTime.reached`).
+    `arrivals` are prepared rows (None: no rows), with `$joinable` where the side is preserved. `state_runs` are the
+    state. `accept_from` is the lowest event time of each side that is not late (None: nothing is late). `ordered` asks
+    for ORDER_COLUMNS after the output columns. `complete` is the horizon behind which sessions are emitted (S5).
+    `reached` is the event time up to which a table was read (`InputTime.reached`).
     """
 
     arrivals: tuple[pa.RecordBatch | None, ...]
-    kept: tuple[Sequence[StateRun], ...]
+    state_runs: tuple[Sequence[StateRun], ...]
     horizons: tuple[Horizon, ...]
     accept_from: tuple[int | None, ...] = (None, None)
     complete: Horizon = Horizon()

@@ -33,60 +33,62 @@ from joinery_runtime.errors import AggregateError
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """n sessions that took rows or reached the cap: their new `rows` of the state, and `goes_out` (bool[n]). Of the k
+    """n sessions that took rows or reached the cap: their new `rows` of the state, and `to_emit` (bool[n]). Of the k
     kept rows (bool[k] each), `replaced` ones leave and `retracted` ones had gone out under another id."""
 
     rows: pa.RecordBatch
-    goes_out: np.ndarray
+    to_emit: np.ndarray
     replaced: np.ndarray
     retracted: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class _ChangedSessions:
-    """m sessions. `of` (int64[elements]) is the session of each element. `filled` (bool[m]): it holds rows of this
-    epoch. `out` (bool[m]): part of it has gone out before."""
+    """m sessions. `session` (int64[elements]) is the session of each element. `filled` (bool[m]): it holds rows of this
+    epoch. `emitted` (bool[m]): part of it has gone out before."""
 
     formed: Formed
-    of: np.ndarray
+    session: np.ndarray
     filled: np.ndarray
-    out: np.ndarray
+    emitted: np.ndarray
 
     @property
     def changed(self) -> np.ndarray:
         return np.asarray(self.filled | self.formed.forced)
 
-    def goes_out(self, complete: int | None) -> np.ndarray:
+    def to_emit(self, complete: int | None) -> np.ndarray:
         """bool[m]. A session that has gone out goes out again if it took rows (S5). One that reached the cap goes out,
         unless it has gone out as it is."""
         over = False if complete is None else self.formed.last < complete
         forced = self.formed.forced
-        return np.asarray(np.where(self.filled, self.out | over | forced, forced & ~self.out))
+        return np.asarray(np.where(self.filled, self.emitted | over | forced, forced & ~self.emitted))
 
 
-def change(side: SideSpec, of: SessionParameters, arrived: AcceptedArrivals, complete: int | None) -> Changed:
+def change(side: SideSpec, parameters: SessionParameters, arrived: AcceptedArrivals, complete: int | None) -> Changed:
     """Applies the accepted arrivals. `complete` is the horizon before which sessions have gone out. Raises
     AggregateError."""
-    elements, out = arrived.elements, arrived.kept.column(EMITTED).to_numpy(zero_copy_only=False)
+    elements, emitted = arrived.elements, arrived.state_rows.column(EMITTED).to_numpy(zero_copy_only=False)
     if complete is not None:
-        out = out | (arrived.kept.column(TS).to_numpy() < complete)
-    sessions = _form(of, arrived, out)
-    changed, goes_out = sessions.changed, sessions.goes_out(complete)
-    rows = _StateRows(side, of, arrived, sessions).rows(goes_out)
-    kept = np.flatnonzero(~elements.row & changed[sessions.of])
-    replaced, retracted = np.zeros((2, arrived.kept.num_rows), dtype=bool)
-    number = elements.number[kept]
+        emitted = emitted | (arrived.state_rows.column(TS).to_numpy() < complete)
+    sessions = _form(parameters, arrived, emitted)
+    changed, to_emit = sessions.changed, sessions.to_emit(complete)
+    rows = _StateRows(side, parameters, arrived, sessions).rows(to_emit)
+    state_elements = np.flatnonzero(~elements.row & changed[sessions.session])
+    replaced, retracted = np.zeros((2, arrived.state_rows.num_rows), dtype=bool)
+    number = elements.number[state_elements]
     replaced[number] = True
-    retracted[number] = out[number] & (elements.start[kept] != sessions.formed.start[sessions.of[kept]])
-    return Changed(rows, goes_out[changed], replaced, retracted)
+    retracted[number] = emitted[number] & (
+        elements.start[state_elements] != sessions.formed.start[sessions.session[state_elements]]
+    )
+    return Changed(rows, to_emit[changed], replaced, retracted)
 
 
-def rows_to_add(of: SessionParameters, rows: pa.RecordBatch) -> Run:
+def rows_to_add(parameters: SessionParameters, rows: pa.RecordBatch) -> Run:
     """The changed sessions as rows of the state. One that reached the cap stays, without accumulators, so that later
     rows inside it are recognised."""
     index = np.arange(rows.num_rows)
     unless_forced = pa.array(index, mask=rows.column(FORCED).to_numpy(zero_copy_only=False))
-    accumulated = {field.name for field in Folding(of.aggregates).fields}
+    accumulated = {field.name for field in Folding(parameters.aggregates).fields}
     columns = [
         column.take(unless_forced) if name in accumulated else column
         for name, column in zip(rows.schema.names, rows.columns, strict=True)
@@ -94,34 +96,37 @@ def rows_to_add(of: SessionParameters, rows: pa.RecordBatch) -> Run:
     return Run.sort(pa.record_batch(columns, schema=rows.schema))
 
 
-def _form(of: SessionParameters, arrived: AcceptedArrivals, out: np.ndarray) -> _ChangedSessions:
+def _form(parameters: SessionParameters, arrived: AcceptedArrivals, emitted: np.ndarray) -> _ChangedSessions:
     elements = arrived.elements
-    formed = form(elements.unnumbered, of.gap, of.max_duration)
+    formed = form(elements.unnumbered, parameters.gap, parameters.max_duration)
     begins = np.zeros(len(elements.start), dtype=bool)
     begins[formed.begin] = True
-    went_out = np.append(out, np.zeros(arrived.rows.num_rows, dtype=bool))[elements.number]
-    filled, gone = (np.logical_or.reduceat(each, formed.begin) for each in (elements.row, went_out))
-    return _ChangedSessions(formed, np.cumsum(begins) - 1, filled, gone)
+    emitted_elements = np.append(emitted, np.zeros(arrived.rows.num_rows, dtype=bool))[elements.number]
+    filled, emitted_before = (np.logical_or.reduceat(flags, formed.begin) for flags in (elements.row, emitted_elements))
+    return _ChangedSessions(formed, np.cumsum(begins) - 1, filled, emitted_before)
 
 
 class _StateRows:
     """Makes the changed sessions' new rows of the state."""
 
     def __init__(
-        self, side: SideSpec, of: SessionParameters, arrived: AcceptedArrivals, sessions: _ChangedSessions
+        self, side: SideSpec, parameters: SessionParameters, arrived: AcceptedArrivals, sessions: _ChangedSessions
     ) -> None:
         self._side, self._arrived, self._sessions = side, arrived, sessions
-        self._folding = Folding(of.aggregates)
+        self._folding = Folding(parameters.aggregates)
         self._first = arrived.elements.number[sessions.formed.begin]  # element, by session
 
-    def rows(self, goes_out: np.ndarray) -> pa.RecordBatch:
+    def rows(self, to_emit: np.ndarray) -> pa.RecordBatch:
         formed, chosen = self._sessions.formed, self._sessions.changed
         first = self._first[chosen]
         schema = self._side.segment_schema()
         engine = {
-            **{name: both(self._arrived.kept, self._arrived.rows, name)[first] for name in (HASH, PARTITION, OFFSET)},
+            **{
+                name: both(self._arrived.state_rows, self._arrived.rows, name)[first]
+                for name in (HASH, PARTITION, OFFSET)
+            },
             **{TS: formed.last[chosen], START: formed.start[chosen], FLAG: np.zeros(len(first), dtype=bool)},
-            **{EMITTED: goes_out[chosen], FORCED: formed.forced[chosen]},
+            **{EMITTED: to_emit[chosen], FORCED: formed.forced[chosen]},
         }
         keys = self._arrived.keys(self._side, first)
         own = [pa.array(engine[name]) for name in schema.names[: len(engine)]]
@@ -132,28 +137,28 @@ class _StateRows:
         folded, filled = self._fold()
         if not folded.num_columns:
             return folded
-        kept, of = self._kept_states()
-        number = np.concatenate([of, filled])
+        kept_states, kept_sessions = self._kept_states()
+        number = np.concatenate([kept_sessions, filled])
         order = np.argsort(number, kind="stable")  # kept states come first: their rows arrived earlier
         with self._naming(number[order]):
-            return self._folding.merge(concat([kept, folded]).take(pa.array(order)), _groups(number[order]))
+            return self._folding.merge(concat([kept_states, folded]).take(pa.array(order)), _groups(number[order]))
 
     def _fold(self) -> tuple[pa.RecordBatch, np.ndarray]:
         """Returns the accumulators of the new rows, one state per session, and the sessions' numbers."""
         elements = self._arrived.elements
         at = np.flatnonzero(elements.row)
-        number = self._sessions.of[at]
+        number = self._sessions.session[at]
         groups = _groups(number)
         rows = self._arrived.rows.select(self._folding.columns)
-        rows = rows.take(pa.array(elements.number[at] - self._arrived.kept.num_rows))
+        rows = rows.take(pa.array(elements.number[at] - self._arrived.state_rows.num_rows))
         with self._naming(number):
             return self._folding.fold(rows, elements.start[at], groups), number[groups.starts]
 
     def _kept_states(self) -> tuple[pa.RecordBatch, np.ndarray]:
         elements = self._arrived.elements
-        at = np.flatnonzero(~elements.row & self._sessions.changed[self._sessions.of])
+        at = np.flatnonzero(~elements.row & self._sessions.changed[self._sessions.session])
         names = [field.name for field in self._folding.fields]
-        return self._arrived.kept.select(names).take(pa.array(elements.number[at])), self._sessions.of[at]
+        return self._arrived.state_rows.select(names).take(pa.array(elements.number[at])), self._sessions.session[at]
 
     @contextmanager
     def _naming(self, number: np.ndarray) -> Iterator[None]:
@@ -164,9 +169,9 @@ class _StateRows:
             session = int(number[_groups(number).starts[error.group]])
             keys = self._arrived.keys(self._side, self._first[session : session + 1])
             names = zip(self._side.intake.keys, keys, strict=True)
-            of = ", ".join(f"{name}={value[0].as_py()!r}" for name, value in names)
+            group = ", ".join(f"{name}={value[0].as_py()!r}" for name, value in names)
             start = int(self._sessions.formed.start[session])
-            facts = f"{error.facts}, in the session of {of} that begins at {start}"
+            facts = f"{error.facts}, in the session of {group} that begins at {start}"
             raise AggregateError("An aggregate of a session has no value", facts=facts, todo=error.todo) from None
 
 
@@ -191,49 +196,51 @@ class Folding:
     aggregate."""
 
     def __init__(self, aggregates: Sequence[AggregateCall]) -> None:
-        self._each = [(of, accumulator(of)) for of in aggregates]
-        self._columns: Mapping[Names, _Named] = {_names(found): (of, found) for of, found in self._each}
+        self._calls = [(call, accumulator(call)) for call in aggregates]
+        self._columns: Mapping[Names, _Named] = {
+            _names(aggregate): (call, aggregate) for call, aggregate in self._calls
+        }
 
     @property
     def fields(self) -> list[pa.Field]:
-        return [field for _, found in self._columns.values() for field in found.fields]
+        return [field for _, aggregate in self._columns.values() for field in aggregate.fields]
 
     @property
     def columns(self) -> list[str]:
         """The row columns that are aggregated."""
-        return sorted({of.column for of, _ in self._columns.values() if of.column})
+        return sorted({call.column for call, _ in self._columns.values() if call.column})
 
     def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
         """Accumulates groups of rows. `times` are their event times (int64[n])."""
-        made: list[pa.Array] = []
-        for of, found in self._columns.values():
-            with _naming(of):
-                made += found.fold(rows.column(of.column) if of.column else None, times, groups)
-        return pa.record_batch(made, schema=pa.schema(self.fields))
+        folded: list[pa.Array] = []
+        for call, aggregate in self._columns.values():
+            with _naming(call):
+                folded += aggregate.fold(rows.column(call.column) if call.column else None, times, groups)
+        return pa.record_batch(folded, schema=pa.schema(self.fields))
 
     def merge(self, states: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
-        made: list[pa.Array] = []
-        for names, (of, found) in self._columns.items():
-            with _naming(of):
-                made += found.merge(_states(states, names), groups)
-        return pa.record_batch(made, schema=pa.schema(self.fields))
+        merged: list[pa.Array] = []
+        for names, (call, aggregate) in self._columns.items():
+            with _naming(call):
+                merged += aggregate.merge(_states(states, names), groups)
+        return pa.record_batch(merged, schema=pa.schema(self.fields))
 
     def results(self, states: pa.RecordBatch) -> list[pa.Array]:
         """One result column per aggregate, in the job's order."""
-        return [found.result(_states(states, _names(found))) for _, found in self._each]
+        return [aggregate.result(_states(states, _names(aggregate))) for _, aggregate in self._calls]
 
 
 @contextmanager
-def _naming(of: AggregateCall) -> Iterator[None]:
+def _naming(call: AggregateCall) -> Iterator[None]:
     try:
         yield
     except GroupError as error:
-        call = f"{of.function}({of.column})" if of.column else of.function
-        raise GroupError(error.group, f"{call}, in the output as {of.name}: {error.facts}", error.todo) from None
+        text = f"{call.function}({call.column})" if call.column else call.function
+        raise GroupError(error.group, f"{text}, in the output as {call.name}: {error.facts}", error.todo) from None
 
 
-def _names(of: Accumulator) -> Names:
-    return tuple(field.name for field in of.fields)
+def _names(aggregate: Accumulator) -> Names:
+    return tuple(field.name for field in aggregate.fields)
 
 
 def _states(batch: pa.RecordBatch, names: Names) -> States:

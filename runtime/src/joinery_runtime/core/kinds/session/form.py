@@ -63,24 +63,24 @@ class Formed:
     forced: np.ndarray
 
 
-def form(of: Elements, gap: int, max_duration: int) -> Formed:
-    linked = _linked(of, gap)
+def form(elements: Elements, gap: int, max_duration: int) -> Formed:
+    linked = _linked(elements, gap)
     begin = np.flatnonzero(~linked)
-    if (_extent(of, begin) >= max_duration).any():
-        begin = _cut(of, begin, max_duration)
-    last = np.maximum.reduceat(of.end, begin)
-    return Formed(begin, of.start[begin], last, _forced(of, linked, begin, gap, max_duration))
+    if (_extent(elements, begin) >= max_duration).any():
+        begin = _cut(elements, begin, max_duration)
+    last = np.maximum.reduceat(elements.end, begin)
+    return Formed(begin, elements.start[begin], last, _forced(elements, linked, begin, gap, max_duration))
 
 
-def _linked(of: Elements, gap: int) -> np.ndarray:
+def _linked(elements: Elements, gap: int) -> np.ndarray:
     """bool[n]: the elements linked to the ones before them. Only a row links, and it links a kept session to earlier
     elements only if it lies in no kept session itself: kept sessions that are near each other stay apart."""
-    key = latest(of.first)
-    row, kept = _before(latest(of.row)), _before(latest(~of.row))
-    in_session = (kept >= key) & (of.end[row] <= of.end[kept])
-    near_row = (row >= key) & (of.start - of.end[row] <= gap) & (of.row | ~in_session)
-    near_kept = (kept >= key) & (of.start - of.end[kept] <= gap)
-    return np.asarray(near_row | (of.row & near_kept))
+    key = latest(elements.first)
+    row, session = _before(latest(elements.row)), _before(latest(~elements.row))
+    in_session = (session >= key) & (elements.end[row] <= elements.end[session])
+    near_row = (row >= key) & (elements.start - elements.end[row] <= gap) & (elements.row | ~in_session)
+    near_kept = (session >= key) & (elements.start - elements.end[session] <= gap)
+    return np.asarray(near_row | (elements.row & near_kept))
 
 
 def latest(chosen: np.ndarray) -> np.ndarray:
@@ -100,22 +100,22 @@ def _before(positions: np.ndarray) -> np.ndarray:
     return np.concatenate([[-1], positions[:-1]])
 
 
-def _extent(of: Elements, begin: np.ndarray) -> np.ndarray:
+def _extent(elements: Elements, begin: np.ndarray) -> np.ndarray:
     """The length of each chain in milliseconds (int64)."""
-    return np.asarray(np.maximum.reduceat(of.end, begin) - of.start[begin])
+    return np.asarray(np.maximum.reduceat(elements.end, begin) - elements.start[begin])
 
 
 # --- the cap ----------------------------------------------------------------------------------------------------------
 
 
-def _cut(of: Elements, begin: np.ndarray, max_duration: int) -> np.ndarray:
+def _cut(elements: Elements, begin: np.ndarray, max_duration: int) -> np.ndarray:
     """Cuts the chains that begin at `begin` into sessions shorter than `max_duration`. Returns where these begin."""
-    long = _extent(of, begin) >= max_duration
-    stop = np.append(begin[1:], len(of))
-    found = [begin]
-    for first, last in _in_range(_extent(of, begin)[long], max_duration):
-        found.append(_cut_chains(of, begin[long][first:last], stop[long][first:last], max_duration))
-    return np.unique(np.concatenate(found))
+    long = _extent(elements, begin) >= max_duration
+    stop = np.append(begin[1:], len(elements))
+    begins = [begin]
+    for first, last in _in_range(_extent(elements, begin)[long], max_duration):
+        begins.append(_cut_chains(elements, begin[long][first:last], stop[long][first:last], max_duration))
+    return np.unique(np.concatenate(begins))
 
 
 def _in_range(extents: np.ndarray, max_duration: int) -> Iterator[tuple[int, int]]:
@@ -128,17 +128,20 @@ def _room(extents: np.ndarray, max_duration: int) -> int:
     return 2 * int(extents.max()) + max_duration + 1
 
 
-def _cut_chains(of: Elements, begin: np.ndarray, stop: np.ndarray, max_duration: int) -> np.ndarray:
+def _cut_chains(elements: Elements, begin: np.ndarray, stop: np.ndarray, max_duration: int) -> np.ndarray:
     """Cuts these chains. A session that begins with an element ends before the first element whose end is
     `max_duration` or more after its start. The chains are lined up on one time axis, so that one binary search finds
     for every element where the next session would begin."""
     count = stop - begin
     chain = np.repeat(np.arange(len(begin)), count)
     position = np.arange(len(chain)) + np.repeat(begin - (np.cumsum(count) - count), count)
-    shift = chain * _room(of.end[position] - of.start[begin][chain], max_duration) - of.start[begin][chain]
-    ends = np.maximum.accumulate(of.end[position] + shift)
+    shift = (
+        chain * _room(elements.end[position] - elements.start[begin][chain], max_duration)
+        - elements.start[begin][chain]
+    )
+    ends = np.maximum.accumulate(elements.end[position] + shift)
     # A session kept under an earlier, larger cap may be longer than this one.
-    until = np.maximum(of.start[position] + max_duration, of.end[position] + 1)
+    until = np.maximum(elements.start[position] + max_duration, elements.end[position] + 1)
     after = np.searchsorted(ends, until + shift)
     return np.asarray(position[_reached(after, np.cumsum(count) - count)])
 
@@ -147,25 +150,28 @@ def _reached(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
     """The positions reached from `begin` by going on from each element to the one `after` it (n: nowhere). Pointer
     doubling takes log2(longest path) rounds."""
     jump = np.append(after, len(after))
-    found = np.zeros(len(jump), dtype=bool)
-    found[begin] = True
-    known = 0
-    while (now := int(found.sum())) > known:
-        known = now
-        found[jump[found]] = True
+    is_reached = np.zeros(len(jump), dtype=bool)
+    is_reached[begin] = True
+    previous = 0
+    while (reached_count := int(is_reached.sum())) > previous:
+        previous = reached_count
+        is_reached[jump[is_reached]] = True
         jump = jump[jump]
-    return np.flatnonzero(found[:-1])
+    return np.flatnonzero(is_reached[:-1])
 
 
-def _forced(of: Elements, linked: np.ndarray, begin: np.ndarray, gap: int, max_duration: int) -> np.ndarray:
+def _forced(elements: Elements, linked: np.ndarray, begin: np.ndarray, gap: int, max_duration: int) -> np.ndarray:
     """bool[m]: the sessions that reached the cap: the next session begins with a row that is near but would make this
     one too long. A session is not forced if that row extends a later kept session (S3)."""
     after = begin[1:]
-    later = following(~of.row, of.first)[after]
-    there = later < len(of)
-    later = np.where(there, later, 0)
-    near, fits = of.start[later] - of.start[after] <= gap, of.end[later] - of.start[after] < max_duration
-    return np.append(of.row[after] & linked[after] & ~(there & near & fits), False)
+    later = following(~elements.row, elements.first)[after]
+    has_later = later < len(elements)
+    later = np.where(has_later, later, 0)
+    near, fits = (
+        elements.start[later] - elements.start[after] <= gap,
+        elements.end[later] - elements.start[after] < max_duration,
+    )
+    return np.append(elements.row[after] & linked[after] & ~(has_later & near & fits), False)
 
 
 # --- arrivals ---------------------------------------------------------------------------------------------------------
@@ -201,91 +207,91 @@ class SortedElements:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedArrivals:
-    """The arrivals that go into sessions. `kept` are k rows of the state; element number k + i is row i of `rows`,
-    prepared rows that are not late.
+    """The arrivals that go into sessions. `state_rows` are k rows of the state. Element number k + i is row i of
+    `rows`, prepared rows that are not late.
 
     `elements` are kept sessions and rows that may belong to one. `dropped` counts arrivals by reason. `after_eviction`
     counts rows that go into sessions but may have been near one that is no longer kept (T10).
     """
 
-    kept: pa.RecordBatch
+    state_rows: pa.RecordBatch
     rows: pa.RecordBatch
     elements: SortedElements
     dropped: dict[str, int]
     after_eviction: int
 
     @property
-    def taken(self) -> int:
+    def accepted_count(self) -> int:
         """The number of rows that go into sessions."""
         return int(self.elements.row.sum())
 
     def keys(self, side: SideSpec, elements: np.ndarray) -> list[pa.Array]:
         """The group columns of these elements (by number)."""
         index = pa.array(elements)
-        return [key.take(index) for key in _keys(side, self.kept, self.rows)]
+        return [key.take(index) for key in _keys(side, self.state_rows, self.rows)]
 
 
 def accept_arrivals(
-    side: SideSpec, of: SessionParameters, work: StepWork, rows: pa.RecordBatch, kept: pa.RecordBatch
+    side: SideSpec, parameters: SessionParameters, work: StepWork, rows: pa.RecordBatch, state_rows: pa.RecordBatch
 ) -> AcceptedArrivals:
     """Decides which arrivals go into sessions. Sessions whose last row is before the horizon are no longer kept."""
     evicted = work.horizons[0].current
-    on_time = _on_time(of, rows, work.accept_from[0], evicted)
+    on_time = _on_time(parameters, rows, work.accept_from[0], evicted)
     late = rows.num_rows - on_time.num_rows
-    elements = _sorted_elements(side, kept, on_time)
-    forgotten = _touches_nothing(elements, of, evicted)
+    elements = _sorted_elements(side, state_rows, on_time)
+    forgotten = _touches_nothing(elements, parameters, evicted)
     closed = ~forgotten & _inside_capped(elements)
     counts = {"late": late + int(forgotten.sum()), "closed": int(closed.sum())}
     dropped = {reason: count for reason, count in counts.items() if count}
     accepted = elements.where((elements.kind != _CAPPED) & ~forgotten & ~closed)
-    complete = earlier(evicted, -of.gap)  # from this time on, every session that a row is near is still kept
+    complete = earlier(evicted, -parameters.gap)  # from this time on, every session that a row is near is still kept
     after_eviction = 0 if complete is None else int((accepted.row & (accepted.start < complete)).sum())
-    return AcceptedArrivals(kept, on_time, accepted, dropped, after_eviction)
+    return AcceptedArrivals(state_rows, on_time, accepted, dropped, after_eviction)
 
 
 def _on_time(
-    of: SessionParameters, rows: pa.RecordBatch, accept_from: int | None, evicted: int | None
+    parameters: SessionParameters, rows: pa.RecordBatch, accept_from: int | None, evicted: int | None
 ) -> pa.RecordBatch:
     """The rows at or after `accept_from` (S4). After an edit, rows before `evicted` are late as well: sessions evicted
     under the former settings have gone out with their ids. With `reopen`, lateness depends on what is kept."""
-    if not of.drop_late or accept_from is None:
+    if not parameters.drop_late or accept_from is None:
         return rows
     lowest = accept_from if evicted is None else max(accept_from, evicted)
     late = rows.column(TS).to_numpy() < lowest
     return rows.filter(pa.array(~late)) if late.any() else rows
 
 
-def _sorted_elements(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> SortedElements:
-    hashes, keys = both(kept, rows, HASH), _keys(side, kept, rows)
-    start, end = both(kept, rows, START, TS), both(kept, rows, TS)
-    forced = kept.column(FORCED).to_numpy(zero_copy_only=False)
+def _sorted_elements(side: SideSpec, state_rows: pa.RecordBatch, rows: pa.RecordBatch) -> SortedElements:
+    hashes, keys = both(state_rows, rows, HASH), _keys(side, state_rows, rows)
+    start, end = both(state_rows, rows, START, TS), both(state_rows, rows, TS)
+    forced = state_rows.column(FORCED).to_numpy(zero_copy_only=False)
     kind = np.concatenate([np.where(forced, _CAPPED, _SESSION), np.full(rows.num_rows, _ROW)])
-    places = (both(kept, rows, PARTITION), both(kept, rows, OFFSET))
-    order = by_hash_and_time(hashes, start, kind, *places)
+    arrival_order = (both(state_rows, rows, PARTITION), both(state_rows, rows, OFFSET))
+    order = by_hash_and_time(hashes, start, kind, *arrival_order)
     first = changes(hashes[order])
     if has_hash_collisions(hashes, keys, order):
         key = distinguish_keys(hashes, keys)
-        order = sort_order(hashes, key, start, kind, *places)
+        order = sort_order(hashes, key, start, kind, *arrival_order)
         first = changes(hashes[order]) | changes(key[order])
     return SortedElements(order, kind[order], first, start[order], end[order])
 
 
-def _touches_nothing(elements: SortedElements, of: SessionParameters, evicted: int | None) -> np.ndarray:
+def _touches_nothing(elements: SortedElements, parameters: SessionParameters, evicted: int | None) -> np.ndarray:
     """bool[n]: the rows whose own session would no longer be kept and that no kept session can take (S5)."""
-    if evicted is None or of.drop_late:
+    if evicted is None or parameters.drop_late:
         return np.zeros(len(elements.start), dtype=bool)
     old = elements.row & (elements.start < evicted)
     if not old.any():
         return old
     session = elements.kind == _SESSION
     earlier_one, later = latest(session), following(session, elements.first)
-    near = (earlier_one >= latest(elements.first)) & (elements.start - elements.end[earlier_one] <= of.gap)
-    there = later < len(later)
-    later = np.where(there, later, 0)
+    near = (earlier_one >= latest(elements.first)) & (elements.start - elements.end[earlier_one] <= parameters.gap)
+    has_later = later < len(later)
+    later = np.where(has_later, later, 0)
     near |= (
-        there
-        & (elements.start[later] - elements.start <= of.gap)
-        & (elements.end[later] - elements.start < of.max_duration)
+        has_later
+        & (elements.start[later] - elements.start <= parameters.gap)
+        & (elements.end[later] - elements.start < parameters.max_duration)
     )
     return np.asarray(old & ~near)
 
@@ -304,10 +310,10 @@ def _inside_capped(elements: SortedElements) -> np.ndarray:
     return np.asarray(elements.row & (nearest >= latest(elements.first)) & (end[nearest] >= elements.start))
 
 
-def both(kept: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
+def both(state_rows: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
     """A numeric engine column of all elements, by number. `of_rows` is its name in `rows`, if that differs."""
-    return np.concatenate([kept.column(name).to_numpy(), rows.column(of_rows or name).to_numpy()])
+    return np.concatenate([state_rows.column(name).to_numpy(), rows.column(of_rows or name).to_numpy()])
 
 
-def _keys(side: SideSpec, kept: pa.RecordBatch, rows: pa.RecordBatch) -> list[pa.Array]:
-    return [pa.concat_arrays([kept.column(name), rows.column(name)]) for name in side.intake.keys]
+def _keys(side: SideSpec, state_rows: pa.RecordBatch, rows: pa.RecordBatch) -> list[pa.Array]:
+    return [pa.concat_arrays([state_rows.column(name), rows.column(name)]) for name in side.intake.keys]

@@ -92,15 +92,17 @@ class SessionAggregation(SessionParameters, StepOperator):
         assert horizon.current is not None, "asked when a horizon moves"
         return meta.ts_min < horizon.current and (horizon.previous is None or meta.ts_max >= horizon.previous)
 
-    def live_rows(self, step: StepSpec, side: int, kept: StateRun, horizon: Horizon, complete: int | None) -> StateRun:
+    def live_rows(
+        self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
+    ) -> StateRun:
         """Flags complete sessions as gone out: they may be reopened (S5)."""
-        found = StepOperator.live_rows(self, step, side, kept, horizon, complete)
+        live_run = StepOperator.live_rows(self, step, side, state_run, horizon, complete)
         if complete is None:
-            return found
-        batch = found.run.batch
+            return live_run
+        batch = live_run.run.batch
         at = batch.schema.get_field_index(EMITTED)
-        out = pa.array(_bools(batch, EMITTED) | (found.run.ts < complete), pa.bool_())
-        return replace(found, run=Run.view(batch.set_column(at, batch.schema.field(at), out)))
+        out = pa.array(_bools(batch, EMITTED) | (live_run.run.ts < complete), pa.bool_())
+        return replace(live_run, run=Run.view(batch.set_column(at, batch.schema.field(at), out)))
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
@@ -108,11 +110,11 @@ class SessionAggregation(SessionParameters, StepOperator):
         return f"the sessions of {step.sides[side].time}"
 
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        gone = f"forgets sessions whose last row is before {format_time(horizons[step.sides[side].part].current)}"
+        eviction = f"forgets sessions whose last row is before {format_time(horizons[step.sides[side].part].current)}"
         if self.drop_late:
-            return gone
+            return eviction
         complete = format_time(horizons[step.sides[side].complete].current)
-        return f"lets those go out whose last row is before {complete}, {gone}"
+        return f"lets those go out whose last row is before {complete}, {eviction}"
 
     def shown(
         self, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
@@ -148,9 +150,14 @@ class SessionAggregation(SessionParameters, StepOperator):
 
 class _SessionEpoch:
     def __init__(self, kind: SessionAggregation, step: StepSpec, work: StepWork) -> None:
-        (self._side,), (kept,), (self._horizon,), (self._rows,) = step.sides, work.kept, work.horizons, work.arrivals
+        (self._side,), (state_runs,), (self._horizon,), (self._rows,) = (
+            step.sides,
+            work.state_runs,
+            work.horizons,
+            work.arrivals,
+        )
         self._work, self._kind, self._complete = work, kind, work.complete
-        self._kept = StoredSessions(kept, self._horizon.previous, self._side.segment_schema())
+        self._stored = StoredSessions(state_runs, self._horizon.previous, self._side.segment_schema())
         self._out = SessionOutput(kind, step, ordered=work.ordered)
         self._added: Run | None = None
         self._dropped: dict[str, int] = {}
@@ -159,8 +166,8 @@ class _SessionEpoch:
     def result(self) -> StepResult:
         return StepResult(
             added=(self._added,),
-            flags=(self._kept.flags(),),
-            finished=self._kept.finished(),
+            flags=(self._stored.flags(),),
+            finished=self._stored.finished(),
             dropped=(self._dropped,),
             lookups=(self._looked_up,),
             after_eviction={0: self._after_eviction},
@@ -170,9 +177,9 @@ class _SessionEpoch:
         """Puts out the sessions that became complete since the last epoch, unless they have gone out already (S4, S5).
         Then forgets those behind the part's horizon."""
         if self._complete.current != self._complete.previous:
-            for rows, chosen in self._kept.where(self._completes):
+            for rows, chosen in self._stored.where(self._completes):
                 yield from self._out.emit(rows, chosen, CLOSING)
-        self._kept.forget(self._horizon.current)
+        self._stored.forget(self._horizon.current)
 
     def _completes(self, rows: pa.RecordBatch) -> np.ndarray:
         complete = self._complete.passes(rows.column(TS).to_numpy())
@@ -182,16 +189,20 @@ class _SessionEpoch:
         if self._rows is None:
             return
         # Unlike numpy's `unique`, Arrow's costs the same however often each hash occurs.
-        kept = self._kept.of(np.sort(pc.unique(self._rows.column(HASH)).to_numpy()))
-        arrived = accept_arrivals(self._side, self._kind, self._work, self._rows, kept.batch)
-        self._dropped, self._looked_up, self._after_eviction = arrived.dropped, arrived.taken, arrived.after_eviction
-        if not arrived.taken:
+        key_sessions = self._stored.with_hashes(np.sort(pc.unique(self._rows.column(HASH)).to_numpy()))
+        arrived = accept_arrivals(self._side, self._kind, self._work, self._rows, key_sessions.batch)
+        self._dropped, self._looked_up, self._after_eviction = (
+            arrived.dropped,
+            arrived.accepted_count,
+            arrived.after_eviction,
+        )
+        if not arrived.accepted_count:
             return
         changed = change(self._side, self._kind, arrived, self._complete.current)
         if self._kind.retracts:
-            yield from self._out.emit(kept.batch, changed.retracted, ARRIVAL, retracted=True)
-        yield from self._out.emit(changed.rows, changed.goes_out, ARRIVAL)
-        self._kept.leave(kept, changed.replaced)
+            yield from self._out.emit(key_sessions.batch, changed.retracted, ARRIVAL, retracted=True)
+        yield from self._out.emit(changed.rows, changed.to_emit, ARRIVAL)
+        self._stored.remove(key_sessions, changed.replaced)
         self._added = rows_to_add(self._kind, changed.rows)
 
 
@@ -218,71 +229,75 @@ class StoredSessions:
     """The kept sessions of a shard. Those whose last row is before `since` were evicted in an earlier epoch (None: none
     did)."""
 
-    def __init__(self, kept: Sequence[StateRun], since: int | None, schema: pa.Schema) -> None:
-        self._kept, self._schema = kept, schema
-        self._there = [~run.flags for run in kept]
-        self._gone = [np.zeros(len(run.flags), dtype=bool) for run in kept]
+    def __init__(self, state_runs: Sequence[StateRun], since: int | None, schema: pa.Schema) -> None:
+        self._state_runs, self._schema = state_runs, schema
+        self._live = [~run.flags for run in state_runs]
+        self._removed = [np.zeros(len(run.flags), dtype=bool) for run in state_runs]
         self.forget(since)
 
     def forget(self, before: int | None) -> None:
         """Drops the sessions whose last row is before this time."""
         if before is not None:
-            self._there = [there & (run.run.ts >= before) for run, there in self._runs()]
+            self._live = [live & (run.run.ts >= before) for run, live in self._runs()]
 
     def where(self, chosen: Callable[[pa.RecordBatch], np.ndarray]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
         """Yields batches of n rows with bool[n]: which of them are still there and chosen."""
-        for run, there in self._runs():
-            yield run.run.batch, there & chosen(run.run.batch)
+        for run, live in self._runs():
+            yield run.run.batch, live & chosen(run.run.batch)
 
-    def of(self, hashes: np.ndarray) -> FoundSessions:
+    def with_hashes(self, hashes: np.ndarray) -> FoundSessions:
         """The sessions of keys with these hashes (uint64, sorted, distinct)."""
-        return self._found([_rows_of(run, there, hashes) for run, there in self._runs()])
+        return self._gather([_rows_of(run, live, hashes) for run, live in self._runs()])
 
-    def leave(self, found: FoundSessions, chosen: np.ndarray) -> None:
+    def remove(self, sessions: FoundSessions, chosen: np.ndarray) -> None:
         """Removes the chosen ones (bool[n])."""
-        for number in range(len(self._kept)):
-            rows = found.row[chosen & (found.run == number)]
-            self._gone[number][rows] = True
-            self._there[number][rows] = False
+        for number in range(len(self._state_runs)):
+            rows = sessions.row[chosen & (sessions.run == number)]
+            self._removed[number][rows] = True
+            self._live[number][rows] = False
 
     def flags(self) -> dict[str, np.ndarray]:
         """By segment, the numbers of the rows removed in this epoch."""
-        runs = zip(self._kept, self._gone, strict=True)
-        return {run.segment: run.first + np.flatnonzero(gone) for run, gone in runs if gone.any()}
+        runs = zip(self._state_runs, self._removed, strict=True)
+        return {run.segment: run.first + np.flatnonzero(removed) for run, removed in runs if removed.any()}
 
     def finished(self) -> frozenset[str]:
-        return frozenset(run.segment for run, there in self._runs() if not there.any())
+        return frozenset(run.segment for run, live in self._runs() if not live.any())
 
     def _runs(self) -> list[tuple[StateRun, np.ndarray]]:
-        return list(zip(self._kept, self._there, strict=True))
+        return list(zip(self._state_runs, self._live, strict=True))
 
-    def _found(self, rows: Sequence[np.ndarray]) -> FoundSessions:
-        taken = [run.run.batch.take(pa.array(of)) for run, of in zip(self._kept, rows, strict=True) if len(of)]
-        batch = concat(taken) if taken else pa.RecordBatch.from_pylist([], schema=self._schema)
-        run = np.repeat(np.arange(len(rows)), [len(of) for of in rows])
+    def _gather(self, rows: Sequence[np.ndarray]) -> FoundSessions:
+        batches = [
+            run.run.batch.take(pa.array(numbers))
+            for run, numbers in zip(self._state_runs, rows, strict=True)
+            if len(numbers)
+        ]
+        batch = concat(batches) if batches else pa.RecordBatch.from_pylist([], schema=self._schema)
+        run = np.repeat(np.arange(len(rows)), [len(numbers) for numbers in rows])
         return FoundSessions(batch, run, np.concatenate([np.empty(0, dtype=np.int64), *rows]))
 
 
-def _rows_of(kept: StateRun, there: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    run = kept.run
+def _rows_of(state_run: StateRun, live: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    run = state_run.run
     if len(hashes) * _RATHER_LOOK_UP < len(run):
         first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
         rows = expand_ranges(first, stop)[1]
-        return np.asarray(rows[there[rows]])
-    rows = np.flatnonzero(there)
-    place = np.minimum(np.searchsorted(hashes, run.hash[rows]), len(hashes) - 1)
-    return np.asarray(rows[hashes[place] == run.hash[rows]])
+        return np.asarray(rows[live[rows]])
+    rows = np.flatnonzero(live)
+    nearest = np.minimum(np.searchsorted(hashes, run.hash[rows]), len(hashes) - 1)
+    return np.asarray(rows[hashes[nearest] == run.hash[rows]])
 
 
 # --- what goes out ----------------------------------------------------------------------------------------------------
 
 
 class SessionOutput:
-    def __init__(self, of: SessionParameters, step: StepSpec, *, ordered: bool) -> None:
+    def __init__(self, parameters: SessionParameters, step: StepSpec, *, ordered: bool) -> None:
         self._schema, self._ordered = step.output_schema(), ordered
-        self._made = [column.step_column or "" for column in step.output]
-        self._aggregates = [call.name for call in of.aggregates]
-        self._folding = Folding(of.aggregates)
+        self._step_columns = [column.step_column or "" for column in step.output]
+        self._aggregates = [call.name for call in parameters.aggregates]
+        self._folding = Folding(parameters.aggregates)
         self._keys = step.sides[0].intake.keys
 
     def emit(
@@ -297,13 +312,13 @@ class SessionOutput:
     def _rows(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
         keys, start = [sessions.column(name) for name in self._keys], sessions.column(START)
         own = (start, sessions.column(TS), pa.array(key_hash([*keys, start])))  # documented: S6, V1
-        made = {
+        values = {
             **dict(zip(self._keys, keys, strict=True)),
             **dict(zip(SESSION_COLUMNS, own, strict=True)),
             **dict(zip(self._aggregates, self._folding.results(sessions), strict=True)),
             RETRACTED: pa.repeat(pa.scalar(retracted), sessions.num_rows),
         }
-        columns = [made[name].cast(kind) for name, kind in zip(self._made, self._schema.types, strict=True)]
+        columns = [values[name].cast(kind) for name, kind in zip(self._step_columns, self._schema.types, strict=True)]
         rows = pa.record_batch(columns, schema=self._schema)
         return _with_order(rows, sessions, phase, retracted=retracted) if self._ordered else rows
 

@@ -96,24 +96,24 @@ class SessionView:
         return Span(self.start, self.last, *ended)
 
     def line(self) -> str:
-        place = f"{format_time(self.start)} to {format_time(self.last)}, id {self.session_id}"
+        bounds = f"{format_time(self.start)} to {format_time(self.last)}, id {self.session_id}"
         if self.capped:
             until = f"rows inside it are dropped until {self._above(self.timers.forgotten_above(self.last))}"
             rest = "forgotten with the next epoch" if self.goes else until
-            return f"mark of a session that reached maxDuration, {place}: it went out; {rest}"
+            return f"mark of a session that reached maxDuration, {bounds}: it went out; {rest}"
         values = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.aggregates.items())
-        return f"session {place}: {values}{'; ' if values else ''}{self._coming()}"
+        return f"session {bounds}: {values}{'; ' if values else ''}{self._coming()}"
 
     def _coming(self) -> str:
         out, forgotten = self.timers.goes_out_above(self.last), self.timers.forgotten_above(self.last)
-        gone = "forgotten with the next epoch" if self.goes else f"forgotten when {self._above(forgotten)}"
+        eviction = "forgotten with the next epoch" if self.goes else f"forgotten when {self._above(forgotten)}"
         if self.emitted:
-            return f"has gone out; {gone}"
+            return f"has gone out; {eviction}"
         if self.due:
-            return f"goes out with the next epoch; {gone}"
+            return f"goes out with the next epoch; {eviction}"
         if out == forgotten:
             return f"goes out, and is forgotten, when {self._above(out)}, unless it grows"
-        return f"goes out when {self._above(out)}, unless it grows; {gone}"
+        return f"goes out when {self._above(out)}, unless it grows; {eviction}"
 
     def _above(self, ts: int) -> str:
         now = self.timers.epoch_times.watermarks[self.timers.input]
@@ -121,13 +121,17 @@ class SessionView:
 
 
 def shown_sessions(
-    of: SessionParameters, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
+    parameters: SessionParameters,
+    step: StepSpec,
+    stored: Sequence[StoredRows],
+    epoch_times: EpochTimes,
+    to_json: ToJson,
 ) -> list[SessionView]:
     """The sessions that no later row has replaced, by start."""
     if not stored:
         return []
-    rows = concat(some.rows.filter(pa.array(~some.flagged)) for some in stored)
-    timers, last = SessionTimers(of, step, epoch_times), rows.column(TS).to_numpy()
+    rows = concat(segment_rows.rows.filter(pa.array(~segment_rows.flagged)) for segment_rows in stored)
+    timers, last = SessionTimers(parameters, step, epoch_times), rows.column(TS).to_numpy()
     rows = rows.filter(pa.array(timers.is_kept(last)))
     rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
     return list(_sessions(timers, rows, to_json))
@@ -154,14 +158,14 @@ def _results(
     sessions: SessionParameters, rows: pa.RecordBatch, forced: np.ndarray, to_json: ToJson
 ) -> list[dict[str, Any]]:
     """The present aggregates of each session, as in the output; capped sessions have none."""
-    of = sessions.aggregates
-    found: list[dict[str, Any]] = [{} for _ in forced]
+    calls = sessions.aggregates
+    results_by_session: list[dict[str, Any]] = [{} for _ in forced]
     numbers = np.flatnonzero(~forced)
-    if of and len(numbers):
-        results = pa.table(Folding(of).results(rows.take(pa.array(numbers))), names=[each.name for each in of])
+    if calls and len(numbers):
+        results = pa.table(Folding(calls).results(rows.take(pa.array(numbers))), names=[call.name for call in calls])
         for number, text in zip(numbers.tolist(), to_json(results), strict=True):
-            found[number] = json.loads(text)
-    return found
+            results_by_session[number] = json.loads(text)
+    return results_by_session
 
 
 def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
@@ -191,16 +195,16 @@ class SessionCounts:
         """Counts the sessions. `rows` holds COLUMNS of all rows that no later one has replaced."""
         timers = SessionTimers(sessions, step, epoch_times)
         last, emitted, forced = (rows.column(name).to_numpy() for name in cls.COLUMNS)
-        kept = timers.is_kept(last)
-        out = timers.has_gone_out(last, emitted)
-        open_ = kept & ~forced & ~out
+        live = timers.is_kept(last)
+        emitted_before = timers.has_gone_out(last, emitted)
+        open_ = live & ~forced & ~emitted_before
         due = open_ & timers.goes_out_next(last)
         first = last[open_ & ~due].min(initial=np.iinfo(np.int64).max)
         return cls(
             open=int(open_.sum()),
             due=int(due.sum()),
-            gone_out=int((kept & ~forced & out).sum()),
-            capped=int((kept & forced).sum()),
+            gone_out=int((live & ~forced & emitted_before).sum()),
+            capped=int((live & forced).sum()),
             until_input=timers.input,
             until=timers.goes_out_above(int(first)) if (open_ & ~due).any() else None,
         )
