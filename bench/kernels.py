@@ -32,7 +32,7 @@ from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.blob import from_blob, to_blob
 from joinery_runtime.core.table.segment import Run, encode
 from joinery_runtime.job import Input
-from joinery_runtime.protobuf_schemas import compiled
+from joinery_runtime.protobuf_schemas import compile_schema
 from joinery_runtime.sinks.avro import AvroOutput, AvroRows
 from joinery_runtime.sinks.encode import json_lines
 from joinery_runtime.sinks.files import write_parquet
@@ -86,7 +86,7 @@ def other_formats() -> Variants:
     csv = [",".join(str(json.loads(record)[name]) for name in columns).encode() for record in flat]
     kinds = {"long": "int64"}
     lines = [f"{kinds.get(kind, kind)} {name} = {n};" for n, (name, kind) in enumerate(columns.items(), 1)]
-    order = compiled(f'syntax = "proto3"; message Order {{ {" ".join(lines)} }}', {}).at([0])
+    order = compile_schema(f'syntax = "proto3"; message Order {{ {" ".join(lines)} }}', {}).at([0])
     protobuf = []
     for record in flat:
         given = json_format.Parse(record, message_factory.GetMessageClass(order)(), ignore_unknown_fields=True)

@@ -91,10 +91,10 @@ def test_a_changed_row_is_found_behind_the_savepoint(ran: Ran) -> None:
 def test_without_the_savepoints_state_the_rows_would_be_others(ran: Ran) -> None:
     """What the job keeps from before the savepoint has a part in them: that it has matched, too."""
     course = replayable(ran.trimmed.job, ran.store)
-    stored = course.stored(ran.store)
+    stored = course.initial_state(ran.store)
     assert stored is not None
     assert {meta.part for meta in stored.record.segments} == {"left", "right", "left.marks"}
-    assert course.stored(ran.store, lambda _: False) == replace(
+    assert course.initial_state(ran.store, lambda _: False) == replace(
         stored, record=replace(stored.record, segments=()), blobs={}
     )
 

@@ -106,8 +106,8 @@ def test_a_job_that_an_earlier_release_began_keeps_its_names(shop: Shop) -> None
     assert check_job(job).fits
     board = Board("shop", ["orders", "payments"], Liveness(stalled_after_s=60))
     run_job(job, LISTENER, Event(), warn=lambda _: None, board=board, once=True, local=True)
-    assert "left_id, left_item, left_ts" in board.about.output
-    assert "as stored with the state" in board.about.output
+    assert "left_id, left_item, left_ts" in board.description.output
+    assert "as stored with the state" in board.description.output
     shop.run(prefixes="whenNeeded")
     assert shop.newest() == BY_INPUT
 

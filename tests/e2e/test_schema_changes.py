@@ -17,7 +17,7 @@ from google.protobuf import message_factory
 from e2e.driver_process import Run
 from e2e.jobs import Job, fresh_name, json_rows, order, payment, produce
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_runtime.protobuf_schemas import compiled
+from joinery_runtime.protobuf_schemas import compile_schema
 from sources.registry import registry
 from sources.test_avro import avro
 from sources.test_protobuf import framed, message
@@ -88,7 +88,7 @@ def test_old_and_new_records_in_one_run(kind: str, kafka_broker: KafkaAdmin, pos
 def plain(kind: str, schema: str, record: bytes) -> Any:
     if kind == "avro":
         return fastavro.schemaless_reader(io.BytesIO(record), fastavro.parse_schema(json.loads(schema)), None)
-    read = message_factory.GetMessageClass(compiled(schema, {}).at([0])).FromString(record.removeprefix(b"\0"))
+    read = message_factory.GetMessageClass(compile_schema(schema, {}).at([0])).FromString(record.removeprefix(b"\0"))
     return {field.name: value for field, value in read.ListFields()}
 
 

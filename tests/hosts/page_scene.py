@@ -19,11 +19,11 @@ from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.status.board import Liveness
-from joinery_runtime.hosts.status.history import About
+from joinery_runtime.hosts.status.history import JobDescription
 
 START = 1_790_000_000.0  # seconds since 1970
 SOURCES = {"orders": "Kafka topic shop.orders, from the earliest records", "payments": "Kafka topic shop.payments"}
-ABOUT = About(
+ABOUT = JobDescription(
     "an inner interval join",
     SOURCES,
     "Kafka topic shop.orders_paid, exactly once",
@@ -53,7 +53,7 @@ class DayOfAJob:
         about = replace(ABOUT, sources=sources)
         self.board = Board("orders-payments", self.names, Liveness(600, self.clock), self.clock, self.clock, about)
         idle = {self.names[0]: (f"{self.names[0]}/2",)}
-        self.listener = self.board.recording(NOBODY, idle=lambda: idle, savepoints=list)
+        self.listener = self.board.recording_listener(NOBODY, idle=lambda: idle, savepoints=list)
         self.read = self.read or dict.fromkeys(self.names, 0)
         self.driver: Any = SimpleNamespace(generation=3, state=self, backlog={}, paused={}, planned=False)
         self.listener.started(self.driver)
@@ -151,7 +151,7 @@ class DayOfAJob:
         self.listener.committed(CommittedEpoch(report, ran + 0.07, ran, 0.055))
 
     def away(self, outage: Outage) -> None:
-        self.board.recording_outages(NOBODY).waiting(outage)
+        self.board.outage_listener(NOBODY).waiting(outage)
 
     def scaled(self) -> None:
         self.listener.scaled(Scaling(8, 4, "lag of 84,000 records is more than 10 s of work", "load"))

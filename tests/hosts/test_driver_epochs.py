@@ -22,8 +22,8 @@ from joinery_runtime.hosts.driver_epochs import (
     WAIT_FOR_SPARK,
     DriverEpochs,
     cores_of,
-    host_here,
-    may_run_here,
+    local_host,
+    may_run_in_driver,
 )
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.run import run_job
@@ -181,9 +181,9 @@ def test_only_a_spark_on_this_machine_is_started_meanwhile(
     master: str, here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
-    assert may_run_here(master) is here
+    assert may_run_in_driver(master) is here
     monkeypatch.setenv(WAIT_FOR_SPARK, "1")
-    assert not may_run_here(master)
+    assert not may_run_in_driver(master)
 
 
 class Closing:
@@ -200,10 +200,10 @@ def test_the_driver_lets_go_of_readers_and_producers(tmp_path: Path, monkeypatch
     closed: list[str] = []
     target = KafkaTarget("out", "broker:9092")
     monkeypatch.setattr(worker_builder, "reader_for", lambda _: Closing(closed, "reader"))
-    with worker_builder.worker_here(parse_job(JOB, "job.yaml"), MemoryStore(), None, tmp_path) as worker:
+    with worker_builder.local_worker(parse_job(JOB, "job.yaml"), MemoryStore(), None, tmp_path) as worker:
         worker._parts.inputs.reader("clicks", 0)
     assert closed == ["reader"]
-    with host_here(parse_job(JOB, "job.yaml"), MemoryStore(), None, 2):
+    with local_host(parse_job(JOB, "job.yaml"), MemoryStore(), None, 2):
         PRODUCERS.put(target, "visits", cast(OwningProducer, Closing(closed, "producer")))
     assert closed == ["reader", "producer"]
     assert PRODUCERS.take(target, "visits") is None

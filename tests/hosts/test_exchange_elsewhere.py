@@ -16,7 +16,7 @@ from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.exchange_key import write_key
 from joinery_runtime.hosts.exchange_tls import CERTIFICATE
-from joinery_runtime.hosts.standalone import check_admitted, refusal
+from joinery_runtime.hosts.standalone import check_admitted, rejection_reason
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -51,7 +51,7 @@ def test_a_standalone_cluster_shares_the_key_that_its_settings_name(tmp_path: Pa
         address = cluster.master_url.removeprefix("spark://")
 
         def facts(**changed: str) -> str:
-            return refusal(address, cluster.master_url, settings | changed)
+            return rejection_reason(address, cluster.master_url, settings | changed)
 
         assert "spark.authenticate.secret or spark.network.crypto differs there" in facts()
         plain = facts(**{"spark.ssl.rpc.enabled": "false"})
@@ -62,7 +62,7 @@ def test_a_standalone_cluster_shares_the_key_that_its_settings_name(tmp_path: Pa
             f"the certificate of {address} does not fit those in {other} (spark.ssl.rpc.certChain): "
         )
     closed = f"127.0.0.1:{free_port()}"
-    assert refusal(closed, f"spark://{closed}", settings) == f"spark.master names {closed}: Connection refused"
+    assert rejection_reason(closed, f"spark://{closed}", settings) == f"spark.master names {closed}: Connection refused"
 
 
 def test_a_cluster_without_tls_does_not_admit_a_job_with_it() -> None:

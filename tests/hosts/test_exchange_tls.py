@@ -203,7 +203,7 @@ def test_a_key_store_takes_the_place_of_the_two_files(tmp_path: Path) -> None:
 def warnings(master: str, settings: dict[str, str], missing: str | None = None) -> list[str]:
     context: Any = SimpleNamespace(master=master, getConf=lambda: SimpleNamespace(getAll=settings.items))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spark_internals, "why_no_native_tls", lambda _: missing)
+        patch.setattr(spark_internals, "native_tls_problem", lambda _: missing)
         return list(encryption_warnings(context))
 
 

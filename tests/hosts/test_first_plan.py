@@ -1,4 +1,4 @@
-"""A job with rows in Kafka whose first epoch failed, edited: what nobody can see is planned anew. Run whole, without
+"""A job with rows in Kafka whose first epoch failed, edited: what nobody can see is planned again. Run whole, without
 Spark."""
 
 from __future__ import annotations
@@ -71,4 +71,4 @@ def test_a_row_that_kafka_refuses_is_mended_by_an_edit(
     run()
     found = Counter(row["id"] for row in topic_rows(kafka_broker.bootstrap, "first-plan"))
     assert found == Counter(ids)
-    assert "Job first-plan was edited before it has committed anything: its first epoch is planned anew" in said
+    assert "Job first-plan was edited before it has committed anything: its first epoch is planned again" in said

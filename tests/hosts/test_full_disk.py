@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.disk import writing
+from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.engine.cache import SegmentCache
 from joinery_runtime.errors import NoRoom
 from joinery_runtime.state.memory import MemoryStore
@@ -75,10 +75,13 @@ def test_a_run_on_a_full_disk_names_it(tmp_path: Path, name: str, what: str) -> 
 
 
 def test_other_errors_of_a_file_stay_what_they_are() -> None:
-    with pytest.raises(PermissionError), writing("a file", "/somewhere"):
+    with pytest.raises(PermissionError), explain_full_disk("a file", "/somewhere"):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     for code in (errno.ENOSPC, errno.EDQUOT):
-        with pytest.raises(NoRoom, match="There is no room in /somewhere for a file"), writing("a file", "/somewhere"):
+        with (
+            pytest.raises(NoRoom, match="There is no room in /somewhere for a file"),
+            explain_full_disk("a file", "/somewhere"),
+        ):
             raise OSError(code, os.strerror(code))
 
 

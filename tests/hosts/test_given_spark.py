@@ -11,7 +11,7 @@ from py4j.protocol import Py4JNetworkError
 
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts import given_spark
-from joinery_runtime.hosts.given_spark import given_context
+from joinery_runtime.hosts.given_spark import session_context
 from joinery_runtime.hosts.spark import SparkHost
 
 SET_BY_THE_NOTEBOOK = {
@@ -61,14 +61,14 @@ class Session:
 @pytest.fixture(autouse=True)
 def only_what_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given_spark, "_context_of", lambda session: session)
-    monkeypatch.setattr(given_spark, "_lacking", lambda *_: iter(()))
+    monkeypatch.setattr(given_spark, "_missing_settings", lambda *_: iter(()))
     monkeypatch.setattr(given_spark, "_check_workers", lambda _: None)
     monkeypatch.setattr(given_spark, "keep_environment_in_java", lambda _: None)
 
 
 def test_a_job_that_ends_takes_away_what_it_has_set() -> None:
     session: Any = Session("idle")
-    with given_context(session, {}) as context:
+    with session_context(session, {}) as context:
         assert len(session.tags) == 1
         assert context.environment == {"OF": "the session", "JOINERY_WORKER": "1"}
     assert session.environment == {"OF": "the session"}
@@ -78,7 +78,7 @@ def test_a_job_that_ends_takes_away_what_it_has_set() -> None:
 
 def test_an_interrupt_ends_the_spark_job_of_the_epoch() -> None:
     session: Any = Session("busy")
-    with pytest.raises(KeyboardInterrupt), given_context(session, {}):
+    with pytest.raises(KeyboardInterrupt), session_context(session, {}):
         raise KeyboardInterrupt
     assert session.cancelled == list(session.tags)
     assert session.cancelled
@@ -107,5 +107,5 @@ def interrupted(*_: str) -> None:
 def test_an_error_about_a_java_that_is_gone_is_the_one_that_is_seen() -> None:
     session: Any = Session("gone")
     session._gateway._gateway_client.deque.append("gone")
-    with pytest.raises(JoineryError, match="Spark gave up on epoch 7"), given_context(session, {}):
+    with pytest.raises(JoineryError, match="Spark gave up on epoch 7"), session_context(session, {}):
         raise JoineryError("Spark gave up on epoch 7", facts="the driver's Java process is gone")

@@ -52,7 +52,7 @@ def test_a_start_that_is_given_up_ends_its_process(launching: Any) -> None:
 
     def launch() -> None:
         try:
-            with start.made_here():
+            with start.capture_launch():
                 java_gateway.launch_gateway()
         except RuntimeError as error:
             raised.append(error)
@@ -74,7 +74,7 @@ def test_who_ends_at_once_ends_what_is_being_started(launching: Any) -> None:
         assert process.wait(60) == -signal.SIGKILL
 
     made = launching(waits)
-    with pytest.raises(RuntimeError), JavaStart().made_here():
+    with pytest.raises(RuntimeError), JavaStart().capture_launch():
         java_gateway.launch_gateway()
     assert len(made) == 1
     assert _under_way == set()
@@ -84,7 +84,7 @@ def test_a_start_that_was_given_up_makes_no_process(launching: Any) -> None:
     made = launching(lambda _: None)
     start = JavaStart()
     start.give_up()
-    with pytest.raises(EnvironmentProblem, match="given up"), start.made_here():
+    with pytest.raises(EnvironmentProblem, match="given up"), start.capture_launch():
         java_gateway.launch_gateway()
     assert made == []
     assert java_gateway.Popen is subprocess.Popen
@@ -95,7 +95,7 @@ def test_a_java_that_answers_after_its_start_was_given_up_is_not_used(monkeypatc
     monkeypatch.setattr(
         java_gateway, "launch_gateway", lambda: (java_gateway.Popen(["sleep", "600"], env={}), start.give_up())
     )
-    with pytest.raises(EnvironmentProblem, match="given up"), start.made_here():
+    with pytest.raises(EnvironmentProblem, match="given up"), start.capture_launch():
         java_gateway.launch_gateway()
     assert start._process is not None
     assert start._process.poll() is not None
@@ -106,7 +106,7 @@ def test_a_signal_during_the_start_leaves_no_process(launching: Any) -> None:
         raise KeyboardInterrupt
 
     made = launching(waits)
-    with pytest.raises(KeyboardInterrupt), JavaStart().made_here():
+    with pytest.raises(KeyboardInterrupt), JavaStart().capture_launch():
         java_gateway.launch_gateway()
     assert made[0].poll() is not None
 
@@ -124,7 +124,7 @@ def test_a_signal_kills_what_is_being_started_before_it_cuts_the_start_short(lau
     launching(waits)
     before, stop = signal.getsignal(signal.SIGTERM), threading.Event()
     try:
-        with Signals(stop, [signal.SIGTERM], signal.raise_signal).end_a_start(), JavaStart().made_here():
+        with Signals(stop, [signal.SIGTERM], signal.raise_signal).end_a_start(), JavaStart().capture_launch():
             java_gateway.launch_gateway()
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -15,7 +15,7 @@ from pyspark.serializers import CloudPickleSerializer
 
 from joinery_runtime.engine.loop import JobListener, Outages
 from joinery_runtime.errors import EnvironmentProblem, JobError
-from joinery_runtime.hosts.own_secrets import WITHHELD, private_copy, restored, withheld, withheld_in
+from joinery_runtime.hosts.own_secrets import WITHHELD, lacks_secrets, private_copy, with_own_secrets, without_secrets
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
@@ -108,7 +108,7 @@ def test_no_secret_travels_and_a_worker_has_all_of_them(stack: ExitStack, kind: 
     assert b"hush" not in pickled(build)
     assert b"hush" not in build.digest.encode() + repr(build).encode()
     there: WorkerBuilder = pickle.loads(pickle.dumps(build))
-    found = with_secrets(restored(there.job, there.job_file) if there.job_file else there.job)
+    found = with_secrets(with_own_secrets(there.job, there.job_file) if there.job_file else there.job)
     wanted = with_secrets(job(kind))
     assert [side.kafka for side in found.inputs] == [side.kafka for side in wanted.inputs]
     assert found.spec.output == wanted.spec.output
@@ -120,8 +120,8 @@ def test_what_is_no_secret_travels_so_that_workers_anywhere_need_no_file(stack: 
     build = driver(stack, PostgresStoreAddress(DSN, "s")).sent(job("referred to"), "spark://there:7077", stack)
     assert build.job_file is None
     plain = parse_job(JOB.format(client="properties: {client.id: me}", store='dsn: "dbname=state user=me"'), "job.yaml")
-    assert not withheld_in(withheld(plain))
-    found = withheld(job("own")).inputs[0].kafka
+    assert not lacks_secrets(without_secrets(plain))
+    found = without_secrets(job("own")).inputs[0].kafka
     assert found is not None
     assert found.properties == {**PLAIN, **dict.fromkeys(SECRET, WITHHELD)}
 
@@ -151,10 +151,10 @@ def test_the_login_of_a_schema_registry_is_a_secret_too(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(client=OWN, store=DSN_REF).replace("format: json", said, 1))
     mine = parse_job(path.read_text(), "job.yaml")
-    sent = withheld(mine)
+    sent = without_secrets(mine)
     assert sent.inputs[0].schema_registry is not None
     assert sent.inputs[0].schema_registry.properties == {"basic.auth.user.info": WITHHELD}
-    assert restored(sent, path).inputs == mine.inputs
+    assert with_own_secrets(sent, path).inputs == mine.inputs
 
 
 def test_the_login_of_the_outputs_schema_registry_is_a_secret_too(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_login_of_the_outputs_schema_registry_is_a_secret_too(tmp_path: Path
     registry = SchemaRegistry.model_validate({"url": "http://r", "properties": {"basic.auth.user.info": "me:hush"}})
     output = mine.spec.output.model_copy(update={"schema_registry": registry, "format": "avro"})
     mine = mine.model_copy(update={"spec": mine.spec.model_copy(update={"output": output})})
-    sent = withheld(mine).spec.output.schema_registry
+    sent = without_secrets(mine).spec.output.schema_registry
     assert sent is not None
     assert sent.properties == {"basic.auth.user.info": WITHHELD}
 
@@ -170,7 +170,7 @@ def test_the_login_of_the_outputs_schema_registry_is_a_secret_too(tmp_path: Path
 def test_the_drivers_copy_names_no_variables_of_the_environment() -> None:
     mine = parse_job(JOB.format(client=OWN, store=DSN_REF).replace("hush-key", '"${HUSH}"', 1), "job.yaml")
     with private_copy(mine) as path:
-        assert restored(withheld(mine), path).inputs == mine.inputs
+        assert with_own_secrets(without_secrets(mine), path).inputs == mine.inputs
 
 
 @pytest.mark.parametrize("bounds", ["lower: -30, upper: 30", "lower: 0, upper: 1h"])
@@ -187,7 +187,7 @@ def test_workers_read_a_job_that_only_earlier_releases_took(bounds: str, tmp_pat
         load_job(path)
     with private_copy(stored) as copy:
         for file in (copy, path):
-            assert restored(withheld(stored), file).inputs == stored.inputs
+            assert with_own_secrets(without_secrets(stored), file).inputs == stored.inputs
 
 
 def test_an_input_is_found_by_its_name(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_an_input_is_found_by_its_name(tmp_path: Path) -> None:
     turned = mine.model_copy(update={"spec": mine.spec.model_copy(update={"inputs": mine.spec.inputs[::-1]})})
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(client=OWN, store=f'dsn: "{DSN}"').replace("hush-password", "hush-other", 1))
-    found = {side.name: side.kafka for side in restored(withheld(turned), path).inputs}
+    found = {side.name: side.kafka for side in with_own_secrets(without_secrets(turned), path).inputs}
     said = {name: kafka.properties["sasl.password"] for name, kafka in found.items() if kafka is not None}
     assert said == {"l": "hush-other", "r": "hush-password"}
 
@@ -207,7 +207,7 @@ def test_a_worker_that_finds_no_values_says_what_to_do(tmp_path: Path, text: str
     if text is not None:
         path.write_text(text)
     with pytest.raises(EnvironmentProblem, match=r"A worker cannot read the secrets of job j: .* Name") as caught:
-        restored(withheld(job("own")), path)
+        with_own_secrets(without_secrets(job("own")), path)
     assert "hush" not in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -220,9 +220,9 @@ def test_the_dsn_of_an_output_table_is_a_secret_too(named: str, tmp_path: Path) 
     ]
     text = "\n".join(lines).replace("{topic: dead}", "{topic: dead, bootstrapServers: k}")
     referring = parse_job(text, "job.yaml")
-    sent = withheld(referring)
+    sent = without_secrets(referring)
     assert "hush-dsn" not in sent.model_dump_json()
     (tmp_path / "job.yaml").write_text(text)
-    there = with_secrets(restored(sent, tmp_path / "job.yaml"))
+    there = with_secrets(with_own_secrets(sent, tmp_path / "job.yaml"))
     assert there.spec.output.postgres is not None
     assert there.spec.output.postgres.dsn == DSN

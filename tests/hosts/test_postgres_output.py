@@ -156,8 +156,9 @@ def test_a_table_that_was_dropped_is_said_at_the_start(scene: Scene) -> None:
     scene.arrive("o2", 6)
     (said,) = scene.run()
     assert said == (
-        f"An output was gone and is made anew: the table {scene.schema}_paid. Rows of epochs up to 1 are not written "
-        "again. To write all rows again, stop the job and start it with new state: joinery state delete JOB.yaml --yes"
+        f"An output was missing and has been recreated: the table {scene.schema}_paid. Rows of epochs up to 1 are "
+        "not written again. To write all rows again, stop the job and start it with new state: "
+        "joinery state delete JOB.yaml --yes"
     )
     assert scene.rows("id") == [("o2",)]
 
@@ -178,11 +179,11 @@ def test_a_dead_letter_output_that_is_added_was_never_gone(scene: Scene, tmp_pat
     assert scene.run(end=DEAD.format(dead)) == []
     shutil.rmtree(dead)
     (said,) = scene.run(end=DEAD.format(dead))
-    assert said.startswith(f"An output was gone and is made anew: the folder {dead}. Rows of epochs up to 2")
+    assert said.startswith(f"An output was missing and has been recreated: the folder {dead}. Rows of epochs up to 2")
     assert scene.run(end=DEAD.format(tmp_path / "elsewhere")) == []
     scene.drop()
     (said,) = scene.run(end=DEAD.format(tmp_path / "a third"))
-    assert "made anew: the table" in said
+    assert "recreated: the table" in said
 
 
 @pytest.mark.parametrize("scene", [False], ids=["beside"], indirect=True)

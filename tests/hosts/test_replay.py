@@ -91,7 +91,7 @@ def test_the_same_rows_again_from_a_savepoint(tmp_path: Path) -> None:
         course = replayable(job, store)
         assert [entry.epoch for entry in course.entries] == [epoch for epoch in rows if epoch > epochs // 2], trace.name
         begun += course.record is not None
-        rest = Replay(job, StepInputs(job, logs), tmp_path / f"{number}-rest", course.stored(store))
+        rest = Replay(job, StepInputs(job, logs), tmp_path / f"{number}-rest", course.initial_state(store))
         assert {entry.epoch: _rows(rest, entry) for entry in course.entries} == {
             entry.epoch: rows[entry.epoch] for entry in course.entries
         }, trace.name

@@ -59,7 +59,7 @@ class Follower:
         listener = JobListener(nothing, nothing, nothing, warned=self.said.append, scaled=self.scaled.append)
         job: Any = JobSpec.model_construct(spark=SparkSpec.model_validate({"executor": {"cores": 2}}), **(spec or {}))
         context: Any = cluster
-        self.listener = Rescaler(job, self.planner, lambda: context, listener, lambda: self.now).listening()
+        self.listener = Rescaler(job, self.planner, lambda: context, listener, lambda: self.now).as_listener()
 
     def poll(self, text: str | None = None, **backlog: int) -> int:
         if text is not None:

@@ -106,7 +106,7 @@ def test_a_first_plan_is_made_anew_when_the_job_is_edited() -> None:
     assert record.plan is None
     assert record.generation > planned
     assert went == [False]
-    assert said == ["Job visits was edited before it has committed anything: its first epoch is planned anew"]
+    assert said == ["Job visits was edited before it has committed anything: its first epoch is planned again"]
 
 
 def test_a_first_plan_with_claims_stays_when_rows_go_without_transactions_by_now() -> None:
@@ -243,7 +243,7 @@ def test_an_output_that_is_gone_is_said_at_the_start(
     caller = _Caller(listener, stop, Outages(listener, stop), said.append, None)
     with ExitStack() as stack:
         sink = FileSink(str(tmp_path / output))
-        _JobRun(OpenStore(store, None), stack, None, caller)._prepared(stack, job, "output", sink, pa.schema([]))
+        _JobRun(OpenStore(store, None), stack, None, caller)._prepare_sink(stack, job, "output", sink, pa.schema([]))
     assert bool(said) is warned
     assert all(f"the folder {tmp_path / 'out'}" in text and "joinery state delete" in text for text in said)
 

@@ -177,7 +177,7 @@ def test_takes_tasks(context: SparkContext) -> None:
 
 
 def test_why_no_native_tls(context: SparkContext) -> None:
-    assert internals.why_no_native_tls(context) is None
+    assert internals.native_tls_problem(context) is None
 
 
 def test_bytes_of_size(context: SparkContext) -> None:

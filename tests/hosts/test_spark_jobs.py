@@ -20,7 +20,7 @@ from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.spark import SparkHost, start_context
-from joinery_runtime.hosts.spark_jobs import JobNames, collected, names_restored, step_names
+from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd, restore_names, step_names
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.job import job_from
 from joinery_runtime.sources.base import PartitionRef, Range
@@ -67,7 +67,7 @@ def test_the_steps_of_a_job_in_words() -> None:
 def test_an_epochs_description_says_what_its_steps_do(steps: tuple[str, ...], described: str) -> None:
     groups: list[tuple[str, str]] = []
     context: Any = SimpleNamespace(setJobGroup=lambda *names: groups.append(names), setLocalProperty=lambda *_: None)
-    JobNames(context, "orders", steps).epoch(8)
+    JobNames(context, "orders", steps).name_epoch(8)
     assert groups == [("orders epoch 8", described)]
 
 
@@ -101,12 +101,12 @@ class TestOnSpark:
         cancelling.join()
 
     def test_names_of_before_return_and_those_of_jobs_in_between_do_not_stay(self, context: SparkContext) -> None:
-        with names_restored(context):
+        with restore_names(context):
             before = {"spark.jobGroup.id": "before", "callSite.short": "a cell", "spark.scheduler.pool": "a pool"}
             nothing: Any = None
             for name, value in {**before, "spark.job.description": nothing}.items():
                 context.setLocalProperty(name, value)
-            with names_restored(context):
+            with restore_names(context):
                 worker = FailingWorker("never", RuntimeError(), steps=1)
                 SparkHost(context, WorkerSetup("names", worker, 1), "orders").run(work(11))
                 context.setLocalProperty("spark.scheduler.pool", "another")
@@ -114,5 +114,5 @@ class TestOnSpark:
             assert context.getLocalProperty("spark.job.description") is None
 
     def test_what_is_collected_is_in_the_order_of_the_partitions(self, context: SparkContext) -> None:
-        assert collected(context.parallelize(range(10), 3).map(str), 3) == [str(n) for n in range(10)]
-        assert collected(context.parallelize([], 1), 1) == []
+        assert collect_rdd(context.parallelize(range(10), 3).map(str), 3) == [str(n) for n in range(10)]
+        assert collect_rdd(context.parallelize([], 1), 1) == []

@@ -14,7 +14,7 @@ from hosts.test_status_board import report
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener
 from joinery_runtime.hosts import spark_internals
-from joinery_runtime.hosts.spark_progress import QueryEvents, posted_to_spark
+from joinery_runtime.hosts.spark_progress import QueryEvents, spark_listener
 from joinery_runtime.job import job_from
 
 _SCHEMA = [{"name": name, "type": "string"} for name in ("k", "v")] + [{"name": "ts", "type": "timestamp"}]
@@ -49,7 +49,7 @@ def events() -> QueryEvents:
 
 
 def progress(epoch: CommittedEpoch = EPOCH) -> dict[str, Any]:
-    document = json.loads(events().progress(epoch, NOW))
+    document = json.loads(events().progress_event(epoch, NOW))
     assert document["Event"] == "org.apache.spark.sql.streaming.StreamingQueryListener$QueryProgressEvent"
     return dict(document["progress"])
 
@@ -72,8 +72,8 @@ def test_an_epoch_is_a_batch_with_the_figures_of_each_input() -> None:
 
 def test_the_input_rate_counts_the_time_between_epochs_too() -> None:
     written = events()
-    written.progress(EPOCH, NOW)
-    later = json.loads(written.progress(EPOCH, NOW + 10))["progress"]["sources"][0]
+    written.progress_event(EPOCH, NOW)
+    later = json.loads(written.progress_event(EPOCH, NOW + 10))["progress"]["sources"][0]
     assert (later["inputRowsPerSecond"], later["processedRowsPerSecond"]) == (30.0, 150.0)
 
 
@@ -101,7 +101,8 @@ def test_the_watermark_is_the_lowest_one(watermarks: dict[str, int | None], show
 
 def test_a_query_keeps_its_id_over_starts_and_another_store_has_another_one() -> None:
     ids = [
-        json.loads(QueryEvents(job_from(JOB), store).started(NOW)) for store in ("a store", "a store", "another store")
+        json.loads(QueryEvents(job_from(JOB), store).started_event(NOW))
+        for store in ("a store", "a store", "another store")
     ]
     assert ids[0]["id"] == ids[1]["id"] != ids[2]["id"]
     assert ids[0]["runId"] != ids[1]["runId"]
@@ -134,7 +135,7 @@ class Spark:
 
     def run(self, epochs: Callable[[JobListener], None], context: object = "a context") -> None:
         listener = JobListener(lambda _: None, self.passed_on.append, lambda *_: None)
-        with posted_to_spark(
+        with spark_listener(
             job_from(JOB), "a store", lambda: context, listener, self.warned.append, lambda: NOW
         ) as posting:
             epochs(posting)

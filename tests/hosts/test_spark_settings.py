@@ -72,7 +72,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
         monkeypatch.setattr(spark, name, lambda _: None)
     monkeypatch.setattr(spark, "SparkConf", lambda **_: SparkConf(loadDefaults=False))
     monkeypatch.setattr(os, "environ", {**os.environ})
-    monkeypatch.setattr(spark_internals, "why_no_native_tls", lambda _: None)
+    monkeypatch.setattr(spark_internals, "native_tls_problem", lambda _: None)
 
     def start(conf: dict[str, str] | None = None, master: str | None = None) -> dict[str, str]:
         context: Any = start_context("name", conf or {}, master)

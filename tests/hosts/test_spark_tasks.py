@@ -51,7 +51,7 @@ def test_every_peer_hears_of_it(task: PeerTask) -> None:
 
 Body = Callable[[Iterable[Any]], Iterator[Any]]
 TASKS: list[tuple[Callable[[PeerTask], Body], list[Any]]] = [
-    (lambda task: task.whole, [0, 0]),
+    (lambda task: task.run_whole_epoch, [0, 0]),
     (lambda task: partial(task.read, 0), [SHARE, SHARE]),
     (lambda task: partial(task.stage, 0, 1), [(1, (0, "a block")), (1, TaskFailure(AWAY)), (1, (0, "another"))]),
 ]

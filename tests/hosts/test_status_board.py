@@ -118,8 +118,8 @@ class Scene:
             lambda _: self.heard.append("waiting"),
             lambda _: self.heard.append("back"),
         )
-        told = self.board.recording_outages(behind)
-        self.listener = self.board.recording(told, idle=lambda: self.idle, savepoints=self._savepoints)
+        told = self.board.outage_listener(behind)
+        self.listener = self.board.recording_listener(told, idle=lambda: self.idle, savepoints=self._savepoints)
 
     def _savepoints(self) -> list[StoredSavepoint]:
         self.asked += 1
@@ -391,20 +391,20 @@ def test_a_job_that_lost_its_executors_waits_for_them(scene: Scene, site: Site) 
 
 def test_a_job_that_is_edited_is_not_ready_until_its_own_driver_has_recovered(scene: Scene) -> None:
     scene.listener.started(scene.driver)
-    scene.board.recording(scene.listener, idle=dict, savepoints=list)
+    scene.board.recording_listener(scene.listener, idle=dict, savepoints=list)
     assert not scene.status.ready
 
 
 def test_an_epoch_of_an_earlier_definition_shows_nothing_of_the_present_one(scene: Scene) -> None:
     behind = JobListener(lambda _: None, lambda _: None, lambda *_: None)
-    settling = scene.board.recording(behind, idle=dict, savepoints=list, settle=True)
+    settling = scene.board.recording_listener(behind, idle=dict, savepoints=list, settle=True)
     settling.started(scene.driver)
     assert (scene.status.ready, scene.board.snapshot.ready) == (False, False)
     settling.committed(CommittedEpoch(report(epoch=7), 0.5))
     status = scene.status
     assert (status.ready, status.epoch, status.committed) == (False, 7, 0)
     assert scene.board.snapshot.committed == 1  # the metric is of all that this process did
-    own = scene.board.recording(behind, idle=dict, savepoints=list)
+    own = scene.board.recording_listener(behind, idle=dict, savepoints=list)
     own.started(scene.driver)
     assert (scene.status.ready, scene.status.committed) == (False, 0)
     own.committed(CommittedEpoch(report(epoch=8), 0.5))

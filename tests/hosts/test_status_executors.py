@@ -22,8 +22,8 @@ from joinery_runtime.hosts.status.executors import (
     ExecutorSample,
     SparkWatch,
     Starvation,
+    run_watch,
     sample_executors,
-    watched,
 )
 
 WAIT_S = 240.0
@@ -284,7 +284,7 @@ def test_tasks_that_end_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_the_watch_looks_from_a_thread_of_its_own_until_it_is_closed(bare: SparkContext) -> None:
     scene = Scene(bare)
-    with watched(scene.watch):
+    with run_watch(scene.watch):
         Scene.until(lambda: scene.board.snapshot.executors == 0)
     assert "joinery-spark-watch" not in {thread.name for thread in threading.enumerate()}
 

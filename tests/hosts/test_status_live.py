@@ -162,7 +162,7 @@ def test_an_epoch_that_was_planned_before_an_edit_is_none_of_the_edited_jobs_own
     job, path = unbounded
     orders = f"{job.name}.orders"
     produce(job.bootstrap, orders, [order(7), order(8)])
-    # The second one: the first epoch of an edited job is planned anew.
+    # The second one: the first epoch of an edited job is planned again.
     path.write_text(path.read_text().replace("  joins:", "  trigger: {maxRecordsPerEpoch: 1}\n  joins:"))
     monkeypatch.setenv("JOINERY_FAULT", "before-commit@2")
     with started(path, tmp_path, "--master", "local[2,4]") as killed:

@@ -23,7 +23,7 @@ import pytest
 from google.protobuf import message_factory
 
 from joinery_runtime.job import Input
-from joinery_runtime.protobuf_schemas import compiled
+from joinery_runtime.protobuf_schemas import compile_schema
 from joinery_runtime.sources import Decoded, PartitionRef, RawBatch, StoredOffsets, decoder_for, planner_for, reader_for
 from joinery_runtime.sources.records import records_of
 from stores import STORE
@@ -351,7 +351,7 @@ PROTOBUF = {
 def test_protobuf(kind: str, written: str) -> None:
     text = f"""syntax = "proto3"; import "google/protobuf/timestamp.proto";
         message M {{ {written} c = 1; int64 ts = 2; google.protobuf.Timestamp other = 3; }}"""
-    made = message_factory.GetMessageClass(compiled(text, {}).named(None))
+    made = message_factory.GetMessageClass(compile_schema(text, {}).named(None))
 
     def record(value: Any) -> bytes:
         message = made(ts=1)
@@ -373,7 +373,7 @@ def test_protobuf(kind: str, written: str) -> None:
 def test_protobuf_times_of_years_that_no_column_has(seconds: int) -> None:
     text = """syntax = "proto3"; import "google/protobuf/timestamp.proto";
         message M { google.protobuf.Timestamp c = 1; int64 ts = 2; }"""
-    message = message_factory.GetMessageClass(compiled(text, {}).named(None))(ts=1)
+    message = message_factory.GetMessageClass(compile_schema(text, {}).named(None))(ts=1)
     message.c.seconds = seconds
     side = model("timestamp", format="protobuf", protobufSchema=text)
     assert len(decode(side, message.SerializeToString()).bad) == 1

@@ -12,7 +12,7 @@ from google.protobuf import json_format, message_factory
 
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
-from joinery_runtime.protobuf_schemas import compiled
+from joinery_runtime.protobuf_schemas import compile_schema
 from joinery_runtime.sources import decoder_for
 from sources.registry import Registry, registry
 from sources.test_avro import COLUMNS, avro, decode, of, rows
@@ -34,7 +34,7 @@ def model(source: Mapping[str, Any], columns: Sequence[Mapping[str, Any]] = COLU
 
 
 def message(schema: str, value: Mapping[str, Any], name: str | None = None, **imports: str) -> bytes:
-    kind = message_factory.GetMessageClass(compiled(schema, imports).named(name))
+    kind = message_factory.GetMessageClass(compile_schema(schema, imports).named(name))
     written: bytes = json_format.ParseDict(value, kind()).SerializeToString()
     return written
 

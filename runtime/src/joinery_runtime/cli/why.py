@@ -252,7 +252,7 @@ def _begins_with(
         step, _ = pipeline.side(meta.part)
         return step.number not in asked or any(may_have(pipeline.steps[key.step], key, meta) for key in keys)
 
-    return course.stored(store, wanted)
+    return course.initial_state(store, wanted)
 
 
 def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> EpochTimes:
@@ -411,7 +411,7 @@ class _Comparison:
             return found, _joined_rows(self._pipeline, replay)
 
     def _note(self, plan: EpochPlan, replay: Replay) -> None:
-        self.handed_on.note(replay.kept)
+        self.handed_on.note(replay.live_runs)
         for key in self._keys:
             step = self._pipeline.steps[key.step]
             if step.kind.merges_rows:
@@ -419,7 +419,7 @@ class _Comparison:
                 closed = {
                     part: Horizon(floors.get(part), floors.get(part)) for part in horizons_of(self._pipeline, plan)
                 }
-                segments = replay.kept(partial(may_have, step, key))
+                segments = replay.live_runs(partial(may_have, step, key))
                 shown = kept_of(step, key, segments, EpochTimes(plan.watermarks, closed))
                 self.spans[plan.epoch] = step.kind.spans(shown)
 
@@ -443,7 +443,7 @@ def _joined_rows(pipeline: Pipeline, replay: Replay) -> _JoinedRows:
         side.part: (step, at) for step in pipeline.steps for at, side in enumerate(step.sides) if side.intake.chained
     }
     found: _JoinedRows = Counter()
-    for meta, run in replay.kept(lambda meta: meta.part in chained):
+    for meta, run in replay.live_runs(lambda meta: meta.part in chained):
         rows = still_there(*chained[meta.part], run.batch, replay.floors.get(meta.part))
         columns = (rows.column(name).to_pylist() for name in (TS, HASH, PARTITION, OFFSET))
         found.update((meta.part, *row) for row in zip(*columns, strict=True))

@@ -23,7 +23,7 @@ from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, decode
-from joinery_runtime.disk import writing
+from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.state.decisions import by_bytes, damaged_segment
 from joinery_runtime.state.store import SegmentReader
 
@@ -64,7 +64,7 @@ class SegmentCache:
         self._hasher = hasher
         self._open: dict[str, _Cached] = {}
         self._evicted_in: int | None = None
-        with writing("the cache of the state's segments", directory):
+        with explain_full_disk("the cache of the state's segments", directory):
             directory.mkdir(parents=True, exist_ok=True)
         for path, status in self._files():
             if path.suffix != _SUFFIX and status.st_mtime < time.time() - _ABANDONED_SECONDS:
@@ -110,7 +110,7 @@ class SegmentCache:
         path = self._path(key)
         partial = path.with_suffix(f".{uuid.uuid4().hex}")
         try:
-            with writing("the cache of the state's segments", self._directory):
+            with explain_full_disk("the cache of the state's segments", self._directory):
                 with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
                     writer.write_batch(batch)
                 content = pa.memory_map(str(partial)).read_buffer()

@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from joinery_runtime.core.table.segment import concat, decode, encode
-from joinery_runtime.disk import writing
+from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.worker import RowBlock, Sent
 
@@ -127,7 +127,7 @@ class LocalParcels:
     def __init__(self, folder: Path, work: EpochWork, attempt: str) -> None:
         self._folder = folder / f"{work.generation}-{work.plan.epoch}"
         self._attempt, self._count = attempt, 0
-        with writing(_ROWS, self._folder):
+        with explain_full_disk(_ROWS, self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         # Whoever still needs a file of an earlier epoch, a zombie for example, reads its rows again.
         for earlier in folder.iterdir():
@@ -139,7 +139,7 @@ class LocalParcels:
         path = self._folder / f"{self._attempt}-{self._count}.arrow"
         self._count += 1
         with (
-            writing(_ROWS, self._folder),
+            explain_full_disk(_ROWS, self._folder),
             pa.OSFile(str(path), "wb") as sink,
             pa.ipc.new_file(sink, parcel.rows.schema) as writer,
         ):

@@ -20,8 +20,8 @@ from joinery_runtime.hosts.spark_internals import java_process
 
 
 def make() -> Path | None:
-    """Makes the archive anew. Returns None if there can be no archive, or if the JVM made none. Raises
-    EnvironmentProblem if Spark does not start."""
+    """Makes the archive again, from the beginning. Returns None if there can be no archive, or if the JVM made none.
+    Raises EnvironmentProblem if Spark does not start."""
     archive = archive_path()
     if archive is None:
         return None
@@ -49,8 +49,8 @@ def make() -> Path | None:
 
 if __name__ == "__main__":
     try:
-        why = "" if make() else "this Java or this Spark has none"
+        reason = "" if make() else "this Java or this Spark has none"
     except EnvironmentProblem as problem:
-        why = str(problem)
-    if why:
-        print(f"joinery: no archive of Java classes was made, Spark starts without: {why}", file=sys.stderr)  # noqa: T201
+        reason = str(problem)
+    if reason:
+        print(f"joinery: no archive of Java classes was made, Spark starts without: {reason}", file=sys.stderr)  # noqa: T201

@@ -21,7 +21,7 @@ from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.spark_security import on_this_machine
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.hosts.worker_builder import worker_here
+from joinery_runtime.hosts.worker_builder import local_worker
 from joinery_runtime.job import Job
 from joinery_runtime.sinks.kafka_producers import PRODUCERS
 from joinery_runtime.state.store import StateStore
@@ -32,20 +32,20 @@ WAIT_FOR_SPARK = "JOINERY_WAIT_FOR_SPARK"
 _TRIES = 4  # of an epoch that other attempts take over, as ALONE says for a task of Spark
 
 
-def may_run_here(master: str) -> bool:
+def may_run_in_driver(master: str) -> bool:
     """Whether epochs may run in the driver with this Spark master."""
     return on_this_machine(master) and not os.environ.get(WAIT_FOR_SPARK)
 
 
 def cores_of(master: str) -> int:
     """How many tasks a master on this machine runs at a time."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if many := re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)", master):
-        return int(many[1]) * int(many[2])
-    one = re.match(r"local\[\s*(\d+|\*)", master)
-    if one is None:
+    machine_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if local_cluster := re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)", master):
+        return int(local_cluster[1]) * int(local_cluster[2])
+    local = re.match(r"local\[\s*(\d+|\*)", master)
+    if local is None:
         return 1
-    return here if one[1] == "*" else int(one[1])
+    return machine_cores if local[1] == "*" else int(local[1])
 
 
 class DriverEpochs:
@@ -57,33 +57,36 @@ class DriverEpochs:
     """
 
     def __init__(
-        self, here: Callable[[], AbstractContextManager[Host]], spark: BackgroundCall[Host] | None, cores: int
+        self,
+        open_local_host: Callable[[], AbstractContextManager[Host]],
+        spark: BackgroundCall[Host] | None,
+        cores: int,
     ) -> None:
-        self._open_here, self._spark, self.cores = here, spark, cores
+        self._open_local_host, self._spark, self.cores = open_local_host, spark, cores
         self._stack = ExitStack()
-        self._here: Host | None = None
+        self._local_host: Host | None = None
 
     def run(self, work: EpochWork) -> EpochOutcome:
         spark = self._spark
         if spark is None:
-            return self._tried_here(work)
+            return self._run_locally_with_retries(work)
         if not spark.done:
             with suppress(Superseded):  # Spark would retry the task; here Spark runs the whole epoch again
-                return self._run_here(work)
+                return self._run_locally(work)
         self.close()
         return spark.result().run(work)
 
-    def _tried_here(self, work: EpochWork) -> EpochOutcome:
+    def _run_locally_with_retries(self, work: EpochWork) -> EpochOutcome:
         for _ in range(_TRIES - 1):
             with suppress(Superseded):
-                return self._run_here(work)
-        return self._run_here(work)
+                return self._run_locally(work)
+        return self._run_locally(work)
 
-    def _run_here(self, work: EpochWork) -> EpochOutcome:
-        if self._here is None:
-            self._here = self._stack.enter_context(self._open_here())
+    def _run_locally(self, work: EpochWork) -> EpochOutcome:
+        if self._local_host is None:
+            self._local_host = self._stack.enter_context(self._open_local_host())
         try:
-            return self._here.run(work)
+            return self._local_host.run(work)
         except JoineryError:
             raise
         except Exception as error:
@@ -94,12 +97,12 @@ class DriverEpochs:
             ) from error
 
     def close(self) -> None:
-        self._here = None
+        self._local_host = None
         self._stack.close()
 
 
 @contextmanager
-def host_here(job: Job, store: StateStore, address: PostgresStoreAddress | None, threads: int) -> Iterator[Host]:
+def local_host(job: Job, store: StateStore, address: PostgresStoreAddress | None, threads: int) -> Iterator[Host]:
     """Yields a host in this process for a job with its secrets filled in. Without an `address`, `store` is the driver's
     own, in memory."""
     with ExitStack() as stack:
@@ -108,6 +111,6 @@ def host_here(job: Job, store: StateStore, address: PostgresStoreAddress | None,
             store = address.connect()
             stack.callback(store.close)
         cache = stack.enter_context(scratch_folder("segments"))
-        host = LocalHost(stack.enter_context(worker_here(job, store, address, cache)), threads)
+        host = LocalHost(stack.enter_context(local_worker(job, store, address, cache)), threads)
         stack.callback(host.close)
         yield host

@@ -32,7 +32,7 @@ class EarlierDefinition:
     """The job under the definition of its record, which differs from the present one. Methods raise JoineryError."""
 
     job: Job
-    known: JobRecord
+    record: JobRecord
     store: StateStore
     address: PostgresStoreAddress | None
     warn: Callable[[str], None]
@@ -40,29 +40,29 @@ class EarlierDefinition:
     def drop_first_plan(self) -> bool:
         """Drops the planned epoch if it is the job's first and none of its rows can be visible; returns whether it did.
         Otherwise what failed at the first start would fail again in that epoch, whatever the user edits."""
-        name, known = self.known.job, self.known
-        if next_action(known) is not Action.REPLAY or known.offsets or self.store.newest_epoch(name) is not None:
+        name, observed = self.record.job, self.record
+        if next_action(observed) is not Action.REPLAY or observed.offsets or self.store.newest_epoch(name) is not None:
             return False
         record = self.store.acquire(name)  # from now on, no older attempt can claim a part of the output
-        if record.plan != known.plan or record.definition is None:
-            return False  # another driver has gone on meanwhile
+        if record.plan != observed.plan or record.definition is None:
+            return False  # another driver has continued meanwhile
         if claims := self.store.claims(name):
             if self._may_be_visible(under_definition(self.job, record.definition), record, claims):
                 return False
             self.store.release_claims(name, record.generation)
         self.store.reset_offsets(name, {}, expected=record.ownership, drop_plan=True)
-        self.warn(f"Job {name} was edited before it has committed anything: its first epoch is planned anew")
+        self.warn(f"Job {name} was edited before it has committed anything: its first epoch is planned again")
         return True
 
     def publish_newest(self) -> bool:
         """Publishes the newest epoch. Returns whether the outputs still hold rows, which one more epoch has to show."""
-        newest, held = self.store.newest_epoch(self.job.name), False
-        with _sinks(self.job, self.address, self.known.incarnation) as sinks:
+        newest, has_unpublished_rows = self.store.newest_epoch(self.job.name), False
+        with _sinks(self.job, self.address, self.record.incarnation) as sinks:
             for kind, sink in sinks.items():
                 if newest is not None:
                     sink.publish(newest.epoch, newest.result.get(kind, []))
-                    held |= sink.held > 0
-        return held
+                    has_unpublished_rows |= sink.held > 0
+        return has_unpublished_rows
 
     def _may_be_visible(self, planned: Job, record: JobRecord, claims: Mapping[str, str]) -> bool:
         """Whether rows of the planned epoch are in an output. Fences every claimant of a part of it, as the start of a
@@ -86,8 +86,8 @@ class EarlierDefinition:
 def _sinks(referring: Job, address: PostgresStoreAddress | None, incarnation: str) -> Iterator[Mapping[str, Sink]]:
     """The outputs of a job, by what an epoch's result calls them."""
     job = with_secrets(referring)
-    made = {"output": sink_for(job, address, incarnation), "dead_letters": dead_letter_sink(job, incarnation)}
-    sinks = {kind: sink for kind, sink in made.items() if sink is not None}
+    optional_sinks = {"output": sink_for(job, address, incarnation), "dead_letters": dead_letter_sink(job, incarnation)}
+    sinks = {kind: sink for kind, sink in optional_sinks.items() if sink is not None}
     try:
         yield sinks
     finally:
@@ -95,12 +95,12 @@ def _sinks(referring: Job, address: PostgresStoreAddress | None, incarnation: st
             sink.close()
 
 
-def read_in_another_way(before: Job, now: Job) -> Iterator[str]:
+def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
     """Warnings of an edit that leaves the state as it is: it counts for records that are read from now on only, which
     whoever has corrected a topic or a path may not expect."""
-    known = {each.name: each for each in before.inputs}
+    inputs_before = {input_spec.name: input_spec for input_spec in before.inputs}
     for side in now.inputs:
-        if (was := known.get(side.name)) is None:
+        if (was := inputs_before.get(side.name)) is None:
             continue
         if side.place != was.place:
             yield (
@@ -118,7 +118,7 @@ def read_in_another_way(before: Job, now: Job) -> Iterator[str]:
 
 
 @contextmanager
-def naming_the_edit(job: Job) -> Iterator[None]:
+def attribute_errors_to_edit(job: Job) -> Iterator[None]:
     """Says of an error in the data that it is what was begun before the edit that fails. It occurs again at each start,
     and whoever would restart the job has to know."""
     try:
@@ -130,7 +130,7 @@ def naming_the_edit(job: Job) -> Iterator[None]:
         raise kind(
             f"Job {job.name} was edited, and what was begun before that cannot be ended",
             facts=str(error),
-            todo="Mend that, or undo the edit. To give the planned epoch up, so that the edited job plans "
-            "it anew, run: joinery state reset JOB.yaml --drop-planned. Those of its rows that are in Kafka "
-            "already will repeat",
+            todo="Correct that, or undo the edit. To discard the planned epoch, so that the edited job plans "
+            "it again, run: joinery state reset JOB.yaml --drop-planned. Rows already written to Kafka will be "
+            "duplicated",
         ) from error

@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from joinery_runtime.disk import writing
+from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.exchange_key import KeyFiles, write_key
 from joinery_runtime.hosts.scratch import scratch_folder
@@ -64,7 +64,7 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
     secret = secrets.token_hex(32)
     if is_local_cluster(master):
         own = stack.enter_context(scratch_folder("exchange"))
-        with writing("the key of Spark's connections", own):
+        with explain_full_disk("the key of Spark's connections", own):
             return _settings(write_key(secret, own))
     if not master.startswith("k8s://") or not executors_have_key_folder(named):
         raise EnvironmentProblem(
@@ -92,13 +92,13 @@ def keep_from_tasks(context: SparkContext) -> None:
 
 def encryption_warnings(context: SparkContext) -> Iterator[str]:
     """Yield what the user should know about how this context's connections are encrypted."""
-    from joinery_runtime.hosts.spark_internals import why_no_native_tls  # noqa: PLC0415 - loads PySpark
+    from joinery_runtime.hosts.spark_internals import native_tls_problem  # noqa: PLC0415 - loads PySpark
 
     master, settings = context.master, dict(context.getConf().getAll())
     if is_local(master) or not is_authenticated(settings):
         return
     if speaks_tls(master, settings):
-        if is_true(ssl_setting(settings, NATIVE)) and (cause := why_no_native_tls(context)):
+        if is_true(ssl_setting(settings, NATIVE)) and (cause := native_tls_problem(context)):
             yield (
                 f"Spark's native TLS library does not load here: {cause}. Java's TLS encrypts what executors exchange, "
                 "and an exchange takes five times the CPU. The library needs Linux with glibc on x86-64 or arm64, all "
@@ -153,12 +153,12 @@ def ssl_setting(named: Mapping[str, str], name: str) -> str:
 def _problems(master: str, named: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with the files that are named, each with its setting."""
     if not is_true(ssl_setting(named, NATIVE)):
-        yield from _unreadable(named, KEY_STORE, f"{NATIVE} is not true, so Spark reads a key store")
+        yield from _file_problems(named, KEY_STORE, f"{NATIVE} is not true, so Spark reads a key store")
         if store := ssl_setting(named, TRUST_STORE):
-            yield from _unreadable({TRUST_STORE: store}, TRUST_STORE, "")
+            yield from _file_problems({TRUST_STORE: store}, TRUST_STORE, "")
         return
     for setting in (PRIVATE_KEY, CERTIFICATE):
-        yield from _unreadable(named, setting, f"{NATIVE} is true")
+        yield from _file_problems(named, setting, f"{NATIVE} is true")
     key_file, certificate_file = ssl_setting(named, PRIVATE_KEY), ssl_setting(named, CERTIFICATE)
     password = ssl_setting(named, _PASSWORD) or os.environ.get("_SPARK_SSL_RPC_PRIVATE_KEY_PASSWORD") or None
     try:
@@ -192,7 +192,7 @@ def _problems(master: str, named: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def _unreadable(named: Mapping[str, str], setting: str, because: str) -> Iterator[str]:
+def _file_problems(named: Mapping[str, str], setting: str, because: str) -> Iterator[str]:
     path = ssl_setting(named, setting)
     if not path:
         yield f"{because}, and {setting} is not set"

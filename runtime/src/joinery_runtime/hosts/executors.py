@@ -21,7 +21,7 @@ from joinery_runtime.hosts.spark_internals import (
     request_total_executors,
     takes_tasks,
 )
-from joinery_runtime.hosts.spark_jobs import JobNames, collected
+from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd
 from joinery_runtime.hosts.spark_security import is_local
 
 _REGISTRATION_SECONDS = 10.0  # how long a new executor may take until Spark gives it tasks
@@ -57,7 +57,7 @@ def request_executors(context: SparkContext, count: int) -> int:
 class ActiveExecutors:
     """The executors that take part in epochs: those that have run `warm`, which builds a process's worker.
 
-    A new executor does so beside the epochs, which go on without it: one that had a share at once would have all others
+    A new executor does so beside the epochs, which continue without it. If it had a share at once, all others would
     wait until it has imported, built and connected (3 s on a node of two cores). Where no executor remains that has,
     all take part.
     """
@@ -95,5 +95,5 @@ class ActiveExecutors:
         while not takes_tasks(self._context, name) and time.monotonic() < deadline:
             time.sleep(_REGISTRATION_POLL_SECONDS)
         warm = self._warm
-        self._names.beside_epochs("build a worker")
-        collected(placed_rdd(self._context, [None], [_location(name, host)]).map(lambda item: bool(warm(item))), 1)
+        self._names.name_other_job("build a worker")
+        collect_rdd(placed_rdd(self._context, [None], [_location(name, host)]).map(lambda item: bool(warm(item))), 1)

@@ -1,4 +1,4 @@
-"""Runs a job on a Spark session that the caller has started and goes on to use. The job needs nothing that the session
+"""Runs a job on a Spark session that the caller has started and keeps using. The job needs nothing that the session
 lacks, and leaves the session as it was."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from joinery_runtime.hosts.spark_internals import (
     thread_connection_is_idle,
     with_environment,
 )
-from joinery_runtime.hosts.spark_jobs import JobNames, collected, names_restored
+from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd, restore_names
 from joinery_runtime.hosts.spark_security import is_local, is_secret
 
 _DECIDED_BY_THE_SESSION = {"spark.master", "spark.app.name"}
@@ -34,11 +34,11 @@ _OWN_WORKERS = {"JOINERY_WORKER": "1"}
 
 
 @contextmanager
-def given_context(session: SparkSession | SparkContext, conf: Mapping[str, str]) -> Iterator[SparkContext]:
+def session_context(session: SparkSession | SparkContext, conf: Mapping[str, str]) -> Iterator[SparkContext]:
     """Yields the context of a session, for a job whose `spark.conf` is `conf`. Raises EnvironmentProblem, which names
     each setting that the session lacks, or says what else keeps its workers from running tasks."""
     context = _context_of(session)
-    if lacking := sorted(_lacking(context, conf)):
+    if lacking := sorted(_missing_settings(context, conf)):
         raise EnvironmentProblem(
             "The Spark session lacks what the job needs",
             facts="; ".join(lacking),
@@ -48,7 +48,7 @@ def given_context(session: SparkSession | SparkContext, conf: Mapping[str, str])
     own = with_environment(context, _OWN_WORKERS)
     keep_environment_in_java(own)
     tag = f"joinery-{uuid.uuid4().hex}"
-    with names_restored(context):
+    with restore_names(context):
         _check_workers(own)
         context.addJobTag(tag)
         try:
@@ -92,7 +92,7 @@ def _context_of(session: SparkSession | SparkContext) -> SparkContext:
     return context
 
 
-def _lacking(context: SparkContext, conf: Mapping[str, str]) -> Iterator[str]:
+def _missing_settings(context: SparkContext, conf: Mapping[str, str]) -> Iterator[str]:
     has = dict(context.getConf().getAll())
     for name, value in conf.items():
         if name in _DECIDED_BY_THE_SESSION or has.get(name) == value:
@@ -101,7 +101,7 @@ def _lacking(context: SparkContext, conf: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} in the job's spark.conf differs from the session's"
         else:
             yield f"{name} is {value} in the job's spark.conf and {has.get(name, 'not set')} in the session"
-    # Each block of rows travels between processes as one value, and Kryo refuses values larger than its buffer.
+    # Each block of rows travels between processes as one value, and Kryo rejects values larger than its buffer.
     name = "spark.kryoserializer.buffer.max"
     by_kryo = has.get("spark.serializer") == DEFAULT_CONF["spark.serializer"]
     one_process = is_local(context.master) and context.defaultParallelism <= MAX_THREADS
@@ -113,8 +113,8 @@ def _check_workers(context: SparkContext) -> None:
     """Raises EnvironmentProblem if the workers cannot run tasks. They need not run the same Python as this process, and
     they have to import this module."""
     try:
-        JobNames(context, "joinery", ()).beside_epochs("check workers")
-        collected(context.parallelize([0], 1).map(_run), 1)
+        JobNames(context, "joinery", ()).name_other_job("check workers")
+        collect_rdd(context.parallelize([0], 1).map(_return_unchanged), 1)
     except Py4JError as error:
         raise EnvironmentProblem(
             f"The workers of the Spark session ({context.pythonExec}) cannot run the job's tasks",
@@ -124,5 +124,5 @@ def _check_workers(context: SparkContext) -> None:
         ) from error
 
 
-def _run(given: int) -> int:
-    return given
+def _return_unchanged(number: int) -> int:
+    return number

@@ -61,7 +61,7 @@ def kill_starts() -> None:
 
 
 @contextmanager
-def ended_afterwards() -> Iterator[None]:
+def end_new_java() -> Iterator[None]:
     """Ends a Java process that was started in the block if no context runs on it after the block: its system properties
     would become settings of the next context."""
     from joinery_runtime.hosts import spark_internals  # noqa: PLC0415
@@ -96,12 +96,12 @@ class JavaStart:
         self._process: subprocess.Popen[bytes] | None = None
 
     @contextmanager
-    def made_here(self) -> Iterator[None]:
+    def capture_launch(self) -> Iterator[None]:
         """Takes the process that PySpark launches in the block for this start. The launch raises EnvironmentProblem
         after `give_up`."""
-        from joinery_runtime.hosts.spark_internals import java_launched_by  # noqa: PLC0415
+        from joinery_runtime.hosts.spark_internals import launch_java_with  # noqa: PLC0415
 
-        with _launching, java_launched_by(self._popen):
+        with _launching, launch_java_with(self._popen):
             try:
                 yield
                 with self._lock:

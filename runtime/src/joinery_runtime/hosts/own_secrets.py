@@ -18,10 +18,10 @@ from typing import TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from joinery_runtime.disk import writing
+from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.errors import EnvironmentProblem, JobError
 from joinery_runtime.hosts.scratch import scratch_folder
-from joinery_runtime.hosts.secrets import KafkaClient, Place, with_clients
+from joinery_runtime.hosts.secrets import KafkaClient, SpecPath, with_clients
 from joinery_runtime.job import Job, PostgresOutput, PostgresStoreSpec, load_own_job
 from joinery_runtime.job.model.pods import SparkSpec
 
@@ -40,15 +40,15 @@ _Values = Mapping[tuple[str | int, ...], str]
 _Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
 
 
-def withheld(job: Job) -> Job:
+def without_secrets(job: Job) -> Job:
     """Returns the job without the values of secrets, so that it may be sent to workers."""
 
-    def client(client: KafkaClient, _: Place) -> KafkaClient:
+    def client(client: KafkaClient, _: SpecPath) -> KafkaClient:
         properties = client.properties or {}
         hidden = {name: WITHHELD for name in properties if _SECRET.search(name)}
         return client.model_copy(update={"properties": {**properties, **hidden}}) if hidden else client
 
-    def database(database: _Database, _: Place) -> _Database:
+    def database(database: _Database, _: SpecPath) -> _Database:
         return database.model_copy(update={"dsn": WITHHELD}) if _is_secret(database.dsn) else database
 
     changed = with_clients(job, client, database)
@@ -56,11 +56,11 @@ def withheld(job: Job) -> Job:
     return changed.model_copy(update={"spec": changed.spec.model_copy(update={"spark": SparkSpec()})})
 
 
-def restored(job: Job, job_file: Path) -> Job:
-    """Fills the values in the job file into a job that `withheld` returned. Raises EnvironmentProblem."""
-    if withheld_in(job):
+def with_own_secrets(job: Job, job_file: Path) -> Job:
+    """Fills the values in the job file into a job that `without_secrets` returned. Raises EnvironmentProblem."""
+    if lacks_secrets(job):
         try:
-            return _filled(job, _values(load_own_job(job_file)))
+            return _fill_in(job, _values(load_own_job(job_file)))
         except (JobError, KeyError) as error:
             raise EnvironmentProblem(
                 f"A worker cannot read the secrets of job {job.name}",
@@ -71,8 +71,8 @@ def restored(job: Job, job_file: Path) -> Job:
     return job
 
 
-def withheld_in(job: Job) -> bool:
-    """Whether `withheld` removed values."""
+def lacks_secrets(job: Job) -> bool:
+    """Whether `without_secrets` removed values."""
     return WITHHELD in _values(job).values()
 
 
@@ -82,7 +82,7 @@ def private_copy(job: Job) -> Iterator[Path]:
     with scratch_folder("job") as folder:
         path = folder / "job.json"
         with (
-            writing("the job for its workers", folder),
+            explain_full_disk("the job for its workers", folder),
             os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file,
         ):
             # Variables of the environment were filled in when the job was loaded.
@@ -91,37 +91,39 @@ def private_copy(job: Job) -> Iterator[Path]:
 
 
 def _values(job: Job) -> _Values:
-    """All values that `withheld` may leave out, by their place in the job."""
-    found: dict[tuple[str | int, ...], str] = {}
+    """Returns all values that `without_secrets` may remove, by their path in the job."""
+    secrets_by_path: dict[tuple[str | int, ...], str] = {}
 
-    def client(client: KafkaClient, at: Place) -> KafkaClient:
-        place = _place(job, at)
-        found.update({(*place, name): text for name, text in (client.properties or {}).items() if _SECRET.search(name)})
+    def client(client: KafkaClient, at: SpecPath) -> KafkaClient:
+        path = _stable_path(job, at)
+        secrets_by_path.update(
+            {(*path, name): text for name, text in (client.properties or {}).items() if _SECRET.search(name)}
+        )
         return client
 
-    def database(database: _Database, at: Place) -> _Database:
+    def database(database: _Database, at: SpecPath) -> _Database:
         if database.dsn is not None:
-            found[*at, "dsn"] = database.dsn
+            secrets_by_path[*at, "dsn"] = database.dsn
         return database
 
     with_clients(job, client, database)
-    return found
+    return secrets_by_path
 
 
-def _filled(job: Job, values: _Values) -> Job:
-    def client(client: KafkaClient, at: Place) -> KafkaClient:
-        properties, place = client.properties or {}, _place(job, at)
-        back = {name: values[*place, name] for name, text in properties.items() if text == WITHHELD}
+def _fill_in(job: Job, values: _Values) -> Job:
+    def client(client: KafkaClient, at: SpecPath) -> KafkaClient:
+        properties, path = client.properties or {}, _stable_path(job, at)
+        back = {name: values[*path, name] for name, text in properties.items() if text == WITHHELD}
         return client.model_copy(update={"properties": {**properties, **back}}) if back else client
 
-    def database(database: _Database, at: Place) -> _Database:
+    def database(database: _Database, at: SpecPath) -> _Database:
         return database.model_copy(update={"dsn": values[*at, "dsn"]}) if database.dsn == WITHHELD else database
 
     return with_clients(job, client, database)
 
 
-def _place(job: Job, at: Place) -> Place:
-    """A place in the job, with inputs by name: an edit may have moved an input since the plan that is replayed."""
+def _stable_path(job: Job, at: SpecPath) -> SpecPath:
+    """Returns the path with inputs by name: an edit may have moved an input since the plan that is replayed."""
     return ("inputs", job.inputs[int(at[1])].name, *at[2:]) if at[0] == "inputs" else at[:1]
 
 

@@ -62,8 +62,8 @@ class ReplayedEpoch:
     def read(self) -> Counter[str]:
         """How many records were read of each input."""
         records: Counter[str] = Counter()
-        for place, count in self.result["rows_in"].items():
-            records[place.partition(":")[0]] += count
+        for partition_name, count in self.result["rows_in"].items():
+            records[partition_name.partition(":")[0]] += count
         return records
 
     @property
@@ -113,10 +113,10 @@ class Replay:
         else:
             self._state = JobState.of(self._pipeline, replace(stored.record, plan=None), None)
 
-    def goes_on(self, plan: EpochPlan) -> bool:
-        """Whether the plan reads on from where the state stands. After a restore or a reset it does not."""
-        there = _positions(self._state)
-        return all(planned.start >= there.get(planned.partition, planned.start) for planned in plan.ranges)
+    def continues(self, plan: EpochPlan) -> bool:
+        """Whether the plan continues to read where the state stands. After a restore or a reset it does not."""
+        positions = _positions(self._state)
+        return all(planned.start >= positions.get(planned.partition, planned.start) for planned in plan.ranges)
 
     def closes(self, plan: EpochPlan) -> bool:
         """Whether the epoch may emit rows even though it reads nothing."""
@@ -129,17 +129,17 @@ class Replay:
         plan = self._after_skipped(plan)
         work = EpochWork(generation=1, plan=plan, segments=self._state.needed_by(plan))
         outcome = self._host.run(work)
-        self._go_on(plan, outcome)
+        self._advance(plan, outcome)
         result = result_json(plan, outcome, self._state.totals)
         return ReplayedEpoch(plan, self._output.take(), self._dead.take(), result, behind_watermark(plan, outcome))
 
-    def kept(self, wanted: Callable[[SegmentMeta], bool]) -> list[tuple[SegmentMeta, Run]]:
-        """The live segments that are `wanted`, with their rows."""
-        there = self._state.segments.items()
-        return [(meta, decode_run(meta, self._segments.blob(key))) for key, meta in there if wanted(meta)]
+    def live_runs(self, predicate: Callable[[SegmentMeta], bool]) -> list[tuple[SegmentMeta, Run]]:
+        """Returns the live segments that the `predicate` accepts, with their rows."""
+        segments = self._state.segments.items()
+        return [(meta, decode_run(meta, self._segments.blob(key))) for key, meta in segments if predicate(meta)]
 
-    def under(self, job: Job) -> None:
-        """Go on with an edit of the job, whose signature and inputs are those of the job before."""
+    def continue_with(self, job: Job) -> None:
+        """Continues with an edit of the job, whose signature and inputs are those of the job before."""
         self._pipeline, self._clocks = compile_job(job), input_clocks(job)
         self._state = replace(self._state, pipeline=self._pipeline)
         self._host = self._host_of(job)
@@ -165,10 +165,10 @@ class Replay:
 
     def _after_skipped(self, plan: EpochPlan) -> EpochPlan:
         floors = self._state.floors
-        found = plan.horizons or times.horizons(self._pipeline, plan.times, floors)
-        return replace(plan, horizons={part: Horizon(floors.get(part), at.current) for part, at in found.items()})
+        planned = plan.horizons or times.horizons(self._pipeline, plan.times, floors)
+        return replace(plan, horizons={part: Horizon(floors.get(part), at.current) for part, at in planned.items()})
 
-    def _go_on(self, plan: EpochPlan, outcome: EpochOutcome) -> None:
+    def _advance(self, plan: EpochPlan, outcome: EpochOutcome) -> None:
         dropped = self._state.dropped(plan, outcome)
         self._state = self._state.after(plan, outcome, self._clocks)
         self._segments.forget(dropped)
@@ -214,14 +214,14 @@ class Replayable:
     jobs: Mapping[str, Job] = field(default_factory=dict)
     """The job as it was before edits, by the name of its definition in plans."""
 
-    def stored(
-        self, store: SegmentReader, wanted: Callable[[SegmentMeta], bool] = lambda _: True
+    def initial_state(
+        self, store: SegmentReader, predicate: Callable[[SegmentMeta], bool] = lambda _: True
     ) -> StoredState | None:
-        """The state that the entries begin with, with its `wanted` segments only; None if it is empty. Raises
-        JoineryError if the savepoint was deleted meanwhile."""
+        """Returns the state that the entries begin with, with only the segments that the `predicate` accepts; None if
+        it is empty. Raises JoineryError if the savepoint was deleted meanwhile."""
         if self.record is None:
             return None
-        segments = tuple(meta for meta in self.record.segments if wanted(meta))
+        segments = tuple(meta for meta in self.record.segments if predicate(meta))
         try:
             blobs = store.read_segments(self.record.job, [meta.key for meta in segments])
         except StoreUnavailable:
@@ -251,7 +251,7 @@ def replayable(
     signature as it is counts as if it had always been there. Raises JoineryError, which says why an epoch cannot be
     computed again, and what would help."""
     log = list(_log(job.name, store))
-    own = _own(log)
+    own = _without_copied_entry(log)
     entries = [entry for entry in own if last is None or entry.epoch <= last]
     if not entries or (first is not None and first > entries[-1].epoch):
         newest = f"the newest one is {entries[-1].epoch}" if entries else "the log is empty"
@@ -260,23 +260,25 @@ def replayable(
     pipeline = pipeline or compile_job(job)
     jobs = _jobs(job, log) if edits else {}
     course = _last_course(fingerprint_of(job, pipeline), plans, jobs if edits else None)
-    asked = [at for at, entry in enumerate(entries) if at >= course.begin and (first is None or entry.epoch <= first)]
-    if course.empty and asked:
+    usable_starts = [
+        at for at, entry in enumerate(entries) if at >= course.begin and (first is None or entry.epoch <= first)
+    ]
+    if course.empty and usable_starts:
         return Replayable(entries[course.begin :], jobs=jobs)
-    found = _starts(job, store, plans, course, begun=len(own) < len(log))
-    starts = sorted((start for start in found if start.at >= course.begin), key=lambda start: start.at)
-    early = [start for start in starts if start.at in asked]
-    late = [start for start in starts if start.at not in asked]
+    savepoint_starts = _starts(job, store, plans, course, begun=len(own) < len(log))
+    starts = sorted((start for start in savepoint_starts if start.at >= course.begin), key=lambda start: start.at)
+    early = [start for start in starts if start.at in usable_starts]
+    late = [start for start in starts if start.at not in usable_starts]
     for start in [*(early if first is None else reversed(early)), *late]:
         record = store.pinned(start.job, start.savepoint)
         if _fits(job, pipeline, record, plans[start.at :]):
             if start in late:
-                raise _only_later(job, course, plans[start.at].epoch, start.savepoint)
+                raise _replayable_later(job, course, plans[start.at].epoch, start.savepoint)
             return Replayable(entries[start.at :], start.savepoint, record, jobs)
-    raise _not_again(job, plans, course)
+    raise _not_replayable(job, plans, course)
 
 
-def _own(entries: list[EpochRecord]) -> list[EpochRecord]:
+def _without_copied_entry(entries: list[EpochRecord]) -> list[EpochRecord]:
     """The entries without the one that was copied from the job that this job started from: it wrote nothing of that
     epoch itself. The copy does not say what the epoch wrote, which tells it apart."""
     return entries[1:] if entries and "output" not in entries[0].result else entries
@@ -292,11 +294,11 @@ def _log(job: str, store: JobReader) -> Iterator[EpochRecord]:
 @dataclass(frozen=True, slots=True)
 class _EpochSequence:
     """The newest plans that continue each other under the job as it is now, from the one at `begin`. `empty`: the state
-    was empty before it; otherwise `why` says what separates it from the plans before it."""
+    was empty before it; otherwise `break_reason` says what separates it from the plans before it."""
 
     begin: int
     empty: bool
-    why: str
+    break_reason: str
 
 
 def _jobs(job: Job, log: Sequence[EpochRecord]) -> dict[str, Job]:
@@ -313,20 +315,20 @@ def _jobs(job: Job, log: Sequence[EpochRecord]) -> dict[str, Job]:
 
 def _last_course(today: str, plans: Sequence[EpochPlan], jobs: Mapping[str, Job] | None) -> _EpochSequence:
     """`jobs` has the job under the definitions that are known; None: an edit counts as if it had always been there."""
-    why = f"the log begins with epoch {plans[0].epoch}, when the job already kept rows of earlier ones"
-    course = _EpochSequence(0, False, why)
+    break_reason = f"the log begins with epoch {plans[0].epoch}, when the job already kept rows of earlier ones"
+    course = _EpochSequence(0, False, break_reason)
     ends: dict[PartitionRef, int] = {}
     floors: dict[str, int] = {}
     for at, plan in enumerate(plans):
         if plan.fingerprint and plan.fingerprint != today:
-            why = f"epoch {plan.epoch} was made by the job before an edit, which the log does not keep"
-            course = _EpochSequence(at + 1, False, why)
+            break_reason = f"epoch {plan.epoch} was made by the job before an edit, which the log does not keep"
+            course = _EpochSequence(at + 1, False, break_reason)
         elif jobs is not None and plan.definition not in jobs:
-            why = f"epoch {plan.epoch} was made by the job before an edit that the log does not keep"
-            course = _EpochSequence(at + 1, False, why)
+            break_reason = f"epoch {plan.epoch} was made by the job before an edit that the log does not keep"
+            course = _EpochSequence(at + 1, False, break_reason)
         elif _state_is_empty(plan):
             course = _EpochSequence(at, True, "")
-        elif at > course.begin and (back := _goes_back(plan, ends, floors)):
+        elif at > course.begin and (back := _discontinuity(plan, ends, floors)):
             course = _EpochSequence(at, False, f"in epoch {plan.epoch} {back}")
         if at <= course.begin:
             ends, floors = {}, {}
@@ -347,13 +349,13 @@ def fingerprint_of(job: Job, pipeline: Pipeline) -> str:
     return fingerprint(identity(job, pipeline, lambda _: None).signature)
 
 
-def _goes_back(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mapping[str, int]) -> str:
+def _discontinuity(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mapping[str, int]) -> str:
     """Why the plan does not continue where the plans before it ended; empty if it does."""
     for planned in plan.ranges:
         if planned.start < ends.get(planned.partition, planned.start):
-            place = f"{planned.partition.topic}/{planned.partition.partition}"
+            partition_name = f"{planned.partition.topic}/{planned.partition.partition}"
             offsets = f"from offset {ends[planned.partition]} to {planned.start}"
-            return f"{place} went back {offsets}: a restore or a reset took the job back"
+            return f"{partition_name} went back {offsets}: a restore or a reset took the job back"
     for part, horizon in plan.horizons.items():
         if horizon.previous != floors.get(part):
             return (
@@ -365,7 +367,7 @@ def _goes_back(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mappin
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A savepoint of `job` that the plan at `at` may go on from."""
+    """A savepoint of `job` that the plan at `at` may continue from."""
 
     at: int
     job: str
@@ -375,8 +377,8 @@ class _Start:
 def _starts(
     job: Job, store: StateReader, plans: Sequence[EpochPlan], course: _EpochSequence, *, begun: bool
 ) -> Iterator[_Start]:
-    """Yields the savepoints that the plans may go on from, by epoch numbers only; whether the state fits is another
-    question. `begun`: the first of the plans is the job's first one after it started from another job."""
+    """Yields the savepoints that the plans may continue from, by epoch numbers only; whether the state fits is
+    another question. `begun`: the first of the plans is the job's first one after it started from another job."""
     record = store.record(job.name)
     incarnation = None if record is None else record.incarnation
     for pin in store.savepoints(job.name):
@@ -397,37 +399,37 @@ def _starts(
 
 
 def _fits(job: Job, pipeline: Pipeline, record: JobRecord, plans: Sequence[EpochPlan]) -> bool:
-    """Whether the first of the plans was made on this state. Then the first plan that reads a partition goes on where
+    """Whether the first of the plans was made on this state. Then the first plan that reads a partition begins where
     the state stands, and the state is closed, and has seen event times, up to where the first plan says."""
     try:
         compare_with_state(identity(job, pipeline, lambda _: None), record)
     except IncompatibleState:
         return False
     state, first = JobState.of(pipeline, record, None), plans[0]
-    there, lost = _positions(state), {place for plan in plans for place in plan.lost}
+    positions, lost = _positions(state), {partition_name for plan in plans for partition_name in plan.lost}
     for plan in plans:
         for planned in plan.ranges:
-            ref, stands = planned.partition, there.pop(planned.partition, planned.start)
-            if planned.start != stands and not (planned.start > stands and partition_id(ref) in lost):
+            ref, position = planned.partition, positions.pop(planned.partition, planned.start)
+            if planned.start != position and not (planned.start > position and partition_id(ref) in lost):
                 return False
-    newest = {name: one.progress.newest for name, one in state.inputs.items()}
+    newest = {name: input_state.progress.newest for name, input_state in state.inputs.items()}
     closed = all(horizon.previous == state.floors.get(part) for part, horizon in first.horizons.items())
     return closed and all(newest.get(name) == highest for name, highest in first.highest.items())
 
 
 def _positions(state: JobState) -> dict[PartitionRef, int]:
-    return {ref: offset for one in state.inputs.values() for ref, offset in one.positions.items()}
+    return {ref: offset for input_state in state.inputs.values() for ref, offset in input_state.positions.items()}
 
 
-def _only_later(job: Job, course: _EpochSequence, since: int, savepoint: str) -> JoineryError:
+def _replayable_later(job: Job, course: _EpochSequence, since: int, savepoint: str) -> JoineryError:
     return JoineryError(
         f"Epochs before {since} of job {job.name} cannot be computed again",
-        facts=f"{course.why}; savepoint {savepoint} is the first one that keeps the state since then",
+        facts=f"{course.break_reason}; savepoint {savepoint} is the first one that keeps the state since then",
         todo=f"Ask for epochs from {since} on: --epochs {since}..",
     )
 
 
-def _not_again(job: Job, plans: Sequence[EpochPlan], course: _EpochSequence) -> JoineryError:
+def _not_replayable(job: Job, plans: Sequence[EpochPlan], course: _EpochSequence) -> JoineryError:
     if course.empty:
         since = plans[course.begin].epoch
         return JoineryError(
@@ -435,13 +437,13 @@ def _not_again(job: Job, plans: Sequence[EpochPlan], course: _EpochSequence) -> 
             facts=f"the job began with an empty state in epoch {since}",
             todo=f"Ask for epochs up to {since - 1}, or from {since} on",
         )
-    others = f", or ask for epochs up to {plans[course.begin - 1].epoch}" if course.begin else ""
+    alternative = f", or ask for epochs up to {plans[course.begin - 1].epoch}" if course.begin else ""
     return JoineryError(
         f"The epochs of job {job.name} cannot be computed again",
-        facts=f"{course.why}, and no savepoint keeps the state from there on",
+        facts=f"{course.break_reason}, and no savepoint keeps the state from there on",
         todo=f"Make a savepoint now (`joinery state savepoint JOB NAME`): epochs from {plans[-1].epoch + 1} on can "
         "then be computed again, while the savepoint is kept and the log goes back to it. stateStore.savepoints makes "
-        f"some from time to time, stateStore.postgres.epochLogRetention keeps the log longer{others}",
+        f"some from time to time, stateStore.postgres.epochLogRetention keeps the log longer{alternative}",
     )
 
 
@@ -454,14 +456,15 @@ def wrong_counts(entry: EpochRecord, replayed: ReplayedEpoch) -> list[str]:
     ]
 
 
-def check_records(entry: EpochRecord, there: Mapping[str, int]) -> None:
-    """Raises JoineryError, naming the partition, unless the inputs still have all records that the epoch read. `there`
-    counts records by partition, named as in `rows_in` of the log."""
-    for place, count in entry.result["rows_in"].items():
-        if there.get(place, 0) != count:
+def check_records(entry: EpochRecord, available: Mapping[str, int]) -> None:
+    """Raises JoineryError, naming the partition, unless the inputs still have all records that the epoch read.
+    `available` counts records by partition, named as in `rows_in` of the log."""
+    for partition_name, count in entry.result["rows_in"].items():
+        if available.get(partition_name, 0) != count:
             raise JoineryError(
                 f"Epoch {entry.epoch} cannot be computed again",
-                facts=f"it read {counted(count, 'record')} of {place}, of which {there.get(place, 0)} are there: "
-                "retention or compaction has deleted them, or the file was changed",
+                facts=f"it read {counted(count, 'record')} of {partition_name}, of which "
+                f"{available.get(partition_name, 0)} are there: retention or compaction has deleted them, or the file "
+                "was changed",
                 todo="Keep topics for as long as their epochs are to be explained (retention.ms)",
             )

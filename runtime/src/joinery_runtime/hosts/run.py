@@ -36,19 +36,19 @@ from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.driver_epochs import (
     DriverEpochs,
     cores_of,
-    host_here,
-    may_run_here,
+    local_host,
+    may_run_in_driver,
 )
-from joinery_runtime.hosts.edits import EarlierDefinition, naming_the_edit, read_in_another_way
+from joinery_runtime.hosts.edits import EarlierDefinition, attribute_errors_to_edit, input_change_warnings
 from joinery_runtime.hosts.java_process import JavaStart
-from joinery_runtime.hosts.own_secrets import IN_A_POD, private_copy, withheld, withheld_in
+from joinery_runtime.hosts.own_secrets import IN_A_POD, lacks_secrets, private_copy, without_secrets
 from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
 from joinery_runtime.hosts.spark_master import ALONE, master_of, require_java
-from joinery_runtime.hosts.spark_progress import posted_to_spark
+from joinery_runtime.hosts.spark_progress import spark_listener
 from joinery_runtime.hosts.status import Board
-from joinery_runtime.hosts.status.history import About
+from joinery_runtime.hosts.status.history import JobDescription
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
 from joinery_runtime.hosts.worker_builder import WorkerBuilder, load_kernels
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition, with_stored_names
@@ -97,21 +97,21 @@ def run_job(
     everything that is there at the start has been read, which does not end an input.
 
     `master` is a Spark master URL; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a
-    `session`, every epoch runs on that session, which goes on after the job. With `local`, every epoch runs in this
-    process, and there is no Spark. The job waits for an outside system that goes away. It waits for one that is away at
-    the start only if it is `patient`. In interactive use, a wrong address is more likely, so that is an error. Returns
-    the job with the names that its columns have. Raises JoineryError.
+    `session`, every epoch runs on that session, which the job does not stop. With `local`, every epoch runs in this
+    process, and there is no Spark. The job waits for an outside system that stops answering. It waits for one that does
+    not answer at the start only if it is `patient`: interactive use fails fast, because a wrong address is the
+    likeliest cause. Returns the job with the names that its columns have. Raises JoineryError.
     """
     filled = with_secrets(job)
     if board is not None:
-        listener = board.recording_outages(listener)
+        listener = board.outage_listener(listener)
     caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once, local)
     with ExitStack() as stack:
         context = None
         if session is not None:
-            from joinery_runtime.hosts.given_spark import given_context  # noqa: PLC0415
+            from joinery_runtime.hosts.given_spark import session_context  # noqa: PLC0415
 
-            context = stack.enter_context(given_context(session, filled.spec.spark.conf))
+            context = stack.enter_context(session_context(session, filled.spec.spark.conf))
         elif not local and _another_context_runs():
             raise EnvironmentProblem(
                 "A Spark context runs in this process already",
@@ -121,7 +121,7 @@ def run_job(
         spark_master = master_of(filled.spec.spark.conf, master)
         if not local:
             check_memory_store(filled, spark_master if context is None else context.master)
-        if local or (context is None and may_run_here(spark_master)):
+        if local or (context is None and may_run_in_driver(spark_master)):
             # Loads the kernels while a Postgres starts, rather than in the first epoch.
             stack.callback(BackgroundCall(lambda: load_kernels(filled), "joinery-kernels").join)
         if not patient:
@@ -154,30 +154,30 @@ class _JobRun:
     def start(self, job: Job) -> Job:
         """Finishes what an earlier definition of the job began, then runs the job, and returns it with the names that
         its columns have. May be called again."""
-        known = self.store.record(job.name)
+        record = self.store.record(job.name)
         begin = job.spec.state_store.start_from
-        begins = begin is not None and (known is None or is_new(known))
+        begins = begin is not None and (record is None or is_new(record))
         if begin is not None and begins:
-            known = self.store.start_from(job.name, job.name_beside(begin.job), begin.savepoint)
-        if known is not None:
+            record = self.store.start_from(job.name, job.name_beside(begin.job), begin.savepoint)
+        if record is not None:
             # Compares before touching anything of a driver that may be running.
             try:
-                job = with_stored_names(job, known.definition)
-                who = identity(job, compile_job(job), self._caller.warn)
-                compare_with_state(who, known)
+                job = with_stored_names(job, record.definition)
+                job_identity = identity(job, compile_job(job), self._caller.warn)
+                compare_with_state(job_identity, record)
             except IncompatibleState:
                 if begins:
                     self.store.delete_job(job.name)
                 raise
-            if known.definition is not None and not who.defines(known):
-                before = under_definition(job, known.definition)
-                earlier = EarlierDefinition(before, known, self.store, self._address, self._caller.warn)
+            if record.definition is not None and not job_identity.defines(record):
+                before = under_definition(job, record.definition)
+                earlier = EarlierDefinition(before, record, self.store, self._address, self._caller.warn)
                 if not earlier.drop_first_plan():
-                    for words in read_in_another_way(before, job):
+                    for words in input_change_warnings(before, job):
                         self._caller.warn(words)
                     self.settle(earlier)
         if self._caller.board is not None:
-            self._caller.board.about = About.of(job)
+            self._caller.board.description = JobDescription.of(job)
         if not self._caller.stop.is_set():
             self.run_epochs(job, settle=False)
         return job
@@ -185,8 +185,8 @@ class _JobRun:
     def settle(self, earlier: EarlierDefinition) -> None:
         """Finishes what was begun before the job was edited, under the definition of that time: the planned epoch, and
         the output of the newest one. Raises JoineryError."""
-        with naming_the_edit(earlier.job):
-            if next_action(earlier.known) is Action.REPLAY or earlier.publish_newest():
+        with attribute_errors_to_edit(earlier.job):
+            if next_action(earlier.record) is Action.REPLAY or earlier.publish_newest():
                 self.run_epochs(earlier.job, settle=True)
 
     def run_epochs(self, referring: Job, *, settle: bool) -> None:
@@ -194,7 +194,7 @@ class _JobRun:
         a stop, begins nothing."""
         job, stop = with_secrets(referring), self._caller.stop
         pipeline = compile_job(job)
-        who = identity(job, pipeline, self._caller.warn)
+        job_identity = identity(job, pipeline, self._caller.warn)
         for side in job.inputs:
             check_registry(side)
         with ExitStack() as stack:
@@ -205,28 +205,30 @@ class _JobRun:
             for source in sources.values():
                 stack.callback(source.close)
             idle = idle_clock(job)
-            planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle, once=once)
+            planner = Planner(plan_settings(job, job_identity), sources, input_clocks(job), idle, once=once)
             planner.check_sources(input_states(sources, self.store.record(job.name)))
-            output = self._prepared(stack, referring, "output", sink_for(job, self._address), pipeline.output_schema())
+            output = self._prepare_sink(
+                stack, referring, "output", sink_for(job, self._address), pipeline.output_schema()
+            )
             dead_sink = dead_letter_sink(job)
             dead = (
                 None
                 if dead_sink is None
-                else self._prepared(stack, referring, "deadLetter", dead_sink, DEAD_LETTER_SCHEMA)
+                else self._prepare_sink(stack, referring, "deadLetter", dead_sink, DEAD_LETTER_SCHEMA)
             )
             host = self._host(referring, job, pipeline, stack, settle=settle)
             savepoints = job.spec.state_store.savepoints
             parts = DriverParts(self.store, planner, host, output, dead, savepoints, topic_row_limit(job))
             if stop.is_set():
                 return
-            listener = self._listening(job.name, idle, settle=settle)
+            listener = self._recording_listener(job.name, idle, settle=settle)
             if not settle:
-                listener = Rescaler(job.spec, planner, lambda: self._context, listener).listening()
-            posting = posted_to_spark(job, store.id, lambda: self._context, listener, self._caller.warn)
-            with self._stopped_while_starved(), posting as listener:
+                listener = Rescaler(job.spec, planner, lambda: self._context, listener).as_listener()
+            posting = spark_listener(job, store.id, lambda: self._context, listener, self._caller.warn)
+            with self._ignore_cancelled_epoch(), posting as listener:
                 run_until_stopped(
                     lambda: Driver(
-                        who,
+                        job_identity,
                         pipeline,
                         parts,
                         now_ms=lambda: time.monotonic_ns() // 1_000_000,
@@ -239,20 +241,20 @@ class _JobRun:
                     settle=settle,
                 )
 
-    def _prepared(
+    def _prepare_sink(
         self, stack: ExitStack, job: Job, part: Literal["output", "deadLetter"], sink: Sink, schema: pa.Schema
     ) -> Sink:
         stack.callback(sink.close)
-        made, known = sink.prepare(schema), self.store.record(job.name)
-        if made is not None and known is not None and known.committed and part in (known.definition or {}):
-            assert known.definition is not None, "it has the part"
-            before = under_definition(job, known.definition).spec
+        recreated, record = sink.prepare(schema), self.store.record(job.name)
+        if recreated is not None and record is not None and record.committed and part in (record.definition or {}):
+            assert record.definition is not None, "it has the part"
+            before = under_definition(job, record.definition).spec
             earlier, now = (spec.output if part == "output" else spec.dead_letter for spec in (before, job.spec))
             if earlier == now:  # otherwise the edit names another place, where nothing has been yet
                 self._caller.warn(
-                    f"An output was gone and is made anew: {made}. Rows of epochs up to {known.committed} are not "
-                    "written again. To write all rows again, stop the job and start it with new state: "
-                    "joinery state delete JOB.yaml --yes"
+                    f"An output was missing and has been recreated: {recreated}. Rows of epochs up to "
+                    f"{record.committed} are not written again. To write all rows again, stop the job and start it "
+                    "with new state: joinery state delete JOB.yaml --yes"
                 )
         return sink
 
@@ -260,16 +262,16 @@ class _JobRun:
         master = ALONE if self._caller.local else master_of(job.spec.spark.conf, self._master)
         threads = min(cores_of(master), MAX_THREADS)
 
-        def here() -> AbstractContextManager[Host]:
-            return host_here(_with_store(job, self._address), self.store, self._address, threads)
+        def open_local_host() -> AbstractContextManager[Host]:
+            return local_host(_with_store(job, self._address), self.store, self._address, threads)
 
         if self._caller.local:
-            epochs = DriverEpochs(here, None, cores_of(master))
+            epochs = DriverEpochs(open_local_host, None, cores_of(master))
             stack.callback(epochs.close)
             return epochs
         java = JavaStart()
 
-        def on_spark() -> SparkHost:
+        def open_spark_host() -> SparkHost:
             from joinery_runtime.hosts.spark import SparkHost  # noqa: PLC0415
             from joinery_runtime.hosts.spark_jobs import step_names  # noqa: PLC0415
             from joinery_runtime.hosts.spark_tasks import WorkerSetup  # noqa: PLC0415
@@ -282,16 +284,17 @@ class _JobRun:
                 self._watch.begin_trial(None if settle else host.try_task)
             return host
 
-        def warm_on_spark() -> Host:
-            host = on_spark()
-            if not over.is_set():
+        def open_warm_spark_host() -> Host:
+            host = open_spark_host()
+            if not start_is_over.is_set():
                 host.warm()
             return host
 
         def end_start(kind: type[BaseException] | None, *_: object) -> None:
-            over.set()
-            goes_on = settle or (kind is not None and issubclass(kind, Unavailable))  # the job goes on with this Spark
-            if not spark.done and not goes_on:
+            start_is_over.set()
+            # After both, the job continues on this Spark.
+            continues = settle or (kind is not None and issubclass(kind, Unavailable))
+            if not spark.done and not continues:
                 java.give_up()
                 spark.join()
                 java.forget()
@@ -301,14 +304,14 @@ class _JobRun:
                     self._context.cancelAllJobs()
             spark.join()
 
-        if self._context is not None or not may_run_here(master):
-            return on_spark()
+        if self._context is not None or not may_run_in_driver(master):
+            return open_spark_host()
         require_java()  # before the first epoch, so that nothing is committed without it
-        over = Event()
+        start_is_over = Event()
         # The start runs in another thread. What is open here has to stay open until that thread has ended.
-        spark = BackgroundCall(warm_on_spark, "joinery-spark-start")
+        spark = BackgroundCall(open_warm_spark_host, "joinery-spark-start")
         stack.push(end_start)
-        epochs = DriverEpochs(here, spark, cores_of(master))
+        epochs = DriverEpochs(open_local_host, spark, cores_of(master))
         stack.callback(epochs.close)
         return epochs
 
@@ -319,20 +322,22 @@ class _JobRun:
             serving = serve(cast(MemoryStore, self.store))
             self._memory = self._stack.enter_context(serving)
         job = _with_store(job, self._address)
-        sent = withheld(job)
-        if not withheld_in(sent):
+        sent = without_secrets(job)
+        if not lacks_secrets(sent):
             return WorkerBuilder(sent, None, self._memory)
         in_pods = context.master.startswith("k8s://")
         return WorkerBuilder(sent, IN_A_POD if in_pods else stack.enter_context(private_copy(job)), self._memory)
 
-    def _listening(self, name: str, idle: IdleClock, *, settle: bool) -> JobListener:
+    def _recording_listener(self, name: str, idle: IdleClock, *, settle: bool) -> JobListener:
         board, listener = self._caller.board, self._caller.listener
         if board is None:
             return listener
-        return board.recording(listener, idle=idle.idle, savepoints=lambda: self.store.savepoints(name), settle=settle)
+        return board.recording_listener(
+            listener, idle=idle.idle, savepoints=lambda: self.store.savepoints(name), settle=settle
+        )
 
     @contextmanager
-    def _stopped_while_starved(self) -> Iterator[None]:
+    def _ignore_cancelled_epoch(self) -> Iterator[None]:
         """Suppresses the error of an epoch that was cancelled because the job had no executors when it was stopped. The
         next start replays that epoch."""
         try:
@@ -344,14 +349,14 @@ class _JobRun:
     def _spark(self, job: Job, java: JavaStart) -> SparkContext:
         if self._context is None:
             from joinery_runtime.hosts.spark import start_context, stop_context  # noqa: PLC0415
-            from joinery_runtime.hosts.status.executors import SparkWatch, watched  # noqa: PLC0415
+            from joinery_runtime.hosts.status.executors import SparkWatch, run_watch  # noqa: PLC0415
 
             conf, warn = dict(job.spec.spark.conf), self._caller.warn
             self._context = start_context(f"joinery {job.name}", conf, self._master, java, warn)
             self._stack.callback(stop_context, self._context)
             if self._caller.board is not None:
                 self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)
-                self._stack.enter_context(watched(self._watch))
+                self._stack.enter_context(run_watch(self._watch))
         return self._context
 
 

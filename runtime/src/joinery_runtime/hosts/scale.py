@@ -40,26 +40,24 @@ class ScaleFile:
 
     def __init__(self, say: Callable[[str], None], otherwise: Scale) -> None:
         self._say = say
-        self._text, self._asked = "", otherwise
+        self._text, self._requested = "", otherwise
 
     def read(self) -> Scale:
         """The newest that could be read."""
-        if place := os.environ.get(SCALE_FILE):
+        if path := os.environ.get(SCALE_FILE):
             with suppress(OSError):  # it is being replaced, or not there yet
-                self._take(Path(place))
-        return self._asked
+                self._parse(Path(path))
+        return self._requested
 
-    def _take(self, place: Path) -> None:
-        text = place.read_text(encoding="utf-8")
+    def _parse(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
         if text == self._text or not text.strip():
             return
         self._text = text
         try:
-            self._asked = Scale.model_validate_json(text)
+            self._requested = Scale.model_validate_json(text)
         except ValidationError as error:
-            self._say(
-                f"{place} asks for no usable scale, and is not followed: {error.errors()[0]['msg']}: {text[:200]}"
-            )
+            self._say(f"{path} asks for no usable scale, and is not followed: {error.errors()[0]['msg']}: {text[:200]}")
 
 
 class Rescaler:
@@ -86,7 +84,7 @@ class Rescaler:
         self._least = self._file.read().shards or planner.shards
         planner.rescale(self._least)
 
-    def listening(self) -> JobListener:
+    def as_listener(self) -> JobListener:
         """The listener, which follows at each poll of the loop: then no task runs."""
 
         def polled(driver: Driver) -> None:
@@ -107,8 +105,8 @@ class Rescaler:
         if self._clock() - self._polled_at < _POLL_SECONDS:
             return
         self._polled_at = self._clock()
-        asked = self._file.read()
-        self._least = asked.shards or self._least
+        requested = self._file.read()
+        self._least = requested.shards or self._least
         executors, context = self._executors, self._context()
         # Waits for the next look when the Java process does not answer: the epoch says so if it is gone.
         with suppress(Py4JError, ConnectionError):
@@ -116,43 +114,43 @@ class Rescaler:
                 from joinery_runtime.hosts.executors import executor_ids, request_executors  # noqa: PLC0415
 
                 self._running = len(executor_ids(context))
-                executors = self._wanted(context, asked)
+                executors = self._target_executors(context, requested)
                 # One that was on its way when fewer were asked for comes all the same.
                 if executors is not None and (executors != self._executors or executors < self._running):
                     request_executors(context, executors)
-            self._become(executors, asked.autoscale)
+            self._apply(executors, requested.autoscale)
 
-    def _wanted(self, context: SparkContext, asked: Scale) -> int | None:
+    def _target_executors(self, context: SparkContext, requested: Scale) -> int | None:
         """Executors; None: as many as there are."""
-        if asked.autoscale is None:
+        if requested.autoscale is None:
             self._autoscaler = None
-            return asked.instances or self._executors
+            return requested.instances or self._executors
         if self._autoscaler is None:
             at_start = self._executors or int(context.getConf().get("spark.executor.instances", "0")) or self._running
             if not at_start:
                 return None  # none has come yet
             self._autoscaler = Autoscaler(at_start)
-        self._autoscaler.decide(self._clock(), self._running, asked.autoscale)
+        self._autoscaler.decide(self._clock(), self._running, requested.autoscale)
         return self._autoscaler.executors
 
-    def _become(self, executors: int | None, wish: Autoscale | None) -> None:
+    def _apply(self, executors: int | None, autoscale: Autoscale | None) -> None:
         shards, before = self._least, (self._planner.shards, self._executors)
-        if wish is not None and executors is not None:
+        if autoscale is not None and executors is not None:
             # Each core of an executor gets as many. The number stays while it is enough, so that shards stay nested.
-            wanted = SHARDS_PER_CORE * executors * self._cores
-            shards = min(max(shards, wanted), MOST_SHARDS)
+            shards_for_cores = SHARDS_PER_CORE * executors * self._cores
+            shards = min(max(shards, shards_for_cores), MOST_SHARDS)
         self._planner.rescale(shards)
         self._executors = executors
         changes = [
-            f"{new} {what} instead of {old}"
-            for what, new, old in zip(("shards", "executors"), (shards, executors), before, strict=True)
+            f"{new} {unit} instead of {old}"
+            for unit, new, old in zip(("shards", "executors"), (shards, executors), before, strict=True)
             if new != old is not None
         ]
         if changes:
             # Shards alone change because the resource asks for others.
             decided = self._autoscaler if executors != before[1] else None
-            why = f": {decided.why}" if decided is not None and decided.why else ""
+            explanation = f": {decided.why}" if decided is not None and decided.why else ""
             cause: ScalingCause = "asked" if decided is None else "load" if decided.by_load else "bounds"
-            reason = f"{', '.join(changes)}{why}"
+            reason = f"{', '.join(changes)}{explanation}"
             self._listener.warned(f"Rescaled: {reason}")
             self._listener.scaled(Scaling(shards, executors, reason, cause))

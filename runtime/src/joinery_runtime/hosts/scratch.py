@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from joinery_runtime.disk import temporary_folder, writing
+from joinery_runtime.disk import explain_full_disk, temporary_folder
 
 _OWNER = "owner"  # a file that the process of a folder has locked; the lock ends with the process
 
@@ -20,20 +20,20 @@ _OWNER = "owner"  # a file that the process of a folder has locked; the lock end
 def scratch_folder(kind: str) -> Iterator[Path]:
     """An empty folder that this user alone may read, and that is gone afterwards. Folders of this kind whose processes
     were killed are removed first."""
-    prefix, what = f"joinery-{kind}-", "a job's files"
+    prefix, content = f"joinery-{kind}-", "a job's files"
     parent = temporary_folder()
     for owner in parent.glob(f"{prefix}*/{_OWNER}"):
         _remove_if_abandoned(owner)
     with ExitStack() as stack:
-        with writing(what, parent):
-            made = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
-            owner_file = stack.enter_context(Path(made, f"{_OWNER}.new").open("wb"))
+        with explain_full_disk(content, parent):
+            own_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
+            owner_file = stack.enter_context(Path(own_folder, f"{_OWNER}.new").open("wb"))
         with suppress(OSError):  # on a file system without locks nobody can tell whose it is, so nobody removes it
             fcntl.flock(owner_file, fcntl.LOCK_EX)
             # Nobody sees it before it is locked.
-            Path(owner_file.name).rename(Path(made, _OWNER))
-        folder = Path(made, "files")
-        with writing(what, parent):
+            Path(owner_file.name).rename(Path(own_folder, _OWNER))
+        folder = Path(own_folder, "files")
+        with explain_full_disk(content, parent):
             folder.mkdir(mode=0o700)
         yield folder
 

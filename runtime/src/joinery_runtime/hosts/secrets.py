@@ -30,17 +30,17 @@ from joinery_runtime.job.model.outputs import DeltaOutput, IcebergOutput
 
 _IN_A_POD = Path("/etc/joinery/secrets")
 
-Place = tuple[str | int, ...]
+SpecPath = tuple[str | int, ...]
 """A path in the job's `spec`."""
 KafkaClient = KafkaInput | KafkaOutput | DeadLetterKafka | SchemaRegistry | IcebergOutput | DeltaOutput
-ClientChange = Callable[[KafkaClient, Place], KafkaClient]
+ClientChange = Callable[[KafkaClient, SpecPath], KafkaClient]
 _Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
 
 
 class DatabaseChange(Protocol):
     """A change to each Postgres that a job names."""
 
-    def __call__(self, database: _Database, at: Place, /) -> _Database: ...
+    def __call__(self, database: _Database, at: SpecPath, /) -> _Database: ...
 
 
 def with_secrets(job: Job) -> Job:
@@ -62,11 +62,11 @@ def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Jo
     inputs = (
         side.model_copy(
             update={
-                "kafka": side.kafka and client(side.kafka, (*place, "kafka")),
-                "schema_registry": side.schema_registry and client(side.schema_registry, (*place, "schemaRegistry")),
+                "kafka": side.kafka and client(side.kafka, (*path, "kafka")),
+                "schema_registry": side.schema_registry and client(side.schema_registry, (*path, "schemaRegistry")),
             }
         )
-        for side, place in zip(job.inputs, job.input_places, strict=True)
+        for side, path in zip(job.inputs, job.input_places, strict=True)
     )
     output, store = spec.output, spec.state_store
     changed = {
@@ -97,15 +97,15 @@ class _Filling:
         self.problems: list[Problem] = []
         self._forbidden = set(os.environ.get(FORBIDDEN_PROPERTIES, "").split(","))
 
-    def client(self, client: KafkaClient, at: Place) -> KafkaClient:
+    def client(self, client: KafkaClient, at: SpecPath) -> KafkaClient:
         if client.properties_secret_ref is None:
             return client
         ref, properties = client.properties_secret_ref, client.properties or {}
         secret = _settings(ref)
         for name in sorted(properties.keys() & secret.keys()):
-            place = path_text(("spec", *at, "properties", name))
+            path = path_text(("spec", *at, "properties", name))
             message = f"is also in the secret {ref.name} ({_directory(ref) / name}); keep one"
-            self.problems.append(Problem(place, message))
+            self.problems.append(Problem(path, message))
         for name in sorted(name for name in secret if name.lower() in self._forbidden):
             self.problems.append(
                 Problem(
@@ -117,7 +117,7 @@ class _Filling:
         return client.model_copy(update={"properties": {**properties, **secret}, "properties_secret_ref": None})
 
 
-def _database(database: _Database, _: Place) -> _Database:
+def _database(database: _Database, _: SpecPath) -> _Database:
     if database.dsn_secret_ref is None:
         return database
     ref = database.dsn_secret_ref
@@ -126,14 +126,14 @@ def _database(database: _Database, _: Place) -> _Database:
 
 def _settings(ref: SecretRef) -> Mapping[str, str]:
     directory = _directory(ref)
-    files = [each for each in sorted(directory.iterdir()) if not each.name.startswith(".") and each.is_file()]
+    files = [file for file in sorted(directory.iterdir()) if not file.name.startswith(".") and file.is_file()]
     if not files:
         raise EnvironmentProblem(
             f"The secret {ref.name} has no keys",
             facts=f"{directory} holds no file",
             todo="Put one file per setting there, named like the setting",
         )
-    return {each.name: _text(each) for each in files}
+    return {file.name: _text(file) for file in files}
 
 
 def _text(file: Path) -> str:
@@ -153,12 +153,12 @@ def _text(file: Path) -> str:
 def _directory(ref: SecretRef) -> Path:
     chosen = os.environ.get("JOINERY_SECRETS")
     home = Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery"))
-    places = [root / ref.name for root in ([Path(chosen)] if chosen else [_IN_A_POD, home / "secrets"])]
-    found = next((place for place in places if place.is_dir()), None)
-    if found is None:
+    candidates = [root / ref.name for root in ([Path(chosen)] if chosen else [_IN_A_POD, home / "secrets"])]
+    existing = next((candidate for candidate in candidates if candidate.is_dir()), None)
+    if existing is None:
         raise EnvironmentProblem(
             f"The secret {ref.name} is missing",
-            facts=f"there is no directory {' or '.join(map(str, places))}",
+            facts=f"there is no directory {' or '.join(map(str, candidates))}",
             todo="Make it with one file per key, or set JOINERY_SECRETS to the folder that holds it",
         )
-    return found
+    return existing

@@ -17,7 +17,7 @@ from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any, cast
 
-from joinery_runtime.disk import writing
+from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.spark_security import LOOPBACK, on_this_machine
@@ -75,7 +75,7 @@ def serve(store: MemoryStore) -> Iterator[MemoryStoreAddress]:
     with scratch_folder("memory-store") as folder:
         key_file = folder / "key"
         with (
-            writing("the key of the state in memory", folder),
+            explain_full_disk("the key of the state in memory", folder),
             os.fdopen(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
         ):
             file.write(key)

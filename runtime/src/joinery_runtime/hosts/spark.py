@@ -37,7 +37,7 @@ from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_rang
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
 from joinery_runtime.hosts.exchange_tls import encryption_warnings, exchange_todo, keep_from_tasks, tls_settings
 from joinery_runtime.hosts.executors import ActiveExecutors
-from joinery_runtime.hosts.java_process import JavaStart, ended_afterwards, image_archive, java_options
+from joinery_runtime.hosts.java_process import JavaStart, end_new_java, image_archive, java_options
 from joinery_runtime.hosts.spark_internals import (
     exchanged_rdd,
     keep_environment_in_java,
@@ -46,7 +46,7 @@ from joinery_runtime.hosts.spark_internals import (
     silence_accumulator_server,
     start_java,
 )
-from joinery_runtime.hosts.spark_jobs import JobNames, collected
+from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd
 from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, submitted_here
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
@@ -68,7 +68,7 @@ WORKER_ENVIRONMENT = {"POLARS_MAX_THREADS": str(MAX_THREADS), "OMP_NUM_THREADS":
 # much of Spark's code once, so a method is compiled after 10 calls: after 200, hundreds of epochs would be interpreted.
 _JIT = "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.05"
 
-# Little lives in the heap: blocks of one epoch. Java refuses two collectors, so a job's own choice replaces this one.
+# Little lives in the heap: blocks of one epoch. Java rejects two collectors, so a job's own choice replaces this one.
 _COLLECTOR = "-XX:+UseSerialGC"
 
 DEFAULT_CONF = {
@@ -114,13 +114,13 @@ class SparkHost:
             return self._run(work)
 
     def _run(self, work: EpochWork) -> EpochOutcome:
-        results = self._results(work)
+        results = self._outcomes(work)
         for result in results:
             if isinstance(result, TaskFailure):
                 raise result.error
-        whole = [result for result in results if isinstance(result, EpochOutcome)]
-        if whole:
-            return replace(whole[0], runs_on="spark")
+        epoch_outcomes = [result for result in results if isinstance(result, EpochOutcome)]
+        if epoch_outcomes:
+            return replace(epoch_outcomes[0], runs_on="spark")
         (read,) = (result for result in results if isinstance(result, ReadSummary))
         return replace(outcome(read, results, self._setup.steps, work.plan.shards), runs_on="spark")
 
@@ -140,8 +140,8 @@ class SparkHost:
         with suppress(Py4JError, ConnectionError):
             executors = self._executors.locations()
             count = len(executors) or 1
-            self._names.beside_epochs("build workers")
-            collected(self._given([None] * count, executors).map(lambda _: bool(process_for(setup, 1))), count)
+            self._names.name_other_job("build workers")
+            collect_rdd(self._distribute([None] * count, executors).map(lambda _: bool(process_for(setup, 1))), count)
 
     @property
     def _local_folder(self) -> str:
@@ -154,32 +154,32 @@ class SparkHost:
     def try_task(self) -> None:
         """Have an executor build its worker. Raises Py4JError and ConnectionError."""
         setup = self._setup
-        self._names.beside_epochs("build a worker")
-        collected(self._context.parallelize([None], 1).map(lambda _: bool(process_for(setup, 1))), 1)
+        self._names.name_other_job("build a worker")
+        collect_rdd(self._context.parallelize([None], 1).map(lambda _: bool(process_for(setup, 1))), 1)
 
-    def _results(self, work: EpochWork) -> list[object]:
+    def _outcomes(self, work: EpochWork) -> list[object]:
         try:
-            return self._collected(work)
+            return self._collect_outcomes(work)
         except OSError as error:
             if not is_full(error):
                 raise
             raise no_room(_SPARKS_FILES, self._local_folder, error.strerror or str(error)) from error
 
-    def _collected(self, work: EpochWork) -> list[object]:
+    def _collect_outcomes(self, work: EpochWork) -> list[object]:
         try:
-            self._names.epoch(work.plan.epoch)
+            self._names.name_epoch(work.plan.epoch)
             executors = self._executors.locations()
             self._cores = self._executors.cores
             task = PeerTask(self._setup, work, share_out(work, self._cores, len(executors)))
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
-                self._names.whole()
-                return collected(self._given([0], executors).mapPartitions(task.whole), 1)
-            return [result for _, result in collected(*self._in_stages(task, executors))]
+                self._names.name_full_stage()
+                return collect_rdd(self._distribute([0], executors).mapPartitions(task.run_whole_epoch), 1)
+            return [result for _, result in collect_rdd(*self._staged_rdd(task, executors))]
         except (Py4JError, ConnectionError) as error:
             if interrupt := _interrupt_before(error):
                 raise interrupt from None
-            if says_full(cause(error)) or says_full(_said(error)):
+            if says_full(cause(error)) or says_full(_java_message(error)):
                 raise no_room(_SPARKS_FILES, self._local_folder, cause(error)) from error
             raise JoineryError(
                 f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_todo(error)
@@ -197,30 +197,30 @@ class SparkHost:
             "processes (docs/joins.md#co-partitioned-topics)"
         )
 
-    def _in_stages(self, task: PeerTask, executors: Sequence[str]) -> tuple[RDD[Any], int]:
+    def _staged_rdd(self, task: PeerTask, executors: Sequence[str]) -> tuple[RDD[Any], int]:
         """The last stage, and how many tasks it has."""
         count = task.peers.count
         if task.peers.co_partitions:
-            reports = self._given(ranges_by_peer(task.work, task.peers), executors)
-            self._names.whole(collects=False)
-            made = _exchanged(reports.mapPartitionsWithIndex(task.share), 1, executors)
-            self._names.collect()
-            return made.mapPartitionsWithIndex(partial(task.stage, self._setup.stages)), 1
+            ranges = self._distribute(ranges_by_peer(task.work, task.peers), executors)
+            self._names.name_full_stage(collects=False)
+            reports = _exchange(ranges.mapPartitionsWithIndex(task.share), 1, executors)
+            self._names.name_collect_stage()
+            return reports.mapPartitionsWithIndex(partial(task.stage, self._setup.stages)), 1
         shares = deal_ranges(task.work.plan.ranges, count)
-        carried = self._given(shares, executors).mapPartitionsWithIndex(task.read)
-        self._names.read()
+        carried = self._distribute(shares, executors).mapPartitionsWithIndex(task.read)
+        self._names.name_read_stage()
         for number in range(self._setup.stages):
-            carried = _exchanged(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
-            self._names.step(number)
+            carried = _exchange(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
+            self._names.name_step_stage(number)
         return carried, count
 
-    def _given(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
+    def _distribute(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
         if shares and executors:
             return placed_rdd(self._context, shares, executors)
         return self._context.parallelize(shares, max(1, len(shares)))
 
 
-def _exchanged(sent: RDD[Any], peers: int, executors: Sequence[str]) -> RDD[Any]:
+def _exchange(sent: RDD[Any], peers: int, executors: Sequence[str]) -> RDD[Any]:
     received = exchanged_rdd(sent, peers)
     return placed_again_rdd(received, peers, executors) if executors else received
 
@@ -229,10 +229,10 @@ def share_out(work: EpochWork, cores: int, executors: int) -> WorkerProcesses:
     """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do. `cores` are those
     of all executors. There may be no executor yet."""
     executors = max(1, executors)
-    each = math.ceil(cores / executors)
-    processes = math.ceil(each / MAX_THREADS)
+    executor_cores = math.ceil(cores / executors)
+    processes = math.ceil(executor_cores / MAX_THREADS)
     count = min(executors * processes, max(work.plan.shards, len(work.plan.ranges)))
-    peers = WorkerProcesses(count, math.ceil(each / processes))
+    peers = WorkerProcesses(count, math.ceil(executor_cores / processes))
     # Whether an input is read wrongly (`engine.null_keys`) is judged by what all peers have read.
     return peers if work.judges_inputs else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
 
@@ -255,7 +255,7 @@ def cause(error: Exception) -> str:
     return (errors or lines or ["no message"])[-1 if errors else 0]
 
 
-def _said(error: Exception) -> str:
+def _java_message(error: Exception) -> str:
     return str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else ""
 
 
@@ -267,25 +267,25 @@ _OUT_OF_MEMORY = re.compile(
 
 def _todo(error: Exception) -> str:
     # A process that the kernel killed for its memory cannot say so, so a lost process may be one.
-    said = _said(error)
-    if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(said):
+    message = _java_message(error)
+    if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(message):
         return (
             "Nothing of it was committed. If memory ran out, lower trigger.maxBytesPerEpoch or "
             "trigger.maxRecordsPerEpoch, or give more memory (spark.executor.memory, spark.driver.memory), and start "
             "again: a plan that is over the new limits is made smaller (docs/operations.md, Memory)"
         )
-    return exchange_todo(said) or "Nothing of it was committed; the next start replays it"
+    return exchange_todo(message) or "Nothing of it was committed; the next start replays it"
 
 
 _VARIABLES: set[str] = set()  # environment variables that starts of a context have set in this process
 
 
 @contextmanager
-def without_traces() -> Iterator[None]:
+def restore_process() -> Iterator[None]:
     """Restores this process after a Spark that was started in the block: ends its Java process, unsets its
     variables."""
     try:
-        with ended_afterwards():
+        with end_new_java():
             yield
     finally:
         while _VARIABLES:
@@ -313,22 +313,22 @@ def start_context(
     if master is not None:
         settings.setMaster(master)
     from_file = {} if submitted_here() else conf_file()
-    place = str(settings.get("spark.master", from_file.get("spark.master", "")))
+    effective_master = str(settings.get("spark.master", from_file.get("spark.master", "")))
     named = from_file | dict(settings.getAll())
     with ExitStack() as stack:
-        for key, value in (_defaults(place, named) | tls_settings(place, named, stack)).items():
+        for key, value in (_defaults(effective_master, named) | tls_settings(effective_master, named, stack)).items():
             # The settings of a new JVM become its arguments, which override its file.
             if key not in from_file:
                 settings.setIfMissing(key, value)
-        place = str(settings.get("spark.master", place))
-        environment = {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, **environment_defaults(place)}
+        effective_master = str(settings.get("spark.master", effective_master))
+        environment = {**WORKER_ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, **environment_defaults(effective_master)}
         before = set(os.environ)
         try:
             for key, value in environment.items():
                 os.environ.setdefault(key, value)
-            context = _started(settings, java or JavaStart())
+            context = _create_context(settings, java or JavaStart())
         except (PySparkException, Py4JError) as error:
-            raise _no_start(error, place) from error
+            raise _start_error(error, effective_master) from error
         finally:
             _VARIABLES.update(os.environ.keys() - before)
         _WHILE_RUNNING[context] = stack.pop_all()
@@ -337,20 +337,20 @@ def start_context(
     except EnvironmentProblem:
         stop_context(context)
         raise
-    context.setLogLevel(_log_level(place).upper())
+    context.setLogLevel(_log_level(effective_master).upper())
     for warning in encryption_warnings(context):
         warn(warning)
     return context
 
 
-def _started(settings: SparkConf, java: JavaStart) -> SparkContext:
+def _create_context(settings: SparkConf, java: JavaStart) -> SparkContext:
     """Starts the context. PySpark passes all settings as arguments to the JVM that it starts; settings that must not be
     arguments are set once the JVM runs."""
     arguments = SparkConf(loadDefaults=False)
     for key, value in settings.getAll():
         if not only_in_context(key):
             arguments.set(key, value)
-    with java.made_here():
+    with java.capture_launch():
         start_java(arguments)
     try:
         context = SparkContext(conf=settings)
@@ -380,8 +380,10 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
             defaults["spark.master"] = master = ALONE
     in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
     # Of other machines nobody here knows which collector their environment names.
-    ours = on_this_machine(master) or in_our_image
-    defaults["spark.executor.defaultJavaOptions"] = f"{_jvm('executor', named)} {archive}".strip() if ours else _JIT
+    knows_environment = on_this_machine(master) or in_our_image
+    defaults["spark.executor.defaultJavaOptions"] = (
+        f"{_jvm('executor', named)} {archive}".strip() if knows_environment else _JIT
+    )
     if on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
     # PySpark tells its workers of submitted files, but not their daemon. An executor has these files in its folder.
@@ -422,12 +424,12 @@ def stop_context(context: SparkContext) -> None:
         stack.close()
 
 
-def _no_start(error: PySparkException | Py4JError, master: str) -> EnvironmentProblem:
+def _start_error(error: PySparkException | Py4JError, master: str) -> EnvironmentProblem:
     try:
         java = require_java() or "its Java"
     except EnvironmentProblem as missing:
         return missing
-    if says_full(_said(error)):
+    if says_full(_java_message(error)):
         return no_room(_SPARKS_FILES, os.environ.get("SPARK_LOCAL_DIRS") or "/tmp", cause(error))
     reason = cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
     return EnvironmentProblem(

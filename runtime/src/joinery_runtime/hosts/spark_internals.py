@@ -56,7 +56,7 @@ def forget_java() -> None:
 
 
 @contextmanager
-def java_launched_by(popen: Callable[..., subprocess.Popen[bytes]]) -> Iterator[None]:
+def launch_java_with(popen: Callable[..., subprocess.Popen[bytes]]) -> Iterator[None]:
     """Have PySpark launch Java with `popen` in the block. PySpark hands out the process only once it has answered, and
     takes no environment for it."""
     module: Any = java_gateway
@@ -124,7 +124,7 @@ class _Java:
         self.context: Any = java_context.sc()
         self._locations: dict[str, Any] = {}
         self._diagonals: dict[int, Any] = {}
-        self._places: dict[tuple[str, ...], Any] = {}
+        self._location_rdds: dict[tuple[str, ...], Any] = {}
 
     @cached_property
     def to_seq(self) -> Any:
@@ -194,19 +194,19 @@ class _Java:
             self._diagonals[count] = self.to_seq([n * count + n for n in range(count)]).toSet()
         return self._diagonals[count]
 
-    def placed(self, payloads: Sequence[bytes], locations: Sequence[str]) -> Any:
+    def placed_rdd(self, payloads: Sequence[bytes], locations: Sequence[str]) -> Any:
         pairs = [
             self.pair(bytearray(payload), self.location(locations[n % len(locations)]))
             for n, payload in enumerate(payloads)
         ]
         return self.context.makeRDD(self.to_seq(pairs), self.byte_arrays).toJavaRDD()
 
-    def places(self, locations: tuple[str, ...]) -> Any:
+    def location_rdd(self, locations: tuple[str, ...]) -> Any:
         """An RDD with a partition for each location and nothing in it that matters."""
-        if locations not in self._places:
-            self._places.clear()  # executors have come or gone
-            self._places[locations] = self.placed([_NOTHING] * len(locations), locations)
-        return self._places[locations]
+        if locations not in self._location_rdds:
+            self._location_rdds.clear()  # executors have come or gone
+            self._location_rdds[locations] = self.placed_rdd([_NOTHING] * len(locations), locations)
+        return self._location_rdds[locations]
 
 
 _PICKLING = CPickleSerializer()
@@ -230,7 +230,7 @@ def list_executors(context: SparkContext) -> list[tuple[str, str]]:
     """List the ids and hosts of the executors that run and get tasks, in no order.
 
     The public status tracker has their hosts but not their ids, and Spark's REST API needs its UI. Blocks know both,
-    but may go on listing an executor that has ended. One that was told to end is listed for a while, and gets no task.
+    but may still list an executor that has ended. One that was told to end is listed for a while, and gets no task.
     """
     java = _java(context)
     registered = set(java.context.getExecutorIds().mkString(",").split(","))
@@ -264,7 +264,7 @@ def request_total_executors(context: SparkContext, count: int) -> None:
     java.context.requestTotalExecutors(count, 0, nowhere)
 
 
-def why_no_native_tls(context: SparkContext) -> str | None:
+def native_tls_problem(context: SparkContext) -> str | None:
     """Say why the JVM cannot load Netty's native TLS library, or return None if it can. Spark falls back to Java's TLS
     without a word."""
     library: Any = _java(context).jvm.io.netty.handler.ssl.OpenSsl
@@ -288,7 +288,7 @@ def placed_rdd(context: SparkContext, items: Sequence[object], locations: Sequen
     """Make a partition for each item: item n prefers location n, and so on from the first one. `makeRDD` with preferred
     locations is public in Scala; PySpark's `parallelize` takes none."""
     payloads = [_PICKLING.dumps([item]) for item in items]
-    return RDD(_java(context).placed(payloads, locations), context, AutoBatchedSerializer(_PICKLING))
+    return RDD(_java(context).placed_rdd(payloads, locations), context, AutoBatchedSerializer(_PICKLING))
 
 
 def exchanged_rdd(sent: RDD[Any], receivers: int) -> RDD[Any]:
@@ -332,8 +332,8 @@ def placed_again_rdd(shuffled: RDD[Any], count: int, locations: Sequence[str]) -
     """
     context, source = shuffled.context, shuffled
     java = _java(context)
-    places = java.places(tuple(locations[n % len(locations)] for n in range(count)))
-    product = places.cartesian(source._jrdd).rdd()
+    location_rdd = java.location_rdd(tuple(locations[n % len(locations)] for n in range(count)))
+    product = location_rdd.cartesian(source._jrdd).rdd()
     pairs: RDD[Any] = RDD(
         java.pruned(product, java.diagonal(count)).toJavaRDD(),
         context,

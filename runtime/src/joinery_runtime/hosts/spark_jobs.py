@@ -4,7 +4,7 @@
     description   orders-payments: epoch 812, join
     stage         orders-payments: read              without the epoch, so that figures can be summed by name
 
-A stage's name is the call site that is set when the RDD that ends it is made: `exchanged_rdd` for what goes on through
+A stage's name is the call site that is set when the RDD that ends it is made: `exchanged_rdd` for what follows through
 a shuffle, `collected` for the last one. `RDD.collect` and `RDD.partitionBy` set call sites of their own, and clear what
 was set.
 
@@ -50,29 +50,29 @@ class JobNames:
         self._kinds = ", ".join(dict.fromkeys("join" if step.endswith("join") else step.split()[0] for step in steps))
         self._detailed_in: int | None = None  # the thread whose stages have the details
 
-    def epoch(self, number: int) -> None:
+    def name_epoch(self, number: int) -> None:
         """Name the jobs that follow after an epoch."""
         self._group(f"{self._job} epoch {number}", f"{self._job}: epoch {number}, {self._kinds}")
 
-    def beside_epochs(self, doing: str) -> None:
+    def name_other_job(self, doing: str) -> None:
         """Name the jobs that follow after something else than an epoch."""
         self._group(f"{self._job} {doing}", f"{self._job}: {doing}")
         self._stage(doing)
 
-    def read(self) -> None:
+    def name_read_stage(self) -> None:
         """Name the stage whose end is built next: it reads."""
         self._stage("read")
 
-    def step(self, number: int) -> None:
+    def name_step_stage(self, number: int) -> None:
         """Name the stage whose end is built next: it runs this step, or collects reports after the last one."""
         self._stage(self._steps[number] if number < len(self._steps) else "collect")
 
-    def whole(self, *, collects: bool = True) -> None:
+    def name_full_stage(self, *, collects: bool = True) -> None:
         """Name the stage whose end is built next: one task per peer reads, runs all steps and, with `collects`,
         collects reports."""
         self._stage(", ".join(("read", *self._steps, *(["collect"] if collects else []))))
 
-    def collect(self) -> None:
+    def name_collect_stage(self) -> None:
         """Name the stage whose end is built next: it collects reports."""
         self._stage("collect")
 
@@ -87,18 +87,18 @@ class JobNames:
         self._context.setLocalProperty(CALL_SITE, f"{self._job}: {doing}")
 
 
-def collected(rdd: RDD[Any], partitions: int) -> list[Any]:
+def collect_rdd(rdd: RDD[Any], partitions: int) -> list[Any]:
     """Run a job and return what its last stage yields. As `rdd.collect()`, but under the name that is set for it."""
-    results: list[Any] = rdd.context.runJob(rdd, _all, list(range(partitions)))
+    results: list[Any] = rdd.context.runJob(rdd, _return_unchanged, list(range(partitions)))
     return results
 
 
-def _all(items: Any) -> Any:
+def _return_unchanged(items: Any) -> Any:
     return items
 
 
 @contextmanager
-def names_restored(context: SparkContext) -> Iterator[None]:
+def restore_names(context: SparkContext) -> Iterator[None]:
     """Restore the names that this thread's jobs have, once the block has ended, as well as how they are scheduled."""
     before = {name: context.getLocalProperty(name) for name in _NAMES}
     try:

@@ -4,7 +4,7 @@ history server, in the event log, and in what a SparkListener hears.
 An epoch is posted as the progress of a streaming query: the job is the query, a start of the job is a run of it, an
 epoch is a batch. Spark has no other place for figures that come from Python: a task's own metrics and accumulators are
 Java's (docs/decisions/0065). The events are posted from a thread of their own, so no epoch waits for them, and a job
-goes on if they cannot be posted.
+continues if they cannot be posted.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class QueryEvents:
         }
         self._committed_at: float | None = None
 
-    def started(self, now: float) -> str:
+    def started_event(self, now: float) -> str:
         return _event("Started", {**self._ids, "name": self._name, "timestamp": _time(now * 1000), "jobTags": []})
 
-    def progress(self, epoch: CommittedEpoch, now: float) -> str:
+    def progress_event(self, epoch: CommittedEpoch, now: float) -> str:
         """The event of an epoch that was committed `now` (seconds since 1970)."""
         report, seconds = epoch.report, max(epoch.seconds, 0.001)
         since_last = seconds if self._committed_at is None else max(now - self._committed_at, seconds)
@@ -68,7 +68,7 @@ class QueryEvents:
             "observedMetrics": {},
         }})  # fmt: skip
 
-    def terminated(self, error: Exception | None) -> str:
+    def terminated_event(self, error: Exception | None) -> str:
         return _event("Terminated", {**self._ids, "exception": None if error is None else str(error)})
 
     def _source(self, name: str, report: EpochReport, seconds: float, since_last: float) -> dict[str, Any]:
@@ -92,17 +92,17 @@ class QueryEvents:
 
 
 def _durations(epoch: CommittedEpoch) -> dict[str, int]:
-    whole, ran, committing = (round(1000 * part) for part in (epoch.seconds, epoch.ran, epoch.committing))
-    planning = max(0, whole - ran - committing)
-    return {"triggerExecution": whole, "queryPlanning": planning, "addBatch": ran, "commitOffsets": committing}
+    total, ran, committing = (round(1000 * part) for part in (epoch.seconds, epoch.ran, epoch.committing))
+    planning = max(0, total - ran - committing)
+    return {"triggerExecution": total, "queryPlanning": planning, "addBatch": ran, "commitOffsets": committing}
 
 
 def _event_time(report: EpochReport) -> dict[str, str]:
     """The lowest watermark. Without one, before every input has one and once all have ended, it is 0 as in Structured
     Streaming: the UI draws no such watermark, and its page fails if one epoch has a watermark and another has none."""
-    known = [at for at in report.watermarks.values() if at is not None]
-    unknown = len(known) < len(report.watermarks) or not known or min(known) == END_OF_TIME
-    return {"watermark": _time(0 if unknown else min(known))}
+    watermarks = [at for at in report.watermarks.values() if at is not None]
+    unknown = len(watermarks) < len(report.watermarks) or not watermarks or min(watermarks) == END_OF_TIME
+    return {"watermark": _time(0 if unknown else min(watermarks))}
 
 
 def _state(report: EpochReport) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class EventPoster:
 
 
 @contextmanager
-def posted_to_spark(
+def spark_listener(
     job: Job,
     store: str,
     context: GetContext,
@@ -195,9 +195,9 @@ def posted_to_spark(
         running = context()
         if running is not None:
             if not started:
-                poster.post(running, events.started(wall() - epoch.seconds))
+                poster.post(running, events.started_event(wall() - epoch.seconds))
                 started = True
-            poster.post(running, events.progress(epoch, wall()))
+            poster.post(running, events.progress_event(epoch, wall()))
         listener.committed(epoch)
 
     ended_by: Exception | None = None  # an interrupt is no failure
@@ -208,5 +208,5 @@ def posted_to_spark(
         raise
     finally:
         if started:
-            poster.post(context(), events.terminated(ended_by))
+            poster.post(context(), events.terminated_event(ended_by))
         poster.close()

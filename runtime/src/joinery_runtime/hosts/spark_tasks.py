@@ -1,7 +1,7 @@
 """The part of a Spark task that runs in an executor's Python process: a peer's share of an epoch.
 
 With one peer, its task runs the whole epoch. With co-partitioned inputs, a peer's task runs all of its part, and only
-reports go on. Otherwise a task reads, and a task per step follows; what they send each other goes through Spark's
+reports follow. Otherwise a task reads, and a task per step follows; what they send each other goes through Spark's
 shuffle as (peer, parcel) and (peer, (shard, report)) (`engine.exchange`). A task consumes all of its input, even when
 it fails: PySpark ends a process that has not read its input to the end, and with it consumers, connections and caches.
 """
@@ -71,9 +71,9 @@ class PeerTask:
     work: EpochWork
     peers: WorkerProcesses
 
-    def whole(self, given: Iterable[object]) -> Iterator[EpochOutcome | TaskFailure]:
+    def run_whole_epoch(self, partition: Iterable[object]) -> Iterator[EpochOutcome | TaskFailure]:
         """The task of an only peer: runs the whole epoch."""
-        deque(given, maxlen=0)
+        deque(partition, maxlen=0)
         try:
             process = process_for(self.setup, self.peers.threads)
             yield run_epoch(process.worker, self.work, _attempt(), process.threads)
@@ -82,9 +82,9 @@ class PeerTask:
         except JoineryError as error:
             yield TaskFailure(error)
 
-    def read(self, peer: int, given: Iterable[Sequence[Range]]) -> Iterator[Carried]:
+    def read(self, peer: int, partition: Iterable[Sequence[Range]]) -> Iterator[Carried]:
         """Reads a peer's ranges. Rows for its own shards stay in the executor."""
-        shares = list(given)
+        shares = list(partition)
         try:
             process = process_for(self.setup, self.peers.threads)
             local = LocalParcels(_local_directory() / f"joinery-{self.setup.digest}-exchange", self.work, _attempt())
@@ -92,17 +92,17 @@ class PeerTask:
                 for receiver, item in self._read_packed(process, ranges):
                     yield receiver, local.put(item) if receiver == peer and isinstance(item, Parcel) else item
         except JoineryError as error:
-            yield from self._to_everybody(error)
+            yield from self._broadcast_failure(error)
 
-    def share(self, peer: int, given: Iterable[Sequence[Range]]) -> Iterator[Carried]:
+    def share(self, peer: int, partition: Iterable[Sequence[Range]]) -> Iterator[Carried]:
         """Runs a peer's part of an epoch with co-partitioned inputs. The reports go to the first peer, which
         collects."""
-        shards, shares = self.work.plan.shards, list(given)
+        shards, shares = self.work.plan.shards, list(partition)
         try:
             process, own = process_for(self.setup, self.peers.threads), self.peers.shards_of(peer, shards)
             ranges = [planned for share in shares for planned in share]
-            made = run_share(process.worker, self.work, ranges, own, _attempt(), process.threads)
-            yield from ((0, (shards, report)) for report in made)
+            reports = run_share(process.worker, self.work, ranges, own, _attempt(), process.threads)
+            yield from ((0, (shards, report)) for report in reports)
         except Superseded:
             raise
         except JoineryError as error:
@@ -115,13 +115,13 @@ class PeerTask:
         except Superseded:
             raise
         except JoineryError as error:
-            yield from self._to_everybody(error)
+            yield from self._broadcast_failure(error)
 
     def _stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
         work, shards, attempt = self.work, self.work.plan.shards, _attempt()
         inbox: Inbox = defaultdict(deque)
         local: list[LocalParcel] = []
-        for item in _received(carried):
+        for item in _receive(carried):
             if isinstance(item, LocalParcel):
                 local.append(item)
             else:
@@ -131,11 +131,11 @@ class PeerTask:
         for parcel in self._read_again(process, peer) if own_rows is None else own_rows:
             _deliver(inbox, parcel)
         own = self.peers.shards_of(peer, shards) if number < self.setup.steps else []
-        made = run_step(process.worker, work, number, own, inbox, attempt, process.threads)
+        outgoing = run_step(process.worker, work, number, own, inbox, attempt, process.threads)
         if number < self.setup.stages - 1:
-            yield from self._packed(made)
+            yield from self._pack(outgoing)
             return
-        reports = [report for _, report in made]
+        reports = [report for _, report in outgoing]
         if number < self.setup.steps and any(isinstance(report, LateRecords) for report in reports):
             raise LettersAfterSteps(
                 f"Epoch {work.plan.epoch} has rows that are too large for the output",
@@ -154,13 +154,13 @@ class PeerTask:
                 yield item
 
     def _read_packed(self, process: _Process, ranges: Sequence[Range]) -> Iterator[tuple[int, Parcel | Sent]]:
-        return self._packed(read_ranges(process.worker, self.work, ranges, process.threads))
+        return self._pack(read_ranges(process.worker, self.work, ranges, process.threads))
 
-    def _packed(self, sent: Iterable[Sent]) -> Iterator[tuple[int, Parcel | Sent]]:
+    def _pack(self, sent: Iterable[Sent]) -> Iterator[tuple[int, Parcel | Sent]]:
         shards = self.work.plan.shards
         return packed(sent, lambda shard: self.peers.owner(shard, shards))
 
-    def _to_everybody(self, error: JoineryError) -> Iterator[Carried]:
+    def _broadcast_failure(self, error: JoineryError) -> Iterator[Carried]:
         """Sends the error to all peers: Spark may have rerun this task for one of them only, with the others done."""
         yield from ((peer, TaskFailure(error)) for peer in range(self.peers.count))
 
@@ -170,7 +170,7 @@ def _deliver(inbox: Inbox, item: Parcel | Sent) -> None:
         inbox[shard].append(block)
 
 
-def _received(carried: Iterable[Carried]) -> Iterator[Parcel | LocalParcel | Sent]:
+def _receive(carried: Iterable[Carried]) -> Iterator[Parcel | LocalParcel | Sent]:
     failures: list[TaskFailure] = []
     for _, sent in carried:
         if isinstance(sent, TaskFailure):
@@ -197,8 +197,8 @@ _processes: dict[str, _Process] = {}
 
 def process_for(setup: WorkerSetup, threads: int) -> _Process:
     """This process, with the setup's worker and this number of threads."""
-    known = _processes.get(setup.digest)
-    if known is None:
+    process = _processes.get(setup.digest)
+    if process is None:
         _processes.clear()
         worker = setup.build(_local_directory() / f"joinery-{setup.digest}")
         # A call of the Kafka client returns thousands of records, an object each, which die together. Collecting
@@ -206,12 +206,12 @@ def process_for(setup: WorkerSetup, threads: int) -> _Process:
         collect_rarely()
         # PySpark collects garbage after every task, which would take 50 ms for everything that was imported.
         gc.freeze()
-        known = _Process(worker, Threads(threads))
-    elif known.threads.count != threads:
-        known.threads.close()
-        known = _Process(known.worker, Threads(threads))
-    _processes[setup.digest] = known
-    return known
+        process = _Process(worker, Threads(threads))
+    elif process.threads.count != threads:
+        process.threads.close()
+        process = _Process(process.worker, Threads(threads))
+    _processes[setup.digest] = process
+    return process
 
 
 def _local_directory() -> Path:

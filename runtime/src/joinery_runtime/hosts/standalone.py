@@ -28,24 +28,24 @@ def check_admitted(context: SparkContext) -> None:
     addresses = master.removeprefix("spark://").split(",")
     raise EnvironmentProblem(
         f"The Spark cluster {master} does not admit the job",
-        facts="; ".join(refusal(address, master, settings) for address in addresses),
+        facts="; ".join(rejection_reason(address, master, settings) for address in addresses),
         todo="Have spark.authenticate, spark.network.crypto and spark.ssl.rpc say the same in spark-defaults.conf of "
         "the master, of the workers and of this machine (docs/security.md#standalone)",
     )
 
 
-def refusal(address: str, master: str, settings: Mapping[str, str]) -> str:
+def rejection_reason(address: str, master: str, settings: Mapping[str, str]) -> str:
     """Say how the master at an address differs from a job with these settings."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), _PATIENCE_S).close()
     except OSError as error:
         return f"spark.master names {address}: {error.strerror or error}"
-    ours, theirs = speaks_tls(master, settings), _handshake(host, int(port), None) is None
-    if ours != theirs:
-        both = ("speaks TLS", "does not speak TLS")
-        return f"{address} {both[not theirs]}, and the job {both[not ours]} ({SPEAKS_TLS})"
-    trusted = ssl_setting(settings, CERTIFICATE) if ours else ""
+    job_uses_tls, master_uses_tls = speaks_tls(master, settings), _handshake(host, int(port), None) is None
+    if job_uses_tls != master_uses_tls:
+        words = {True: "speaks TLS", False: "does not speak TLS"}
+        return f"{address} {words[master_uses_tls]}, and the job {words[job_uses_tls]} ({SPEAKS_TLS})"
+    trusted = ssl_setting(settings, CERTIFICATE) if job_uses_tls else ""
     if trusted and (distrust := _handshake(host, int(port), trusted)):
         return f"the certificate of {address} does not fit those in {trusted} ({CERTIFICATE}): {distrust}"
     return f"{address} answers but rejects the job: {SECRET} or spark.network.crypto differs there"

@@ -83,8 +83,8 @@ class _Trace:
         self.rows = self._environment.output.take()
         rows = in_order(self.rows, JsonStyle(nested=self._job.nested_columns))
         line = {"output": rows, "watermarks": self._watermarks()}
-        found = {name: dict(counts) for name, counts in dropped.items() if counts}
-        line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": found} if found else {})
+        nonempty_drops = {name: dict(counts) for name, counts in dropped.items() if counts}
+        line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": nonempty_drops} if nonempty_drops else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
         letters = [row for table in self._environment.dead_letters.take() for row in table.to_pylist()]
         letters.sort(key=lambda row: (row["input"], row["partition"], row["offset"]))
@@ -109,7 +109,7 @@ class _Trace:
             self._shards = step["rescale"]
             self._planner.rescale(self._shards)
             return []
-        self._take_in(step)
+        self._apply_input(step)
         first = self._driver.plan(always=True)
         assert first is not None, "a plan is made always"
         reports = [self._driver.commit(first, self._driver.run(first), last=True)]
@@ -118,7 +118,7 @@ class _Trace:
             reports.append(self._driver.commit(plan, self._driver.run(plan), last=True))
         return reports
 
-    def _take_in(self, step: Step) -> None:
+    def _apply_input(self, step: Step) -> None:
         if "end" in step:
             for log in self._logs.values():
                 log.final = True
@@ -130,19 +130,19 @@ class _Trace:
             self._logs[name].append(rows)
             self._idleness.set_active(name, rows)
 
-    def _reset_watermarks(self, wanted: Mapping[str, int]) -> None:
+    def _reset_watermarks(self, watermarks: Mapping[str, int]) -> None:
         """Does what `joinery state reset --watermark` does to a stopped job."""
         record = self._store.record(self._job.name)
         assert record is not None, "the trace's driver has acquired the job"
-        lowered = lower_watermarks(self._job, self._pipeline, record, self._store, wanted)
+        lowered = lower_watermarks(self._job, self._pipeline, record, self._store, watermarks)
         self._store.reset_offsets(
             self._job.name, lowered.offsets(record), replaced=lowered.replaced, by=lowered.written
         )
 
     def _restart(self) -> None:
-        who = identity(self._job, self._pipeline, lambda _: None)
+        job_identity = identity(self._job, self._pipeline, lambda _: None)
         settings = replace(
-            plan_settings(self._job, who),
+            plan_settings(self._job, job_identity),
             shards=self._shards,
             budget=Budget(2**62, 2**62),
             co_partitioned=False,  # the rows of a trace do not come from a topic
@@ -151,7 +151,7 @@ class _Trace:
         host = self._environment.host(self._job, self._logs)
         dead = self._environment.dead_letters if self._job.spec.dead_letter else None
         parts = DriverParts(self._store, self._planner, host, self._environment.output, dead)
-        self._driver = Driver(who, self._pipeline, parts, now_ms=lambda: 0, wall_ms=lambda: self._clock)
+        self._driver = Driver(job_identity, self._pipeline, parts, now_ms=lambda: 0, wall_ms=lambda: self._clock)
         self._driver.recover()
 
     def _committed_watermarks(self) -> dict[str, int | None]:

@@ -51,10 +51,10 @@ def in_order(tables: Sequence[pa.Table], style: JsonStyle = PLAIN) -> list[dict[
 
 def ordered(tables: Sequence[pa.Table]) -> pa.Table:
     """Rows of a step in the defined order, without ORDER_COLUMNS. There has to be at least one table."""
-    found = pa.concat_tables(tables)
-    rows = found.drop_columns(list(ORDER_COLUMNS))
+    table = pa.concat_tables(tables)
+    rows = table.drop_columns(list(ORDER_COLUMNS))
     # Rows of a chain of joins may share a place, that of the record that arrived last. Then their values decide.
-    keys = list(zip(*(found.column(name).to_pylist() for name in ORDER_COLUMNS), rows_to_json(rows), strict=True))
+    keys = list(zip(*(table.column(name).to_pylist() for name in ORDER_COLUMNS), rows_to_json(rows), strict=True))
     return rows.take(sorted(range(len(keys)), key=keys.__getitem__))
 
 

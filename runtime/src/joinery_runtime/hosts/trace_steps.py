@@ -45,24 +45,24 @@ def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
     for name, rows in rows_by_input(step).items():
         for at, row in enumerate(rows):
             if row.get(HISTORY) and by_name[name].history is None:
-                what = f"step {number}: row {at} of {name!r} has {HISTORY}, and the input has no history"
+                summary = f"step {number}: row {at} of {name!r} has {HISTORY}, and the input has no history"
                 todo = f"Give the input a history, or leave {HISTORY} out"
-                raise JoineryError(what, facts=json.dumps(row), todo=todo)
+                raise JoineryError(summary, facts=json.dumps(row), todo=todo)
             if DELETE in row:
                 _check_deletion(f"step {number}: row {at} of {name!r}", row, by_name[name].table)
 
 
-def _check_deletion(place: str, row: Mapping[str, Any], table: Table | None) -> None:
+def _check_deletion(row_label: str, row: Mapping[str, Any], table: Table | None) -> None:
     if table is None:
         todo = f"Only rows of a table may have {DELETE}; give the input table: {{key: [...]}}, or leave {DELETE} out"
-        raise JoineryError(f"{place} deletes, and the input is no table", facts=json.dumps(row), todo=todo)
+        raise JoineryError(f"{row_label} deletes, and the input is no table", facts=json.dumps(row), todo=todo)
     if row[DELETE] is not True:
         todo = f"A deletion has {DELETE}: true, any other row has no {DELETE}"
-        raise JoineryError(f"{place} has {DELETE}: {json.dumps(row[DELETE])}", facts=json.dumps(row), todo=todo)
+        raise JoineryError(f"{row_label} has {DELETE}: {json.dumps(row[DELETE])}", facts=json.dumps(row), todo=todo)
     missing = [name for name in table.key if name not in row]
     if missing:
         todo = f"A deletion names its key: {', '.join(table.key)}"
-        raise JoineryError(f"{place} deletes without {', '.join(missing)}", facts=json.dumps(row), todo=todo)
+        raise JoineryError(f"{row_label} deletes without {', '.join(missing)}", facts=json.dumps(row), todo=todo)
 
 
 def rows_by_input(step: Step) -> Mapping[str, Sequence[Mapping[str, Any]]]:
@@ -71,10 +71,10 @@ def rows_by_input(step: Step) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 
 def _are_rows(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) and _has_place(row) for row in value)
+    return isinstance(value, list) and all(isinstance(row, dict) and _has_valid_fields(row) for row in value)
 
 
-def _has_place(row: Mapping[str, Any]) -> bool:
+def _has_valid_fields(row: Mapping[str, Any]) -> bool:
     headers = row.get(HEADERS, {})
     return (
         _count(row.get(PARTITION, 0))

@@ -14,7 +14,7 @@ from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.errors import EnvironmentProblem
-from joinery_runtime.hosts.own_secrets import restored
+from joinery_runtime.hosts.own_secrets import with_own_secrets
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
@@ -50,7 +50,7 @@ class WorkerBuilder:
 
     def __call__(self, cache: Path) -> Worker:
         """Builds the worker. Raises EnvironmentProblem if a secret cannot be read."""
-        job = with_secrets(self.job if self.job_file is None else restored(self.job, self.job_file))
+        job = with_secrets(self.job if self.job_file is None else with_own_secrets(self.job, self.job_file))
         load_kernels(job)  # here, which the first epoch on Spark does not wait for if another one runs meanwhile
         if self.memory is not None:
             return worker_of(job, self.memory.connect(), None, cache)
@@ -59,7 +59,7 @@ class WorkerBuilder:
 
 
 @contextmanager
-def worker_here(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path) -> Iterator[Worker]:
+def local_worker(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path) -> Iterator[Worker]:
     """Yields a worker as `worker_of` makes it, and closes its readers at the end."""
     inputs = JobInputs(job)
     try:

@@ -29,8 +29,8 @@ def load() -> None:
 
 
 def _is_archive_of_spark(entry: str) -> bool:
-    place = PurePath(entry)
-    return place.suffix == ".zip" and place.name.startswith(("pyspark", "py4j"))
+    path = PurePath(entry)
+    return path.suffix == ".zip" and path.name.startswith(("pyspark", "py4j"))
 
 
 def main() -> None:

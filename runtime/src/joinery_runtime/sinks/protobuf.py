@@ -21,7 +21,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
-from joinery_runtime.protobuf_schemas import InvalidSchema, compiled, imports_of
+from joinery_runtime.protobuf_schemas import InvalidSchema, compile_schema, imports_of
 from joinery_runtime.registry_client import SchemaRejected
 from joinery_runtime.sinks.schema_output import SchemaOutput, framed
 
@@ -60,7 +60,7 @@ class ProtobufRows:
 
 @functools.lru_cache(maxsize=16)
 def _message(schema: str, imports: tuple[tuple[str, str], ...]) -> Any:
-    return message_factory.GetMessageClass(compiled(schema, dict(imports)).at([0]))
+    return message_factory.GetMessageClass(compile_schema(schema, dict(imports)).at([0]))
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -201,7 +201,7 @@ class ProtobufOutput(SchemaOutput):
     def _compiled(self, text: str, imports: Mapping[str, str], where: str) -> Any:
         """Compiles a schema, and returns its first message."""
         try:
-            return compiled(text, imports).at([0])
+            return compile_schema(text, imports).at([0])
         except (InvalidSchema, LookupError) as error:
             todo = "Name other columns with `as` in select, or register a schema of Protobuf that has such a message"
             raise self.problem(f"{where} is not valid", str(error).rstrip("."), todo) from error

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from joinery_runtime.disk import is_full, temporary_folder, writing
+from joinery_runtime.disk import explain_full_disk, is_full, temporary_folder
 from joinery_runtime.errors import SourceError
 
 Bytes = npt.NDArray[np.uint8]
@@ -151,7 +151,7 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
             _unpacked.move_to_end(key)
             return _unpacked[key]
         with (
-            writing(f"the unpacked input file {path}", temporary_folder()),
+            explain_full_disk(f"the unpacked input file {path}", temporary_folder()),
             tempfile.TemporaryFile(prefix="joinery-input-") as target,
         ):
             try:

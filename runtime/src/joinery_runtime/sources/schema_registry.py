@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.errors import JoineryError, SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.protobuf_schemas import ProtobufSchema, compiled, imports_of
+from joinery_runtime.protobuf_schemas import ProtobufSchema, compile_schema, imports_of
 from joinery_runtime.registry_client import Registry, SchemaRejected
 from joinery_runtime.schema_references import references_of
 from joinery_runtime.sources.avro_bounds import schema_document
@@ -141,7 +141,7 @@ class Schemas:
         return fastavro.parse_schema(schema_document(found.schema_str), named)
 
     def _compiled(self, found: Any) -> ProtobufSchema:
-        return compiled(found.schema_str, imports_of(found, self._referenced))
+        return compile_schema(found.schema_str, imports_of(found, self._referenced))
 
     def _referenced(self, found: Any) -> Iterator[tuple[str, Any]]:
         """Yields the schemas that a schema refers to, with the names that it uses for them."""

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from joinery_runtime.errors import StateError, StoreUnavailable
-from joinery_runtime.postgres_client import CATALOG_ONLY, advice, connect, is_away, is_stale, parsed
+from joinery_runtime.postgres_client import CATALOG_ONLY, advice, connect, is_away, is_stale, parse_dsn
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -148,7 +148,7 @@ def describe(parameters: dict[str, Any]) -> str:
 
 def _parse(dsn: str) -> dict[str, Any]:
     try:
-        parameters = parsed(dsn)
+        parameters = parse_dsn(dsn)
     except psycopg.Error:
         raise _bad_dsn("it is neither a postgresql:// address nor a list of key=value pairs") from None
     if any("@" in str(parameters.get(name, "")) for name in ("host", "port", "dbname")):

@@ -16,7 +16,7 @@ from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Sca
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import Rates, StateSize
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.status.history import About, MetricSamples
+from joinery_runtime.hosts.status.history import JobDescription, MetricSamples
 from joinery_runtime.hosts.status.snapshot import JobSnapshot
 from joinery_runtime.state.store import StoredSavepoint
 
@@ -25,7 +25,7 @@ REFRESH_EVERY_S = 1.0  # an idle loop turns four times a second
 SAVEPOINTS_EVERY_S = 30.0
 EPOCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
-NOTHING_SAID = About()
+NO_DESCRIPTION = JobDescription()
 
 Idle = Callable[[], Mapping[str, Collection[str]]]
 Savepoints = Callable[[], Sequence[StoredSavepoint]]
@@ -35,9 +35,10 @@ class Liveness:
     """Whether a job's loop still makes progress. The loop's thread is the one that makes this object.
 
     Progress is a turn of the loop, a committed epoch, a problem that is reported and waited out (an outside system that
-    is away, missing executors), a step of the start, and, while an epoch runs, a Spark task that ended or an executor
-    that came or went. So an epoch may take as long as it needs, and so may an outage. A loop is not alive once its
-    thread has ended, or once `stalled_after_s` have passed without progress. `running` is a monotonic clock in seconds.
+    does not answer, missing executors), a step of the start, and, while an epoch runs, a Spark task that ended or an
+    executor that came or went. So an epoch may take as long as it needs, and so may an outage. A loop is not alive once
+    its thread has ended, or once `stalled_after_s` have passed without progress. `running` is a monotonic clock in
+    seconds.
     """
 
     def __init__(self, stalled_after_s: float, running: Callable[[], float] = time.monotonic) -> None:
@@ -68,9 +69,9 @@ class Board:
         liveness: Liveness,
         wall: Callable[[], float] = time.time,
         running: Callable[[], float] = time.monotonic,
-        about: About = NOTHING_SAID,
+        description: JobDescription = NO_DESCRIPTION,
     ) -> None:
-        self.job, self.inputs, self.about = job, tuple(inputs), about
+        self.job, self.inputs, self.description = job, tuple(inputs), description
         self.history = MetricSamples()
         self.liveness = liveness
         self.wall, self._running = wall, running
@@ -98,7 +99,7 @@ class Board:
 
     # --- write ------------------------------------------------------------------------------------------------------
 
-    def recording(
+    def recording_listener(
         self, listener: JobListener, *, idle: Idle, savepoints: Savepoints, settle: bool = False
     ) -> JobListener:
         """A listener for drivers that are about to recover. It updates this board and passes everything on. `idle`
@@ -138,7 +139,7 @@ class Board:
 
         return replace(listener, started=started, committed=committed, retrying=retrying, polled=polled, scaled=scaled)
 
-    def recording_outages(self, listener: JobListener) -> JobListener:
+    def outage_listener(self, listener: JobListener) -> JobListener:
         """A listener that notes on this board what the job waits for, even at its start, and passes everything on."""
 
         def waiting(outage: Outage) -> None:
@@ -217,7 +218,7 @@ class Board:
             too_hot=report.too_hot,
             input_warnings=report.input_warnings,
             late_warnings=report.late_warnings,
-            held=report.held,
+            unpublished_rows=report.held,
             runs_on=report.runs_on,
             error=None,
         )

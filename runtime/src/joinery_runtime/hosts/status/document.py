@@ -40,7 +40,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         rows_per_second=None if rates is None else round(sum(rates.values())),
         rows_in=None if snapshot.totals is None else sum(snapshot.totals.rows_in.values()),
         rows_out=None if snapshot.totals is None else snapshot.totals.rows_out,
-        rows_held=snapshot.held,
+        rows_held=snapshot.unpublished_rows,
         late=None if snapshot.totals is None else snapshot.totals.late,
         state_bytes=None if snapshot.state is None else snapshot.state.bytes,
         sides=tuple(_sides(snapshot)),
@@ -60,20 +60,22 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
 def history_document(board: Board, since: int) -> HistoryDocument:
     """The answer to `/history`, with the samples and epochs later than `since`, in ms since 1970."""
     snapshot, now = board.snapshot, board.wall()
-    totals, about = snapshot.totals or Totals(), board.about
+    totals, description = snapshot.totals or Totals(), board.description
     names = dict.fromkeys((*totals.dropped, *(name for name, count in totals.dead.items() if count)))
     return HistoryDocument(
         job=board.job,
-        title=about.title,
-        sources=tuple(InputSource(name=name, source=(about.sources or {}).get(name, "")) for name in board.inputs),
-        output=about.output,
-        explanation=about.explanation,
+        title=description.title,
+        sources=tuple(
+            InputSource(name=name, source=(description.sources or {}).get(name, "")) for name in board.inputs
+        ),
+        output=description.output,
+        explanation=description.explanation,
         now=round(now * 1000),
         samples=board.history.samples(since),
         epochs=board.history.epochs(since),
         partitions=tuple(slowest(snapshot, now)),
         dropped={name: {**totals.dropped.get(name, {}), **_dead(totals, name)} for name in names},
-        scalings=tuple(_scaling(*each) for each in board.history.scalings()),
+        scalings=tuple(_scaling(scaling, at) for scaling, at in board.history.scalings()),
     )
 
 

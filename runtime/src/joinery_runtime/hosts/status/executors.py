@@ -161,12 +161,12 @@ def _scales_to_zero(context: SparkContext) -> bool:
 
 
 def _facts(error: Exception) -> str:
-    known = isinstance(error, (Py4JError, ConnectionError))
-    return cause(error) if known else f"{type(error).__name__}: {error}"
+    is_connection_error = isinstance(error, (Py4JError, ConnectionError))
+    return cause(error) if is_connection_error else f"{type(error).__name__}: {error}"
 
 
 @contextmanager
-def watched(watch: SparkWatch) -> Iterator[None]:
+def run_watch(watch: SparkWatch) -> Iterator[None]:
     closed = Event()
     thread = threading.Thread(target=watch.run, args=(closed,), name="joinery-spark-watch", daemon=True)
     thread.start()

@@ -24,7 +24,7 @@ SLOWEST = 5  # how many partitions of an input are shown
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class JobDescription:
     """What the job's file says: which kind of join it is, where each input comes from, where the rows go, and the
     output of `joinery explain`."""
 
@@ -34,9 +34,9 @@ class About:
     explanation: str = ""
 
     @classmethod
-    def of(cls, job: Job) -> About:
+    def of(cls, job: Job) -> JobDescription:
         plan = explain(job)
-        return cls(plan.title, {each.name: each.source for each in plan.inputs}, plan.output, plan.render())
+        return cls(plan.title, {source.name: source.source for source in plan.inputs}, plan.output, plan.render())
 
 
 class Sample(Message):
@@ -120,9 +120,9 @@ class MetricSamples:
         with self._lock:
             self._recent.append((running, _sample(snapshot, wall)))
             while running - self._recent[0][0] > RECENT_S:
-                taken, oldest = self._recent.popleft()
-                if not self._older or taken - self._older[-1][0] >= OLDER_EVERY_S:
-                    self._older.append((taken, oldest))
+                sampled_at, oldest = self._recent.popleft()
+                if not self._older or sampled_at - self._older[-1][0] >= OLDER_EVERY_S:
+                    self._older.append((sampled_at, oldest))
 
     def committed(self, progress: CommittedEpoch, at: float) -> None:
         report = progress.report
@@ -179,10 +179,12 @@ def slowest(snapshot: JobSnapshot, wall: float) -> Iterator[PartitionSample]:
         if state.progress.ended:
             continue
         idle = snapshot.idle_partitions.get(name, ())
-        ordered = sorted(
-            state.progress.highest.items(), key=lambda each: (each[0] in idle, each[1] is not None, each[1])
-        )
-        for partition, highest in ordered[:SLOWEST]:
+        by_partition = state.progress.highest
+        ordered = sorted(by_partition, key=lambda ref: (ref in idle, by_partition[ref] is not None, by_partition[ref]))
+        for partition in ordered[:SLOWEST]:
             yield PartitionSample(
-                input=name, partition=partition, behind=behind_ms(highest, wall), idle=partition in idle
+                input=name,
+                partition=partition,
+                behind=behind_ms(by_partition[partition], wall),
+                idle=partition in idle,
             )

@@ -85,7 +85,7 @@ def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
         "state_segments": ("Live segments.", None if state is None else state.segments),
         "hottest_key_rows": ("Rows of the key with the most.", snapshot.hottest[0].rows if snapshot.hottest else None),
         "hot_keys": ("Keys with more rows than hotKeyWarning, ten at most.", len(snapshot.too_hot)),
-        "rows_held": ("Rows of committed epochs that the output does not show yet.", snapshot.held),
+        "rows_held": ("Rows of committed epochs that the output does not show yet.", snapshot.unpublished_rows),
         "amplification": ("Rows out per record in, of the newest epoch.", snapshot.amplification),
     }
     for name, (text, value) in gauges.items():
@@ -116,16 +116,16 @@ def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
     read = CounterMetricFamily("joinery_rows_in", "Records read since the state began.", labels=["input"])
     dead = CounterMetricFamily("joinery_dead_letters", "Records that could not be used.", labels=["input"])
     dropped = CounterMetricFamily("joinery_dropped", "Rows that went no further.", labels=["input", "reason"])
-    gone = CounterMetricFamily(
+    after_eviction = CounterMetricFamily(
         "joinery_after_eviction", "Rows that came when partners of them may have left the state.", labels=["input"]
     )
     for name in board.inputs:
-        gone.add_metric([name], totals.after_eviction.get(name, 0))
+        after_eviction.add_metric([name], totals.after_eviction.get(name, 0))
         read.add_metric([name], totals.rows_in.get(name, 0))
         dead.add_metric([name], totals.dead.get(name, 0))
         for reason, count in ({"late": 0} | dict(totals.dropped.get(name, {}))).items():
             dropped.add_metric([name, reason], count)
-    yield from (read, dead, dropped, gone)
+    yield from (read, dead, dropped, after_eviction)
 
 
 def _sides(snapshot: JobSnapshot, totals: Totals) -> Iterator[Metric]:
@@ -135,12 +135,12 @@ def _sides(snapshot: JobSnapshot, totals: Totals) -> Iterator[Metric]:
     for name, text in sizes.items():
         gauge = GaugeMetricFamily(f"joinery_side_{name}", text, labels=labels)
         for part, size in snapshot.parts.items():
-            gauge.add_metric(_place(part), getattr(size, name))
+            gauge.add_metric(_label_values(part), getattr(size, name))
         yield gauge
     for name, text in _SIDE_COUNTS.items():
         counter = CounterMetricFamily(f"joinery_side_{name}", text, labels=labels)
         for part, counts in totals.parts.items():
-            counter.add_metric(_place(part), getattr(counts, name))
+            counter.add_metric(_label_values(part), getattr(counts, name))
         yield counter
 
 
@@ -152,7 +152,7 @@ _SIDE_COUNTS = {
 }
 
 
-def _place(part: str) -> list[str]:
+def _label_values(part: str) -> list[str]:
     return [str(name) for name in place_of(part)]
 
 

@@ -141,8 +141,8 @@ class _Pages:
 
     def answer(self, path: str) -> Answer:
         path, _, query = path.partition("?")
-        place = path[path.rfind("/") :]  # serves under any path, since an Ingress has one per job
-        match place:
+        endpoint = path[path.rfind("/") :]  # serves under any path, since an Ingress has one per job
+        match endpoint:
             case "/status":
                 return _json(driver_status(self._board, self._revision))
             case "/history":
@@ -156,8 +156,8 @@ class _Pages:
                 return _probe(self._board.liveness.problem())
             case "/readyz":
                 return _probe(self._board.snapshot.not_ready)
-            case _ if place in _PAGE:
-                name, content_type = _PAGE[place]
+            case _ if endpoint in _PAGE:
+                name, content_type = _PAGE[endpoint]
                 return 200, content_type, _file(name)
             case _:
                 return _text(404, "/ /status /history /metrics /healthz /readyz")
@@ -180,7 +180,7 @@ def _text(code: int, text: str) -> Answer:
     return code, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
-def _is_known(host: str, own: str) -> bool:
+def _names_this_server(host: str, own: str) -> bool:
     """Whether a request with this Host header may be for this server, which has the name or address `own`."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
@@ -189,7 +189,7 @@ def _is_known(host: str, own: str) -> bool:
     with suppress(ValueError):
         ip_address(name)
         return True
-    named = {each.strip().lower() for each in os.environ.get(NAMES, "").split(",")}
+    named = {server_name.strip().lower() for server_name in os.environ.get(NAMES, "").split(",")}
     return bool(_OWN_NAMES.fullmatch(name)) or name in named | {own.lower(), socket.gethostname().lower()}
 
 
@@ -224,8 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host = self.headers.get("Host")  # older protocols have none, and browsers do not speak them
-        known = host is None or _is_known(host, self.server.host)
-        code, content_type, body = self.server.answer(self.path) if known else _unknown(host or "")
+        names_this_server = host is None or _names_this_server(host, self.server.host)
+        code, content_type, body = self.server.answer(self.path) if names_this_server else _unknown(host or "")
         with suppress(ConnectionError):  # the client has gone
             self.send_response(code)
             self.send_header("Content-Type", content_type)

@@ -39,7 +39,7 @@ class JobSnapshot:
     sides: Mapping[str, SideSpec] = field(default_factory=dict)  # by part of the state
     parts: Mapping[str, StateSize] = field(default_factory=dict)  # by part of the state
     amplification: float | None = None  # of the newest epoch that read something
-    held: int | None = None  # rows of committed epochs that the output does not show yet
+    unpublished_rows: int | None = None  # rows of committed epochs that the output does not show yet
     hottest: tuple[KeyRows, ...] = ()
     too_hot: tuple[KeyRows, ...] = ()
     input_warnings: Mapping[str, str] = field(default_factory=dict)

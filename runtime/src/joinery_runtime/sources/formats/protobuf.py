@@ -20,7 +20,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.protobuf_schemas import InvalidSchema, compiled
+from joinery_runtime.protobuf_schemas import InvalidSchema, compile_schema
 from joinery_runtime.sources.foreign import FRAME
 from joinery_runtime.sources.records import varint
 from joinery_runtime.sources.row_decoder import RefusedRecord, RowDecoder, inside
@@ -173,7 +173,7 @@ def written_with(model: Input) -> Any:
     if model.protobuf_schema is None:
         return Schemas.of(model)
     try:
-        return compiled(model.protobuf_schema, {}).named(model.protobuf_message)
+        return compile_schema(model.protobuf_schema, {}).named(model.protobuf_message)
     except InvalidSchema as error:
         raise SourceError(
             f"Input {model.name}: protobufSchema is no schema of Protobuf", facts=str(error), todo="Correct it"
