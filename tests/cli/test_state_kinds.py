@@ -75,7 +75,7 @@ class TestOuterJoin:
             ("b", 112, True, "on time"),
         ]
         padded, *matched = words_of(self.JOB, self.STORE)
-        assert padded.endswith("; matches nothing any more; has not matched and went out padded")
+        assert padded.endswith("; matches nothing any more; has not matched and was emitted padded")
         assert [words.endswith("; may still match; has matched") for words in matched] == [True, True]
 
     def test_a_row_that_the_next_epoch_closes(self) -> None:
@@ -84,7 +84,7 @@ class TestOuterJoin:
         plan = {**store.epochs("j")[-1].plan, "epoch": 2, "horizons": {"left": [None, 101], "right": [None, None]}}
         store.write_plan("j", record.generation, plan, {})
         (words,) = words_of(self.JOB, store)
-        assert words.endswith("; has not matched: goes out padded with the next epoch")
+        assert words.endswith("; has not matched: is emitted padded with the next epoch")
 
     def test_flags_of_rows_that_matched_in_a_later_epoch(self) -> None:
         store = after(self.JOB, {"input": "a", "rows": [row(100), row(101)]}, {"input": "b", "rows": [row(91)]})
@@ -96,14 +96,14 @@ class TestOuterJoin:
         assert any(meta.part == "left.marks" for meta in (store.record("j") or pytest.fail("it ran")).segments)
         unmatched = after(self.JOB, {"input": "a", "rows": [row(100)]})
         (words,) = words_of(self.JOB, unmatched)
-        assert words.endswith("may still match; has not matched: goes out padded unless it still does")
+        assert words.endswith("may still match; has not matched: is emitted padded unless it still does")
 
     def test_statistics_and_what_goes(self) -> None:
         document = stats(self.JOB, self.STORE).document()
         assert "sessions" not in document
         left, right = document["sides"]
         assert (left["part"], left["step"], left["side"], left["inputs"]) == ("left", 1, "left", ("a",))
-        assert left["goes"].startswith("keeps rows from 1970-01-01T00:00:00.102Z, older ones that never matched go out")
+        assert left["goes"].startswith("keeps rows from 1970-01-01T00:00:00.102Z, unmatched rows older than that are")
         assert left["totals"] == {"stored": 3, "expired": 0, "lookups": 1, "matches": 1, "peak": 3}
         assert (left["rows"], left["expired"], left["expiring"]) == (3, 0, 2)
         assert right["totals"]["lookups"] == 3

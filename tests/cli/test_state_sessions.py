@@ -57,7 +57,7 @@ class TestShow:
         assert first == 'job s, step 1, key k "x": 1 session is kept after epoch 1'
         assert session == (
             f"session {ZERO}.100Z to {ZERO}.105Z, id {reference_hash(['x', 100])}: events 2, total 7; "
-            f"goes out when the watermark of clicks ({ZERO}.105Z) is above {ZERO}.115Z, unless it grows; "
+            f"is emitted when the watermark of clicks ({ZERO}.105Z) is above {ZERO}.115Z, unless it grows; "
             f"forgotten when the watermark of clicks ({ZERO}.105Z) is above {ZERO}.135Z"
         )
 
@@ -66,7 +66,7 @@ class TestShow:
         store = after(JOB, *complete)
         assert [(found["emitted"], found["goes_out"], found["until"]) for found in shown(store)] == [(True, None, 130)]
         assert lines(store)[1].endswith(
-            f"; has gone out; forgotten when the watermark of clicks ({ZERO}.111Z) is above {ZERO}.130Z"
+            f"; has been emitted; forgotten when the watermark of clicks ({ZERO}.111Z) is above {ZERO}.130Z"
         )
         assert shown(after(JOB, *complete, epoch(row(131, "y")))) == []
 
@@ -86,10 +86,11 @@ class TestShow:
     def test_what_the_next_epoch_does(self) -> None:
         rows = epoch(row(100))
         assert lines(planned(after(JOB, rows), sessions=90, complete=101))[1].endswith(
-            f"; goes out with the next epoch; forgotten when the watermark of clicks ({ZERO}.100Z) is above {ZERO}.130Z"
+            "; is emitted with the next epoch; "
+            f"forgotten when the watermark of clicks ({ZERO}.100Z) is above {ZERO}.130Z"
         )
         assert lines(planned(after(JOB, rows), sessions=101, complete=101))[1].endswith(
-            "; goes out with the next epoch; forgotten with the next epoch"
+            "; is emitted with the next epoch; forgotten with the next epoch"
         )
 
     def test_with_late_data_dropped_a_session_goes_out_and_is_forgotten_at_once(self) -> None:
@@ -97,7 +98,7 @@ class TestShow:
         store = after(job, epoch(row(100)))
         assert [(found["goes_out"], found["until"]) for found in shown(store, job=job)] == [(130, 130)]
         assert lines(store, job)[1].endswith(
-            f"; goes out, and is forgotten, when the watermark of clicks ({ZERO}.100Z) is above {ZERO}.130Z, "
+            f"; is emitted, and forgotten, when the watermark of clicks ({ZERO}.100Z) is above {ZERO}.130Z, "
             "unless it grows"
         )
 
@@ -114,11 +115,11 @@ class TestShow:
         assert first.endswith(": 1 session and 1 mark of capped ones are kept after epoch 1")
         assert of_mark == (
             f"mark of a session that reached maxDuration, {ZERO}.100Z to {ZERO}.118Z, "
-            f"id {reference_hash(['x', 100])}: it went out; rows inside it are dropped until "
+            f"id {reference_hash(['x', 100])}: it was emitted; rows inside it are dropped until "
             f"the watermark of clicks ({ZERO}.127Z) is above {ZERO}.148Z"
         )
         due = planned(after(job, epoch(row(100), row(109), row(118), row(127))), sessions=120, complete=120)
-        assert lines(due, job)[1].endswith(": it went out; forgotten with the next epoch")
+        assert lines(due, job)[1].endswith(": it was emitted; forgotten with the next epoch")
 
     def test_without_aggregates(self) -> None:
         job = session_job(aggregates=[])
@@ -183,15 +184,15 @@ class TestStats:
         }
         told = list(found.lines())
         assert (
-            "sessions: 2 open (0 go out with the next epoch), 1 have gone out and take late rows, "
+            "sessions: 2 open (0 to be emitted with the next epoch), 1 emitted and still open to late rows, "
             "1 marks of sessions that reached maxDuration"
         ) in told
-        assert f"  the first goes out when the watermark of clicks is above {ZERO}.135Z" in told
+        assert f"  the first is emitted when the watermark of clicks is above {ZERO}.135Z" in told
         (side,) = found.document()["sides"]
         assert (side["part"], side["side"], side["inputs"], side["step"]) == (SESSIONS, SESSIONS, ("clicks",), 1)
         assert any(line.startswith("rows of sessions (clicks): ") for line in told)
         assert (
-            f"  the next epoch lets those go out whose last row is before {ZERO}.117Z, "
+            f"  the next epoch emits those whose last row is before {ZERO}.117Z, "
             f"forgets sessions whose last row is before {ZERO}.097Z: 0 rows go"
         ) in told
 
@@ -212,4 +213,4 @@ class TestStats:
     def test_a_state_without_sessions(self) -> None:
         found = stats(JOB, after(JOB, epoch()))
         assert found.document()["sessions"]["open"] == 0
-        assert not any("the first goes out" in line for line in found.lines())
+        assert not any("the first is emitted" in line for line in found.lines())

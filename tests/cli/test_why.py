@@ -495,7 +495,7 @@ def test_a_row_of_a_session_that_reached_the_cap_left_with_it(tmp_path: Path) ->
     def stay(offset: int) -> tuple[int | None, str, str]:
         return _retention(_of_trace("sessions/s2-row-inside-a-mark", f"c:0={offset}", tmp_path, 2))
 
-    forced = f"its session, {_at(100)} to {_at(119)}, reached maxDuration and went out"
+    forced = f"its session, {_at(100)} to {_at(119)}, reached maxDuration and was emitted"
     assert [stay(offset) for offset in (0, 1, 2)] == [(1, forced, "s2")] * 3
     kept = f"the watermark of c (not known yet) is above {_at(130)}: then its session leaves"
     assert stay(3) == (None, kept, "s4")  # it has forced the others out
@@ -521,7 +521,11 @@ def test_a_session_that_reached_the_cap_long_after_a_row_came(tmp_path: Path) ->
     trace = next(each for each in load_traces() if each.name == "sessions/s2-row-inside-a-mark")
     steps = [{"input": "c", "rows": [{"k": "a", "ts": ts}]} for ts in (100, 108, 116, 124)]
     left, words, rule = _retention(_of(tmp_path, json.dumps(trace.job), steps, "c:0=0"))
-    assert (left, words, rule) == (4, f"its session, {_at(100)} to {_at(116)}, reached maxDuration and went out", "s2")
+    assert (left, words, rule) == (
+        4,
+        f"its session, {_at(100)} to {_at(116)}, reached maxDuration and was emitted",
+        "s2",
+    )
     left, words, rule = _retention(_of(tmp_path, json.dumps(trace.job), steps[:3], "c:0=0"))
     assert (left, words[-len(_at(126)) - 25 :], rule) == (None, f"{_at(126)}: then its session leaves", "s4")
 

@@ -297,8 +297,8 @@ def _ref(reference: Reference) -> ColumnRef:
 
 
 def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
-    """The side that decides a predicate alone: rows that it refuses are never kept (J4). A table must keep all of its
-    rows, because refusing a version does not make an older one valid."""
+    """Returns the side that decides a predicate alone: rows that fail it are never kept (J4). A table must keep all of
+    its rows, because dropping a version does not make an older one valid."""
     inputs = {ref.input for ref in part.columns}
     if inputs and inputs <= set(left):
         return LEFT
@@ -306,8 +306,8 @@ def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep, kind: J
 
 
 def _moved(steps: Sequence[JoinStep], written: Sequence[Sequence[Expression]]) -> list[list[Expression]]:
-    """Return, by step, the conditions of later steps that it can check already: rows that fail them go out nowhere, so
-    they are dropped and counted where they are read, and need no state. The later step keeps the condition, because
+    """Return, by step, the conditions of later steps that it can check already: rows that fail them are never emitted,
+    so they are dropped and counted where they are read, and need no state. The later step keeps the condition, because
     the state may hold rows from before it was checked earlier. A condition that may fail moves only if no other one
     shields it."""
     moved: list[list[Expression]] = [[] for _ in steps]

@@ -1,8 +1,8 @@
 """The stream-table as-of join of one shard in one epoch (rules A1-A4): inner and left. LEFT is the stream, RIGHT the
 table.
 
-The table's arrivals become versions first. Next the waiting rows whose grace is over go out, by time. Last come the
-stream's arrivals that need not wait, by (partition, offset).
+The table's arrivals become versions first. Next the waiting rows whose grace is over are emitted, by time. Last come
+the stream's arrivals that need not wait, by (partition, offset).
 
 No I/O, no clock, no randomness: the same work gives the same rows.
 """
@@ -73,7 +73,7 @@ class AsOfJoin(Join):
         return 0
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
-        """Looks up every stream row that goes out in this epoch. No stream row is dropped as late (A3)."""
+        """Looks up every stream row that is emitted in this epoch. No stream row is dropped as late (A3)."""
         work, unresolved = _with_unavailable_values(step, work)
         new_versions, expired = _accept_versions(step, work)
         runs = [
@@ -104,9 +104,9 @@ class AsOfJoin(Join):
         return side == RIGHT
 
     def _arriving(self, step: StepSpec, work: StepWork) -> tuple[pa.RecordBatch | None, Run | None]:
-        """Splits the stream's arrivals into those that go out at once, by (partition, offset), and those that wait,
-        for late versions (A3) or for versions that are not read yet (A4). A row that cannot match has nothing to wait
-        for (O2)."""
+        """Splits the stream's arrivals into those that are emitted at once, by (partition, offset), and those that
+        wait, for late versions (A3) or for versions that are not read yet (A4). A row that cannot match has nothing to
+        wait for (O2)."""
         rows = work.arrivals[LEFT]
         if rows is None:
             return None, None
@@ -234,7 +234,7 @@ def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, epoch_ti
     return RowStatus(f"{superseded}: stays for the history retention", fields)
 
 
-# --- what goes out, what stays ----------------------------------------------------------------------------------------
+# --- what is emitted, what stays --------------------------------------------------------------------------------------
 
 
 def _lowest(time: int | None, *reached: int) -> int | None:
@@ -287,7 +287,7 @@ def _of_hashes(run: Run, hashes: np.ndarray) -> pa.RecordBatch:
 
 
 def _due(work: StepWork) -> pa.RecordBatch | None:
-    """The kept rows whose wait ends now, by time. Rows that went out in an earlier epoch may still be stored."""
+    """Returns the kept rows whose wait ends now, by time. Rows emitted in an earlier epoch may still be stored."""
     horizon = work.horizons[LEFT]
     if horizon.current is None:
         return None
@@ -356,7 +356,7 @@ def _pairs(
     step: StepSpec, stream_rows: Selection, runs: Sequence[Run], horizon: int | None, failures: PairFailures
 ) -> Pairs | None:
     """Pairs stream rows with the versions valid at their times, in order of the rows. Leaves out deletions, and pairs
-    that the residual predicate refuses: a refusal never makes an older version valid."""
+    that fail the residual predicate: a failing pair never makes an older version valid."""
     valid = valid_versions(step, stream_rows, runs, horizon)
     if valid is None:
         return None

@@ -42,7 +42,7 @@ class Join(StepOperator):
     matches_by: ClassVar[str]
     """The id of the rule in docs/semantics.md that says which rows match."""
     padded_by: ClassVar[tuple[str, str]]
-    """The ids of the rules for unmatched rows that go out padded: in phase CLOSING, and in phase ARRIVAL."""
+    """The ids of the rules for unmatched rows that are emitted padded: in phase CLOSING, and in phase ARRIVAL."""
 
     @classmethod
     @abstractmethod

@@ -74,7 +74,7 @@ class WindowOutput:
                 )
 
     def pad_arrivals(self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Puts out at once the rows that cannot match (O2), with the windows [start, end)."""
+        """Emits at once the rows that cannot match (O2), with the windows [start, end)."""
         return self._pad(side, rows, start, end, side)
 
     def _match(

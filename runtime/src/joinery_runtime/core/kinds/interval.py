@@ -150,7 +150,11 @@ class IntervalJoin(Join):
     # --- for people ---------------------------------------------------------------------------------------------------
 
     def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        padded = ", older ones that never matched go out padded" if step.sides[side].preserved else ""
+        padded = (
+            ", unmatched rows older than that are emitted with nulls for the other side"
+            if step.sides[side].preserved
+            else ""
+        )
         return f"keeps rows from {format_time(horizons[step.sides[side].part].current)}{padded}"
 
     @property
@@ -204,7 +208,8 @@ _MATCHES = {"on time": "may still match", "late": "may match late rows only", "n
 
 
 def _matched(step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
-    """Says whether a preserved row has matched. One that never does goes out padded when an epoch closes it (O1)."""
+    """Says whether a preserved row has matched. One that never does is emitted padded when an epoch closes it
+    (O1)."""
     spec = step.sides[row.side]
     if row.flagged is None or not spec.preserved:
         return ""
@@ -212,14 +217,14 @@ def _matched(step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
         return "; has matched"
     horizon = epoch_times.horizons[spec.part]
     if horizon.previous is not None and row.ts < horizon.previous:
-        return "; has not matched and went out padded"
+        return "; has not matched and was emitted padded"
     closed = horizon.current is not None and row.ts < horizon.current
-    return f"; has not matched: goes out padded {'with the next epoch' if closed else 'unless it still does'}"
+    return f"; has not matched: is emitted padded {'with the next epoch' if closed else 'unless it still does'}"
 
 
 def _may_go_out(side: SideSpec, horizons: Horizons) -> Watermark:
-    """The lowest event time of a kept row that may still go out in this epoch or a later one. A preserved row goes out
-    when it is closed."""
+    """Returns the lowest event time of a kept row that this epoch or a later one may still emit. A preserved row is
+    emitted when it is closed."""
     horizon = horizons[side.part]
     return horizon.previous if side.preserved else horizon.current
 
@@ -274,7 +279,7 @@ class _IntervalEpoch:
         self.matches = 0
         self.failures = PairFailures()
 
-    # --- what goes out ------------------------------------------------------------------------------------------------
+    # --- what is emitted ----------------------------------------------------------------------------------------------
 
     def closings(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows of preserved sides that leave without ever having matched (O1)."""

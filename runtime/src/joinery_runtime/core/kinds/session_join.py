@@ -1,8 +1,8 @@
 """The join over session windows of one shard in one epoch (rules W1-W4). Both sides' rows form the sessions together.
 
-First the sessions that the horizon closes go out from the state, and their rows are flagged. Then arrivals are judged
-together with the sessions still open, and kept (T3). Only keys that may have something to close or to drop are looked
-at. No I/O, no clock, no randomness: the same work gives the same rows.
+First the sessions that the horizon closes are emitted from the state, and their rows are flagged. Then arrivals are
+judged together with the sessions still open, and kept (T3). Only keys that may have something to close or to drop are
+looked at. No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SessionWindowJoin(Join):
     """Joins rows in sessions that both sides form together, per key: consecutive rows are <= gap apart (W1, S1).
 
     The horizon is `C = min wm - allowedLateness`, one number for both sides. A session is closed when `last + gap < C`.
-    A row is flagged once it has gone out."""
+    A row is flagged once it is emitted."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
     matches_by: ClassVar[str] = "w1"
@@ -103,7 +103,7 @@ class SessionWindowJoin(Join):
         return earlier(horizon, self.gap)
 
     def keep_from(self, side: int, horizon: int) -> int | None:
-        return None  # a session may go on for ever
+        return None  # a session may grow for ever
 
     def kept_for_ms(self, side: int) -> int | None:
         return None
@@ -164,14 +164,14 @@ class SessionWindowJoin(Join):
 
 
 class _SessionRun:
-    """A kept run. `gone` (bool[n]): which of its rows have gone out, in this epoch or before."""
+    """A run of the state. `emitted` (bool[n]): which of its rows have been emitted, in this epoch or before."""
 
     def __init__(self, state_run: StateRun) -> None:
         self.state_run = state_run
         self.emitted = state_run.flags.copy()
 
     def open_rows(self, hashes: np.ndarray) -> Selection:
-        """The rows with these hashes (sorted, distinct) that have not gone out."""
+        """Returns the rows with these hashes (sorted, distinct) that have not been emitted."""
         run = self.state_run.run
         first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
         rows = expand_ranges(first, stop)[1]
@@ -191,7 +191,7 @@ class _SessionJoinEpoch:
         self.late: tuple[np.ndarray, ...] = ()
 
     def flags(self, side: int) -> dict[str, np.ndarray]:
-        """The rows that went out in this epoch: by segment, their row numbers in it."""
+        """Returns the rows emitted in this epoch: by segment, their row numbers in it."""
         newly = [
             (state.state_run, np.flatnonzero(state.emitted & ~state.state_run.flags)) for state in self._state[side]
         ]
@@ -203,14 +203,14 @@ class _SessionJoinEpoch:
         )
 
     def _open_rows(self, hashes: np.ndarray) -> Sides:
-        """The rows with these hashes that have not gone out: a selection for each kept run."""
+        """Returns the rows with these hashes that have not been emitted: a selection for each kept run."""
         left, right = ([state.open_rows(hashes) for state in self._state[side]] for side in SIDES)
         return left, right
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> Iterator[pa.RecordBatch]:
-        """Puts out the sessions whose last row is too far behind the horizon."""
+        """Emits the sessions whose last row is too far behind the horizon."""
         if self._open_from is None:
             return
         runs = [(state.state_run.run, state.emitted) for side in SIDES for state in self._state[side]]
@@ -230,7 +230,7 @@ class _SessionJoinEpoch:
     def _leave(
         self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: GapSessions, closed: np.ndarray
     ) -> Members:
-        """Takes out the rows of a side that are in a closed session: they count as gone from now on."""
+        """Takes out the rows of a side that are in a closed session: they count as emitted from now on."""
         leaving = [
             chosen.where(closed[session_numbers])
             for chosen, session_numbers in zip(rows, _by_selection(number, rows), strict=True)
@@ -277,7 +277,7 @@ class _SessionJoinEpoch:
         return added, {"late": count} if count else {}
 
     def _pad(self, side: int, unjoinable: pa.RecordBatch, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Puts out at once the rows that cannot match (O2), each in a session of its own."""
+        """Emits at once the rows that cannot match (O2), each in a session of its own."""
         chosen = Selection(unjoinable, rows)
         ts = chosen.numbers(TS)
         return self.out.pad_arrivals(side, chosen, ts, ts)

@@ -1,7 +1,7 @@
 """The join over tumbling and hopping windows of one shard in one epoch (rules W1-W4).
 
-First the windows that the horizon closes go out from the state. Then arrivals are judged and kept (T3). An arriving row
-belongs to its open windows only. No I/O, no clock, no randomness: the same work gives the same rows.
+First the windows that the horizon closes are emitted from the state. Then arrivals are judged and kept (T3). An
+arriving row belongs to its open windows only. No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _late(kind: WindowJoin, side: int, rows: pa.RecordBatch, closed: int | None)
 def _pad(
     kind: WindowJoin, side: int, unjoinable: pa.RecordBatch, closed: int | None, out: WindowOutput
 ) -> Iterator[pa.RecordBatch]:
-    """Puts out rows that cannot match, once per window that is still open (O2, W3)."""
+    """Emits rows that cannot match, once per window that is still open (O2, W3)."""
     first, last = kind.windows_of(unjoinable.column(TS).to_numpy())
     open_from = BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1
     first = np.maximum(first, clamp(open_from))

@@ -63,7 +63,7 @@ class Summary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A stored row of a side. `flagged`: it has matched or, in a session window join, has gone out (None: rows of this
+    """A stored row of a side. `flagged`: it has matched or, in a session window join, been emitted (None: rows of this
     part have no flags). `deleted`: it is a table's version that deletes the key."""
 
     side: int
@@ -99,7 +99,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RowStatus:
-    """When a stored row leaves and whether it goes out then, in words and as fields of a document."""
+    """When a stored row leaves and whether it is emitted then, in words and as fields of a document."""
 
     words: str
     fields: Mapping[str, Any] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from joinery_runtime.job.model.duration import format_time
 @dataclass(frozen=True, slots=True)
 class LateRows:
     """Judges rows of an input: those with event times below `accept_from` (ms) are late or, unless `certain`, may be.
-    `watermarks` are those in force, of the inputs that the step joins. `rule` is the kind's `late_rule`."""
+    `watermarks` are the current ones of the inputs that the step joins. `rule` is the kind's `late_rule`."""
 
     accept_from: int
     watermarks: Mapping[str, Watermark]

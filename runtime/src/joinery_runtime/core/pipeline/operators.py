@@ -197,7 +197,7 @@ def multiply(a: Value, b: Value) -> Value:
 
 
 def _scaled(a: Value, b: Value) -> Value:
-    """Multiplies an interval by an integer. Other types are refused unless one is NULL."""
+    """Multiplies an interval by an integer. Rejects other types unless one is NULL."""
     kinds = {a.type, b.type}
     if DURATION in kinds and all(kind == DURATION or pa.types.is_integer(kind) for kind in kinds) and len(kinds) == 2:
         return pc.multiply_checked(*(v.cast(DURATION if v.type == DURATION else pa.int64()) for v in (a, b)))
@@ -266,8 +266,8 @@ def cast(value: Value, kind: pa.DataType) -> Value:
 
 
 def unreadable(values: pa.StringArray, kind: pa.DataType) -> pa.BooleanArray:
-    """Finds texts that do not begin like a value of the kind, so that `cast` certainly refuses them; NULL is not one.
-    This finds many at once. `cast` may still refuse some of the others."""
+    """Finds texts that do not begin like a value of the kind, so that `cast` certainly fails on them; NULL is not one.
+    This finds many at once. `cast` may still fail on some of the others."""
     if pa.types.is_integer(kind):
         pattern = "^-?([0-9]+|0[xX][0-9a-fA-F]+)$"
     elif pa.types.is_boolean(kind):

@@ -1,6 +1,6 @@
 """Turns decoded rows into prepared rows: event time, key hash, one-sided predicate, only the columns that are stored.
 
-Rows that do not go on are counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4),
+Rows that are dropped are counted by reason (rule T10): `null_key` (J4), `filtered` (the side's own predicate, J4),
 `future` (T11), and `late` where late records go to the dead letters (J6, W2, S4). Rows are reported for the dead-letter
 output (T8) if their event time is null, out of range or too far ahead (T11), if they are late, if an expression fails
 on them, or if a co-partitioned input has them outside their key's partition. Rows of the previous step go through
@@ -61,10 +61,10 @@ NO_CHECKS = RecordChecks()
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The result of preparing a batch. `rows` go on. `lowest` and `highest` are event times over all readable rows,
-    dropped ones included, and `disorder` is the most (ms) that one is behind an earlier one. `dropped` counts rows by
-    reason. `bad` maps positions of unusable rows to the reason. `left_out` are positions of rows for which the input's
-    own condition is not true (None: it has none)."""
+    """The result of preparing a batch. `rows` are those for the step. `lowest` and `highest` are event times over all
+    readable rows, dropped ones included, and `disorder` is the most (ms) that one is behind an earlier one. `dropped`
+    counts rows by reason. `bad` maps positions of unusable rows to the reason. `left_out` are positions of rows for
+    which the input's own condition is not true (None: it has none)."""
 
     rows: pa.RecordBatch
     lowest: int | None

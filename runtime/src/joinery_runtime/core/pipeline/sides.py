@@ -28,7 +28,7 @@ SIDES: Final = (LEFT, RIGHT)
 
 FLAGS: Final = ".marks"  # suffix of the part that holds another part's flags
 SESSIONS: Final = "sessions"  # the part of the state of a job of sessions
-COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have gone out (S5)
+COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have been emitted (S5)
 
 
 class Placement(Enum):
@@ -45,9 +45,9 @@ class Intake:
     """How decoded rows, or rows of the previous step, become prepared rows of a side.
 
     - `schema`: the incoming columns. `event_time`: the column that becomes `$ts`.
-    - `keys`: the key columns in the step's order. `stored`: the user columns that go on.
+    - `keys`: the key columns in the step's order. `stored`: the user columns that are kept.
     - `predicate`: the part of the condition that this side alone decides.
-    - `preserved`: rows that cannot match go on, with `$joinable` false.
+    - `preserved`: rows that cannot match are kept, with `$joinable` false.
     - `table`: rows are versions and carry `$deleted`.
     - `chained`: the previous step made the rows; their columns are called `<input>.<column>`.
     - `computed`: the last columns of the schema, computed from the others by expressions.
@@ -110,7 +110,7 @@ class SideSpec:
 
     @property
     def complete(self) -> str:
-        """The name of the horizon behind which rows have gone out, where it differs from that at which they leave."""
+        """The name of the horizon behind which rows have been emitted, if it differs from that at which they leave."""
         return f"{self.part}.complete"
 
     @property

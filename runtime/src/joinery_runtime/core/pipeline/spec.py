@@ -33,7 +33,7 @@ class StepOperator(ABC):
     __slots__ = ()
 
     flagged_rows_leave: ClassVar[bool] = False
-    """Whether a flagged row is gone from the state. If False, a flag says that the row has matched; the row stays."""
+    """Whether a flagged row has left the state. If False, a flag says that the row has matched; the row stays."""
     summary_columns: ClassVar[tuple[str, ...]] = ()
     """The columns of all stored rows that `summary` reads; empty: there is no summary."""
     judges_late_records: ClassVar[bool] = False
@@ -102,7 +102,7 @@ class StepOperator(ABC):
     def output_watermarks(
         self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
     ) -> OutputWatermarks:
-        """N3: for each time, the lowest event time that may still arrive or still go out from the state."""
+        """N3: for each time, the lowest event time that may still arrive or be emitted from the state."""
         return lows
 
     # --- how long rows are kept ---------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class StepOperator(ABC):
         return since is not None and meta.ts_max < since
 
     def survivors(self, step: StepSpec, side: int, runs: Sequence[StateRun], horizon: Horizon) -> Sequence[StateRun]:
-        """The rows that a compaction of one side's runs keeps under the horizon in force: one run for each, in the same
+        """The rows that a compaction of one side's runs keeps under the current horizon: one run for each, in the same
         order, with its `flagged`."""
         since = None if horizon.current is None else self.keep_from(side, horizon.current)
         return [state_run.where(self._live_mask(state_run, since)) for state_run in runs]
@@ -138,7 +138,7 @@ class StepOperator(ABC):
         self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
     ) -> StateRun:
         """The rows of a stored run that remain once everything is closed up to this horizon, and sessions up to
-        `complete`. Rows that have gone out but stay record that themselves, so the horizons may be lower afterwards."""
+        `complete`. Emitted rows that stay record that themselves, so the horizons may be lower afterwards."""
         (live_run,) = self.survivors(step, side, [state_run], horizon)
         return live_run
 
@@ -213,7 +213,7 @@ class StepOperator(ABC):
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One join, or the sessions of one input, which have one side and only `made` columns in `output`.
+    """One join, or the sessions of one input, which have one side and only `step_column`s in `output`.
 
     `residual` is the part of the condition that needs both sides. For an as-of step it includes conditions on the table
     alone, because those must not hide a version. `output` holds the user's columns, or the next step's input."""

@@ -46,8 +46,8 @@ def split_partition(numbered: int) -> tuple[int, int]:
 
 # Only in prepared batches of a preserved side: whether the row can match at all (J4, N4).
 JOINABLE = "$joinable"
-# Only in segments of a part that has flags: whether the row has matched (interval) or gone out (session windows). The
-# column's stored name is older than the word.
+# Only in segments of a part that has flags: whether the row has matched (interval) or been emitted (session windows).
+# The column's stored name is older than the word.
 FLAG = "$mark"
 # In batches and segments of an as-of step's table: whether this version is a deletion.
 DELETED = "$deleted"

@@ -1,4 +1,4 @@
-"""Applies arrivals to sessions: the new rows of the state, what goes out, what is replaced (S1-S6)."""
+"""Applies arrivals to sessions: the new rows of the state, what is emitted, what is replaced (S1-S6)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from joinery_runtime.errors import AggregateError
 @dataclass(frozen=True, slots=True)
 class Changed:
     """n sessions that took rows or reached the cap: their new `rows` of the state, and `to_emit` (bool[n]). Of the k
-    kept rows (bool[k] each), `replaced` ones leave and `retracted` ones had gone out under another id."""
+    kept rows (bool[k] each), `replaced` ones leave and `retracted` ones had been emitted under another id."""
 
     rows: pa.RecordBatch
     to_emit: np.ndarray
@@ -45,7 +45,7 @@ class Changed:
 @dataclass(frozen=True, slots=True)
 class _ChangedSessions:
     """m sessions. `session` (int64[elements]) is the session of each element. `filled` (bool[m]): it holds rows of this
-    epoch. `emitted` (bool[m]): part of it has gone out before."""
+    epoch. `emitted` (bool[m]): part of it has been emitted before."""
 
     formed: Formed
     session: np.ndarray
@@ -57,15 +57,15 @@ class _ChangedSessions:
         return np.asarray(self.filled | self.formed.forced)
 
     def to_emit(self, complete: int | None) -> np.ndarray:
-        """bool[m]. A session that has gone out goes out again if it took rows (S5). One that reached the cap goes out,
-        unless it has gone out as it is."""
+        """bool[m]. An emitted session is emitted again if it took rows (S5). One that reached the cap is emitted,
+        unless it has been emitted as it is."""
         over = False if complete is None else self.formed.last < complete
         forced = self.formed.forced
         return np.asarray(np.where(self.filled, self.emitted | over | forced, forced & ~self.emitted))
 
 
 def change(side: SideSpec, parameters: SessionParameters, arrived: AcceptedArrivals, complete: int | None) -> Changed:
-    """Applies the accepted arrivals. `complete` is the horizon before which sessions have gone out. Raises
+    """Applies the accepted arrivals. `complete` is the horizon before which sessions have been emitted. Raises
     AggregateError."""
     elements, emitted = arrived.elements, arrived.state_rows.column(EMITTED).to_numpy(zero_copy_only=False)
     if complete is not None:

@@ -27,7 +27,7 @@ _LARGEST = 2**62
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
     """The parameters of an input's sessions (S1-S7). `drop_late` False is `lateData: reopen` (S5). `retracts`: a
-    replaced id goes out once more, as a retraction."""
+    replaced id is emitted once more, as a retraction."""
 
     gap: int
     max_duration: int
@@ -147,7 +147,7 @@ def _cut_chains(elements: Elements, begin: np.ndarray, stop: np.ndarray, max_dur
 
 
 def _reached(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
-    """The positions reached from `begin` by going on from each element to the one `after` it (n: nowhere). Pointer
+    """Returns the positions reached from `begin` by steps from each element to the one `after` it (n: nowhere). Pointer
     doubling takes log2(longest path) rounds."""
     jump = np.append(after, len(after))
     is_reached = np.zeros(len(jump), dtype=bool)
@@ -253,7 +253,7 @@ def _on_time(
     parameters: SessionParameters, rows: pa.RecordBatch, accept_from: int | None, evicted: int | None
 ) -> pa.RecordBatch:
     """The rows at or after `accept_from` (S4). After an edit, rows before `evicted` are late as well: sessions evicted
-    under the former settings have gone out with their ids. With `reopen`, lateness depends on what is kept."""
+    under the former settings have been emitted with their ids. With `reopen`, lateness depends on what is kept."""
     if not parameters.drop_late or accept_from is None:
         return rows
     lowest = accept_from if evicted is None else max(accept_from, evicted)

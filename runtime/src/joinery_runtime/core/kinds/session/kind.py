@@ -1,7 +1,7 @@
 """Aggregated sessions of one shard in one epoch (rules S1-S7; docs/architecture.md, "Sessions").
 
-First the kept sessions that the horizons complete go out, and those that they end are forgotten. Then arrivals form
-sessions together with the kept ones (T3). No I/O, no clock, no randomness: the same work gives the same rows.
+First the kept sessions that the horizons complete are emitted, and those that they end are forgotten. Then arrivals
+form sessions together with the kept ones (T3). No I/O, no clock, no randomness: the same work gives the same rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SessionAggregation(SessionParameters, StepOperator):
     """Aggregates the sessions of one input. A row of the state is a session, or the bounds of one that reached the cap.
     It is flagged once another row has replaced it.
 
-    A session goes out when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
+    A session is emitted when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
 
     flagged_rows_leave: ClassVar[bool] = True
     summary_columns: ClassVar[tuple[str, ...]] = SessionCounts.COLUMNS
@@ -87,15 +87,15 @@ class SessionAggregation(SessionParameters, StepOperator):
         return None  # rows leave when they are replaced, which does not depend on event time
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        """A segment of sessions that all ended before the last epoch's horizon closes nothing: they have gone out, and
-        may be kept for a long time (S5)."""
+        """A segment of sessions that all ended before the last epoch's horizon closes nothing: they have been emitted,
+        and may be kept for a long time (S5)."""
         assert horizon.current is not None, "asked when a horizon moves"
         return meta.ts_min < horizon.current and (horizon.previous is None or meta.ts_max >= horizon.previous)
 
     def live_rows(
         self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
     ) -> StateRun:
-        """Flags complete sessions as gone out: they may be reopened (S5)."""
+        """Flags complete sessions as emitted: they may be reopened (S5)."""
         live_run = StepOperator.live_rows(self, step, side, state_run, horizon, complete)
         if complete is None:
             return live_run
@@ -114,7 +114,7 @@ class SessionAggregation(SessionParameters, StepOperator):
         if self.drop_late:
             return eviction
         complete = format_time(horizons[step.sides[side].complete].current)
-        return f"lets those go out whose last row is before {complete}, {eviction}"
+        return f"emits those whose last row is before {complete}, {eviction}"
 
     def shown(
         self, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
@@ -174,7 +174,7 @@ class _SessionEpoch:
         )
 
     def complete(self) -> Iterator[pa.RecordBatch]:
-        """Puts out the sessions that became complete since the last epoch, unless they have gone out already (S4, S5).
+        """Emits the sessions that became complete since the last epoch, unless they were emitted before (S4, S5).
         Then forgets those behind the part's horizon."""
         if self._complete.current != self._complete.previous:
             for rows, chosen in self._stored.where(self._completes):
@@ -289,7 +289,7 @@ def _rows_of(state_run: StateRun, live: np.ndarray, hashes: np.ndarray) -> np.nd
     return np.asarray(rows[hashes[nearest] == run.hash[rows]])
 
 
-# --- what goes out ----------------------------------------------------------------------------------------------------
+# --- what is emitted --------------------------------------------------------------------------------------------------
 
 
 class SessionOutput:
@@ -303,7 +303,7 @@ class SessionOutput:
     def emit(
         self, stored: pa.RecordBatch, chosen: np.ndarray, phase: int, *, retracted: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Puts out the chosen (bool[n]) of n rows of the state. `phase` is CLOSING or ARRIVAL."""
+        """Emits the chosen (bool[n]) of n rows of the state. `phase` is CLOSING or ARRIVAL."""
         rows, at_once = np.flatnonzero(chosen), rows_at_once([stored])
         for first in range(0, len(rows), at_once):
             sessions = stored.take(pa.array(rows[first : first + at_once]))

@@ -23,7 +23,7 @@ from joinery_runtime.job.model.duration import format_time
 
 @dataclass(frozen=True, slots=True)
 class SessionTimers:
-    """When a job's sessions go out and are forgotten, by the event time of their last row (milliseconds)."""
+    """When a job's sessions are emitted and forgotten, by the event time of their last row (milliseconds)."""
 
     sessions: SessionParameters
     step: StepSpec
@@ -34,7 +34,7 @@ class SessionTimers:
         return self.step.sides[0].time
 
     def goes_out_above(self, last: int) -> int:
-        """The watermark above which a session goes out, unless it grows (S4, S5)."""
+        """Returns the watermark above which a session is emitted, unless it grows (S4, S5)."""
         return last + self.sessions.gap + (self.sessions.allowed_lateness if self.sessions.drop_late else 0)
 
     def forgotten_above(self, last: int) -> int:
@@ -62,8 +62,8 @@ def _not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """An open session, or one that reached the cap and went out (`capped`). `due`: it goes out with the next epoch.
-    `goes`: the next epoch forgets it."""
+    """An open session, or one that reached the cap and was emitted (`capped`). `due`: the next epoch emits it. `goes`:
+    the next epoch forgets it."""
 
     timers: SessionTimers
     start: int
@@ -92,7 +92,7 @@ class SessionView:
     def span(self) -> Span:
         """The session as a span. The span of a capped one has ended (S2)."""
         times = f"{format_time(self.start)} to {format_time(self.last)}"
-        ended = (f"its session, {times}, reached maxDuration and went out", "s2") if self.capped else ()
+        ended = (f"its session, {times}, reached maxDuration and was emitted", "s2") if self.capped else ()
         return Span(self.start, self.last, *ended)
 
     def line(self) -> str:
@@ -100,7 +100,7 @@ class SessionView:
         if self.capped:
             until = f"rows inside it are dropped until {self._above(self.timers.forgotten_above(self.last))}"
             rest = "forgotten with the next epoch" if self.goes else until
-            return f"mark of a session that reached maxDuration, {bounds}: it went out; {rest}"
+            return f"mark of a session that reached maxDuration, {bounds}: it was emitted; {rest}"
         values = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.aggregates.items())
         return f"session {bounds}: {values}{'; ' if values else ''}{self._coming()}"
 
@@ -108,12 +108,12 @@ class SessionView:
         out, forgotten = self.timers.goes_out_above(self.last), self.timers.forgotten_above(self.last)
         eviction = "forgotten with the next epoch" if self.goes else f"forgotten when {self._above(forgotten)}"
         if self.emitted:
-            return f"has gone out; {eviction}"
+            return f"has been emitted; {eviction}"
         if self.due:
-            return f"goes out with the next epoch; {eviction}"
+            return f"is emitted with the next epoch; {eviction}"
         if out == forgotten:
-            return f"goes out, and is forgotten, when {self._above(out)}, unless it grows"
-        return f"goes out when {self._above(out)}, unless it grows; {eviction}"
+            return f"is emitted, and forgotten, when {self._above(out)}, unless it grows"
+        return f"is emitted when {self._above(out)}, unless it grows; {eviction}"
 
     def _above(self, ts: int) -> str:
         now = self.timers.epoch_times.watermarks[self.timers.input]
@@ -177,9 +177,9 @@ def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """Numbers of sessions: `open` ones; `due` ones, which are open and go out with the next epoch; `gone_out` ones,
+    """Numbers of sessions: `open` ones; `due` ones, which are open and emitted with the next epoch; `gone_out` ones,
     which still take late rows; `capped` ones, which reached the cap. `until` is the watermark (ms) of `until_input`
-    above which the first session that is not due goes out, unless it grows (None: there is no such session)."""
+    above which the first session that is not due is emitted, unless it grows (None: there is no such session)."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (TS, EMITTED, FORCED)
 
@@ -215,10 +215,10 @@ class SessionCounts:
 
     def lines(self) -> Iterator[str]:
         parts = [
-            f"{self.open:,} open ({self.due:,} go out with the next epoch)",
-            f"{self.gone_out:,} have gone out and take late rows",
+            f"{self.open:,} open ({self.due:,} to be emitted with the next epoch)",
+            f"{self.gone_out:,} emitted and still open to late rows",
             f"{self.capped:,} marks of sessions that reached maxDuration",
         ]
         yield f"sessions: {', '.join(parts)}"
         if self.until is not None:
-            yield f"  the first goes out when the watermark of {self.until_input} is above {format_time(self.until)}"
+            yield f"  the first is emitted when the watermark of {self.until_input} is above {format_time(self.until)}"
