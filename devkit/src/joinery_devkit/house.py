@@ -72,12 +72,12 @@ BUDGETS: Mapping[str, Mapping[str, float]] = {
 }
 """The highest figure allowed for each distribution."""
 WORD_BUDGETS: Mapping[str, int] = {
-    "anew": 81,
-    "away (not available)": 27,
-    "go on": 171,
-    "go out": 255,
-    "in force": 91,
-    "refuse": 300,
+    "anew": 58,
+    "away (not available)": 19,
+    "go on": 98,
+    "go out": 97,
+    "in force": 79,
+    "refuse": 187,
 }
 """How often each retired word may still occur."""
 SOURCES: Mapping[str, Path] = {
