@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -31,52 +31,57 @@ STATE_ROWS, RECOVERED_ROWS = 20_000_000, 5_000_000  # a side; a quick run has QU
 LATENCY_SECONDS, QUICK_LATENCY_SECONDS = 60.0, 10.0
 RUNS = 3  # of each peer; the median is shown
 
-Told = tuple[Any, str]  # figures, and the text that shows them
+
+class SectionReport(NamedTuple):
+    figures: Any
+    text: str  # shows the figures
 
 
-def _joins(work: Path, given: argparse.Namespace) -> Told:
-    found = joins.run(work, given.rows, given.peers, given.runs)
-    return found, table.rates(f"Inner join within 60 s, 2 x {given.rows:,} records", found)
+def _joins(work: Path, options: argparse.Namespace) -> SectionReport:
+    figures = joins.run(work, options.rows, options.peers, options.runs)
+    return SectionReport(figures, table.rates(f"Inner join within 60 s, 2 x {options.rows:,} records", figures))
 
 
-def _sessions(work: Path, given: argparse.Namespace) -> Told:
-    found = sessions.run(work, given.rows, given.peers, given.runs)
-    return found, table.rates(f"Sessions with a gap of 60 s, {given.rows:,} records", found)
+def _sessions(work: Path, options: argparse.Namespace) -> SectionReport:
+    figures = sessions.run(work, options.rows, options.peers, options.runs)
+    return SectionReport(figures, table.rates(f"Sessions with a gap of 60 s, {options.rows:,} records", figures))
 
 
-def _latency(work: Path, given: argparse.Namespace) -> Told:
-    found = latency.run(work, QUICK_LATENCY_SECONDS if given.quick else LATENCY_SECONDS, given.peers)
-    return found, table.delays(f"Latency at {latency.RATE:,} records per second and topic, exactly once", found)
+def _latency(work: Path, options: argparse.Namespace) -> SectionReport:
+    delays = latency.run(work, QUICK_LATENCY_SECONDS if options.quick else LATENCY_SECONDS, options.peers)
+    return SectionReport(
+        delays, table.delays(f"Latency at {latency.RATE:,} records per second and topic, exactly once", delays)
+    )
 
 
-def _kinds(work: Path, given: argparse.Namespace) -> Told:
-    found = kinds.run(work, given.rows, given.peers)
-    return found, table.rates("Kinds of join", found)
+def _kinds(work: Path, options: argparse.Namespace) -> SectionReport:
+    figures = kinds.run(work, options.rows, options.peers)
+    return SectionReport(figures, table.rates("Kinds of join", figures))
 
 
-def _scale(work: Path, given: argparse.Namespace) -> Told:
-    found = scale.run(work, given.rows, given.peers, given.runs)
-    title = f"Executors and shards, every epoch on Spark, 2 x {given.rows:,} records"
-    return found, f"{table.cpu_by_kind(title, found)}\n{table.goals(scale.goal_rows(found))}"
+def _scale(work: Path, options: argparse.Namespace) -> SectionReport:
+    figures = scale.run(work, options.rows, options.peers, options.runs)
+    title = f"Executors and shards, every epoch on Spark, 2 x {options.rows:,} records"
+    return SectionReport(figures, f"{table.cpu_by_kind(title, figures)}\n{table.goals(scale.goal_rows(figures))}")
 
 
-def _upserts(work: Path, given: argparse.Namespace) -> Told:
-    found = upserts.run(work, given.rows)
-    return found, upserts.told(found)
+def _upserts(work: Path, options: argparse.Namespace) -> SectionReport:
+    rates_by_variant = upserts.run(work, options.rows)
+    return SectionReport(rates_by_variant, upserts.rates_table(rates_by_variant))
 
 
-def _state(work: Path, given: argparse.Namespace) -> Told:
-    sizes = (given.rows, given.rows) if given.quick else (STATE_ROWS, RECOVERED_ROWS)
-    found = state.run(work, *sizes)
-    return found, state.told(found)
+def _state(work: Path, options: argparse.Namespace) -> SectionReport:
+    sizes = (options.rows, options.rows) if options.quick else (STATE_ROWS, RECOVERED_ROWS)
+    growth = state.run(work, *sizes)
+    return SectionReport(growth, state.growth_table(growth))
 
 
-def _memory(work: Path, given: argparse.Namespace) -> Told:
-    found = memory.run(work, quick=given.quick)
-    return found, memory.told(found)
+def _memory(work: Path, options: argparse.Namespace) -> SectionReport:
+    peaks = memory.run(work, quick=options.quick)
+    return SectionReport(peaks, memory.peaks_table(peaks))
 
 
-SECTIONS: dict[str, Callable[[Path, argparse.Namespace], Told]] = {
+SECTIONS: dict[str, Callable[[Path, argparse.Namespace], SectionReport]] = {
     "joins": _joins,
     "sessions": _sessions,
     "latency": _latency,
@@ -97,9 +102,9 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} records: does every peer work?")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    given = parser.parse_args()
-    given.rows = given.rows or (QUICK_ROWS if given.quick else ROWS)
-    given.runs = 1 if given.quick else RUNS
+    options = parser.parse_args()
+    options.rows = options.rows or (QUICK_ROWS if options.quick else ROWS)
+    options.runs = 1 if options.quick else RUNS
     adopt_orphans()
     # Modules are compiled, as where they are installed: else each start compiles those that have changed.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -108,11 +113,11 @@ def main() -> int:
     texts = [heading()]
     print(texts[0], flush=True)
     work = Path(tempfile.mkdtemp(prefix="joinery-bench-"))
-    for name in given.only:
-        results[name], text = SECTIONS[name](work / name, given)
+    for name in options.only:
+        results[name], text = SECTIONS[name](work / name, options)
         texts.append(text)
         print(text, flush=True)
-        write(given.out, texts, results)  # after each: an interrupted run leaves what it has
+        write(options.out, texts, results)  # after each: an interrupted run leaves what it has
     if problems(results):
         print(f"Logs of what failed are in {work}", file=sys.stderr)
         return 1
@@ -122,7 +127,7 @@ def main() -> int:
 
 def heading() -> str:
     """When and where, and how busy the machine is: its figures are compared with others of the same run only."""
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
     memory = psutil.virtual_memory().total / 2**30
     return (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
@@ -132,8 +137,8 @@ def heading() -> str:
 
 def problems(results: Mapping[str, Any]) -> list[str]:
     """What failed."""
-    found = [each for section in results.values() if isinstance(section, Sequence) for each in section]
-    return [f"{each.name}: {each.problem}" for each in found if each.problem]
+    results_of_peers = [result for section in results.values() if isinstance(section, Sequence) for result in section]
+    return [f"{result.name}: {result.problem}" for result in results_of_peers if result.problem]
 
 
 def write(out: Path, texts: Sequence[str], results: Mapping[str, Any]) -> None:
@@ -141,8 +146,10 @@ def write(out: Path, texts: Sequence[str], results: Mapping[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text("\n".join(texts))
     (out / "figures.json").write_text(json.dumps(results, indent=2, default=_plain))
-    sections = {name: found for name, found in results.items() if isinstance(found, list)}
-    rates = {name: found for name, found in sections.items() if all(isinstance(each, Figures) for each in found)}
+    sections = {name: section for name, section in results.items() if isinstance(section, list)}
+    rates = {
+        name: section for name, section in sections.items() if all(isinstance(figures, Figures) for figures in section)
+    }
     (out / "rates.svg").write_text(plot.svg(rates))
 
 

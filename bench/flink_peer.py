@@ -31,7 +31,7 @@ _COMMON = {
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class Setup:
     """A way to run Flink. `sink`: options of the output table."""
 
     name: str
@@ -41,13 +41,13 @@ class How:
 
 
 _IN_BATCHES = {"properties.linger.ms": "50", "properties.batch.size": "1048576", "properties.compression.type": "lz4"}
-HEAP = How(
+HEAP = Setup(
     "state on the heap",
     "parallelism 4, object reuse, ParallelGC, 6 GB of heap, no checkpoints (a failure loses the state); into Kafka",
     {"state.backend.type": "hashmap"},
     {"sink.delivery-guarantee": "at-least-once", **_IN_BATCHES},
 )
-ROCKSDB = How(
+ROCKSDB = Setup(
     "RocksDB",
     "as on the heap, but RocksDB with 1 GB of managed memory and incremental checkpoints every 10 s; into Kafka at "
     "least once",
@@ -59,7 +59,7 @@ ROCKSDB = How(
     },
     {"sink.delivery-guarantee": "at-least-once", **_IN_BATCHES},
 )
-EXACTLY_ONCE = How(
+EXACTLY_ONCE = Setup(
     "exactly once",
     "state on the heap, checkpoints every second, transactions that each checkpoint commits",
     {"state.backend.type": "hashmap", "execution.checkpointing.interval": "1 s"},
@@ -79,9 +79,9 @@ def input_table(topic: str, bootstrap: str, columns: str, start: str = "earliest
     return _table(topic, topic, bootstrap, columns, more)
 
 
-def output_table(topic: str, bootstrap: str, columns: str, how: How) -> str:
+def output_table(topic: str, bootstrap: str, columns: str, setup: Setup) -> str:
     """The table `joined`."""
-    return _table("joined", topic, bootstrap, columns, how.sink)
+    return _table("joined", topic, bootstrap, columns, setup.sink)
 
 
 def _table(name: str, topic: str, bootstrap: str, columns: str, more: Mapping[str, str]) -> str:
@@ -96,7 +96,7 @@ def _table(name: str, topic: str, bootstrap: str, columns: str, more: Mapping[st
     return f"CREATE TABLE {name} ({columns}) WITH ({listed})"
 
 
-def peer(how: How, statements: Sequence[str], folder: Path) -> Peer:
+def peer(setup: Setup, statements: Sequence[str], folder: Path) -> Peer:
     """A program of SQL statements, the last one an INSERT that goes on until it is stopped."""
     jars = fetch_jars(
         f"flink-{VERSION}-{_CONNECTOR}",
@@ -109,7 +109,10 @@ def peer(how: How, statements: Sequence[str], folder: Path) -> Peer:
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "job.sql"
     script.write_text(";\n".join(statements))
-    given = _COMMON | {"execution.checkpointing.dir": f"file://{folder}/checkpoints", "io.tmp.dirs": str(folder)}
-    configuration = [f"{key}={value}" for key, value in (given | dict(how.configuration)).items()]
+    configuration_of_all = _COMMON | {
+        "execution.checkpointing.dir": f"file://{folder}/checkpoints",
+        "io.tmp.dirs": str(folder),
+    }
+    configuration = [f"{key}={value}" for key, value in (configuration_of_all | dict(setup.configuration)).items()]
     command = [*java_program("FlinkJob", jars, _OPTIONS), str(script), *configuration]
-    return Peer(f"Flink {VERSION}, {how.name}", how.settings, command, folder)
+    return Peer(f"Flink {VERSION}, {setup.name}", setup.settings, command, folder)

@@ -26,7 +26,7 @@ EXECUTOR_MB = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class Setup:
     """How `joinery run` is started: its options, variables of its environment, and the job's `spark.conf`. `name` ends
     the peer's."""
 
@@ -36,14 +36,14 @@ class How:
     name: str = ""
 
 
-BY_DEFAULT = How(("--master", MASTER))  # the driver runs epochs while Spark starts
-WITHOUT_SPARK = How(("--local",), name=", without Spark")
+BY_DEFAULT = Setup(("--master", MASTER))  # the driver runs epochs while Spark starts
+WITHOUT_SPARK = Setup(("--local",), name=", without Spark")
 
 
-def on_spark(master: str, environment: Mapping[str, str] = MappingProxyType({}), name: str = "") -> How:
+def on_spark(master: str, environment: Mapping[str, str] = MappingProxyType({}), name: str = "") -> Setup:
     """Every epoch on Spark, also the first ones, for which the job waits. Executors of this machine read each other's
     blocks from its disk otherwise, not over the network."""
-    return How(
+    return Setup(
         ("--master", master),
         {**environment, "JOINERY_WAIT_FOR_SPARK": "1"},
         {"spark.shuffle.readHostLocalDisk": "false"},
@@ -67,9 +67,9 @@ SCHEMAS: dict[str, dict[str, str]] = {
 def with_and_without_spark(candidates: Mapping[str, Callable[..., Peer]]) -> Candidates:
     """Each as users get it, and without Spark beside it: `joinery-files` and `joinery-local-files`."""
     return {
-        f"{prefix}-{name}": partial(candidate, how=how)
+        f"{prefix}-{name}": partial(candidate, how=setup)
         for name, candidate in candidates.items()
-        for prefix, how in {"joinery": BY_DEFAULT, "joinery-local": WITHOUT_SPARK}.items()
+        for prefix, setup in {"joinery": BY_DEFAULT, "joinery-local": WITHOUT_SPARK}.items()
     }
 
 
@@ -97,7 +97,7 @@ def to_files(folder: Path) -> dict[str, Any]:
     return {"file": {"path": str(folder)}}
 
 
-def compared(kind: str, name: str, spec: dict[str, Any], ground: Ground, slug: str, how: How = BY_DEFAULT) -> Peer:
+def compared(kind: str, name: str, spec: dict[str, Any], ground: Ground, slug: str, setup: Setup = BY_DEFAULT) -> Peer:
     """The job of a section's comparison: `spec` with what all of them share."""
     into = to_files(ground.files(slug)) if slug.endswith(FILES) else to_topic(ground.bootstrap, slug)
     shared = {"output": into, "shards": SHARDS, "trigger": {"maxRecordsPerEpoch": epoch_rows(ground.rows)}}
@@ -105,17 +105,19 @@ def compared(kind: str, name: str, spec: dict[str, Any], ground: Ground, slug: s
         f"{SHARDS} shards, epochs of {epoch_rows(ground.rows):,} records on two cores; state in an embedded Postgres, "
         "whose memory and CPU count"
     )
-    return peer(f"Joinery, {name}{how.name}", settings, document(kind, slug, spec | shared), ground.folder(slug), how)
+    return peer(
+        f"Joinery, {name}{setup.name}", settings, document(kind, slug, spec | shared), ground.folder(slug), setup
+    )
 
 
-def peer(name: str, settings: str, job: dict[str, Any], folder: Path, how: How = BY_DEFAULT) -> Peer:
+def peer(name: str, settings: str, job: dict[str, Any], folder: Path, setup: Setup = BY_DEFAULT) -> Peer:
     """Runs `job` until it is stopped. Dead letters go to files; there are none."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.yaml"
-    job["spec"] |= {"deadLetter": to_files(folder / "dead"), "spark": {"conf": dict(how.conf)}}
+    job["spec"] |= {"deadLetter": to_files(folder / "dead"), "spark": {"conf": dict(setup.conf)}}
     path.write_text(yaml.safe_dump(job, sort_keys=False))
-    command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), *how.options]
-    environment = {"JOINERY_HOME": str(folder / "home"), **how.environment}
+    command = [str(Path(sys.executable).with_name("joinery")), "run", str(path), *setup.options]
+    environment = {"JOINERY_HOME": str(folder / "home"), **setup.environment}
     return Peer(name, settings, command, folder, environment, lambda: epoch_places(folder / "log"))
 
 
@@ -159,11 +161,11 @@ def run_to_end(job: Peer) -> Ended:
     before, looks = cpu_seconds(), Looks(FileOutput(job.folder / "nothing", {}))
     began = datetime.now(UTC)
     with looks, running(job) as ended:
-        while (how := ended()) is None:
+        while (ending := ended()) is None:
             time.sleep(0.2)
     epochs = epochs_in(job.log)
-    if not epochs or not how.startswith("ended with 0"):
-        raise SystemExit(f"{job.name} {how}")
+    if not epochs or not ending.startswith("ended with 0"):
+        raise SystemExit(f"{job.name} {ending}")
     rows, seconds = sum(map(rows_in, epochs)), (committed_at(epochs[-1]) - began).total_seconds()
     later = epochs[max(1, len(epochs) // 4) :]
     spent = sum(epoch["seconds"] for epoch in later)

@@ -28,8 +28,8 @@ ROW: Schema = {
 }
 
 
-def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[Figures]:
-    """2 x `records`, `runs` times; `wanted` names some of the peers, None all of them."""
+def run(work: Path, records: int, slugs: list[str] | None, runs: int) -> list[Figures]:
+    """2 x `records`, `runs` times; `slugs` names some of the peers, None all of them."""
     workload = Workload(records, PARTITIONS, paid_within_ms(records))
     with KafkaBroker() as broker:
         for topic in TOPICS:
@@ -38,7 +38,7 @@ def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[F
         ground = Ground(broker, work, 2 * records, ROW, runs)
         reads = [(topic, list(range(PARTITIONS)), records) for topic in TOPICS]
         raw = typical(lambda _: measure_raw(broker.bootstrap, reads), runs)
-        return [raw, *run_all(ground, only(PEERS, wanted), expected_pairs(workload, WINDOW_MS))]
+        return [raw, *run_all(ground, only(PEERS, slugs), expected_pairs(workload, WINDOW_MS))]
 
 
 def paid_within_ms(records: int) -> int:
@@ -67,10 +67,10 @@ def _joinery(
     *,
     name: str,
     delivery: str = "exactlyOnce",
-    how: joinery_jobs.How = joinery_jobs.BY_DEFAULT,
+    setup: joinery_jobs.Setup = joinery_jobs.BY_DEFAULT,
 ) -> Peer:
     spec = job_spec(ground.bootstrap) | {"delivery": delivery}
-    return joinery_jobs.compared("StreamJoin", name, spec, ground, slug, how)
+    return joinery_jobs.compared("StreamJoin", name, spec, ground, slug, setup)
 
 
 def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
@@ -78,23 +78,23 @@ def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]
     return spark_peer.peer(release(), "join", settings, ground.folder(slug))
 
 
-def _flink(ground: Ground, slug: str, *, how: flink_peer.How) -> Peer:
+def _flink(ground: Ground, slug: str, *, setup: flink_peer.Setup) -> Peer:
     seconds = WINDOW_MS // 1000
     columns = "order_id STRING, customer STRING, amount DOUBLE, payment_id STRING, `method` STRING"
     statements = [
         flink_peer.input_table("orders", ground.bootstrap, "order_id STRING, customer STRING, amount DOUBLE"),
         flink_peer.input_table("payments", ground.bootstrap, "payment_id STRING, order_id STRING, `method` STRING"),
-        flink_peer.output_table(slug, ground.bootstrap, columns, how),
+        flink_peer.output_table(slug, ground.bootstrap, columns, setup),
         f"""INSERT INTO joined SELECT o.order_id, o.customer, o.amount, p.payment_id, p.`method`
             FROM orders o JOIN payments p ON o.order_id = p.order_id
             AND p.event_time BETWEEN o.event_time - INTERVAL '{seconds}' SECOND
             AND o.event_time + INTERVAL '{seconds}' SECOND""",
     ]
-    return flink_peer.peer(how, statements, ground.folder(slug))
+    return flink_peer.peer(setup, statements, ground.folder(slug))
 
 
-def _streams(ground: Ground, slug: str, *, how: streams_peer.How) -> Peer:
-    return streams_peer.peer(how, "join", ground.bootstrap, slug, WINDOW_MS, ground.folder(slug))
+def _streams(ground: Ground, slug: str, *, setup: streams_peer.Setup) -> Peer:
+    return streams_peer.peer(setup, "join", ground.bootstrap, slug, WINDOW_MS, ground.folder(slug))
 
 
 PEERS: Candidates = {
@@ -107,8 +107,8 @@ PEERS: Candidates = {
     ),
     "spark": partial(_spark, release=spark_peer.current),
     "spark-previous": partial(_spark, release=spark_peer.previous),
-    "flink-heap": partial(_flink, how=flink_peer.HEAP),
-    "flink-rocksdb": partial(_flink, how=flink_peer.ROCKSDB),
-    "streams-at-least-once": partial(_streams, how=streams_peer.AT_LEAST_ONCE),
-    "streams-exactly-once": partial(_streams, how=streams_peer.EXACTLY_ONCE),
+    "flink-heap": partial(_flink, setup=flink_peer.HEAP),
+    "flink-rocksdb": partial(_flink, setup=flink_peer.ROCKSDB),
+    "streams-at-least-once": partial(_streams, setup=streams_peer.AT_LEAST_ONCE),
+    "streams-exactly-once": partial(_streams, setup=streams_peer.EXACTLY_ONCE),
 }

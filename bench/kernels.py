@@ -66,7 +66,7 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
     if module is None:
         raise SystemExit("There is no kernel on this machine: what numba said is above")
     decoders = {"kernel": JsonKernel(module, schema).decode, "judge": JsonFallbackDecoder(schema).decode}
-    return {name: lambda each=each: [each(batch) for batch in batches] for name, each in decoders.items()}
+    return {name: lambda decode=decode: [decode(batch) for batch in batches] for name, decode in decoders.items()}
 
 
 def other_formats() -> Variants:
@@ -80,7 +80,11 @@ def other_formats() -> Variants:
     written = fastavro.parse_schema({"type": "record", "name": "Order", "fields": fields})
     source = {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}
     of_change = {"before": ["null", written], "after": ["null", "Order"], "source": source, "op": "string"}
-    envelope = {"type": "record", "name": "E", "fields": [{"name": name, "type": of} for name, of in of_change.items()]}
+    envelope = {
+        "type": "record",
+        "name": "E",
+        "fields": [{"name": name, "type": avro_type} for name, avro_type in of_change.items()],
+    }
     avro = [in_avro(written, json.loads(record)) for record in flat]
     avro_changes = [in_avro(fastavro.parse_schema(envelope), json.loads(change)) for change in changes]
     csv = [",".join(str(json.loads(record)[name]) for name in columns).encode() for record in flat]
@@ -89,8 +93,8 @@ def other_formats() -> Variants:
     order = compile_schema(f'syntax = "proto3"; message Order {{ {" ".join(lines)} }}', {}).at([0])
     protobuf = []
     for record in flat:
-        given = json_format.Parse(record, message_factory.GetMessageClass(order)(), ignore_unknown_fields=True)
-        protobuf.append(given.SerializeToString())
+        message = json_format.Parse(record, message_factory.GetMessageClass(order)(), ignore_unknown_fields=True)
+        protobuf.append(message.SerializeToString())
     side = {
         "name": "in",
         "kafka": {"bootstrapServers": "-", "topic": "t"},
@@ -115,7 +119,7 @@ def other_formats() -> Variants:
         batches = [values.slice(first, BATCHES[0]) for first in range(0, RECORDS, BATCHES[0])]
         return lambda: void([decode(batch) for batch in batches])
 
-    return {name: variant(*each) for name, each in decoders.items()} | {"parquet, read": from_parquet(flat)}
+    return {name: variant(*decoder) for name, decoder in decoders.items()} | {"parquet, read": from_parquet(flat)}
 
 
 def in_avro(schema: Any, value: Any) -> bytes:
@@ -152,7 +156,7 @@ def unusual() -> Variants:
     values = pa.array(records, pa.binary())
     batches = [values.slice(first, BATCHES[0]) for first in range(0, RECORDS, BATCHES[0])]
     decoders = {"kernel, then judge": JsonDecoder(ORDERS).decode, "judge": JsonFallbackDecoder(ORDERS).decode}
-    return {name: lambda each=each: [each(batch) for batch in batches] for name, each in decoders.items()}
+    return {name: lambda decode=decode: [decode(batch) for batch in batches] for name, decode in decoders.items()}
 
 
 def segment(topic: str, schema: pa.Schema, *, written: bool) -> Variants:
@@ -193,14 +197,17 @@ STAGES: dict[str, Callable[[], Variants]] = (
 
 
 def measured(variants: Variants, runs: int) -> dict[str, Any]:
-    took: dict[str, list[float]] = {name: [] for name in variants}
+    microseconds: dict[str, list[float]] = {name: [] for name in variants}
     for run in range(runs + 1):
         for name, variant in variants.items():
             before = time.process_time()
             variant()
             if run:  # the first one warms up
-                took[name].append((time.process_time() - before) / RECORDS * 1e6)
-    return {name: {"median": round(median(of), 3), "lowest": round(min(of), 3)} for name, of in took.items()}
+                microseconds[name].append((time.process_time() - before) / RECORDS * 1e6)
+    return {
+        name: {"median": round(median(runs_us), 3), "lowest": round(min(runs_us), 3)}
+        for name, runs_us in microseconds.items()
+    }
 
 
 def main() -> None:

@@ -44,11 +44,11 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
-    """`records` per topic; `wanted` names some of the kinds, None all of them."""
-    kinds = [kind for kind in KINDS if wanted is None or kind in wanted]
+def run(work: Path, records: int, names: list[str] | None) -> list[Figures]:
+    """`records` per topic; `names` names some of the kinds, None all of them."""
+    kinds = [kind for kind in KINDS if names is None or kind in names]
     topics = sorted({topic for kind in kinds for topic in KINDS[kind][0]})
-    found = []
+    figures = []
     with KafkaBroker() as broker:
         for topic in topics:
             broker.create_topic(topic, PARTITIONS)
@@ -56,7 +56,7 @@ def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
         for kind in kinds:
             peer = _peer(kind, broker.bootstrap, records, work)
             ended = joinery_jobs.run_to_end(peer)
-            found.append(
+            figures.append(
                 Figures(
                     peer.name,
                     peer.settings_after_run(),
@@ -70,7 +70,7 @@ def run(work: Path, records: int, wanted: list[str] | None) -> list[Figures]:
             )
             shutil.rmtree(peer.folder, ignore_errors=True)
             print(f"  {kind}: {ended.cold_rate:,.0f} rows/s", file=sys.stderr, flush=True)
-    return found
+    return figures
 
 
 def _peer(kind: str, bootstrap: str, records: int, work: Path) -> Peer:

@@ -47,20 +47,22 @@ class Delays:
     problem: str | None = None
 
 
-def run(work: Path, seconds: float, wanted: list[str] | None) -> list[Delays]:
-    """`seconds`: for how long rows are counted; `wanted` names some of the peers, None all of them."""
-    found = []
+def run(work: Path, seconds: float, slugs: list[str] | None) -> list[Delays]:
+    """`seconds`: for how long rows are counted; `slugs` names some of the peers, None all of them."""
+    delays_by_peer = []
     for slug, candidate in PEERS.items():
-        if wanted is None or slug in wanted:
+        if slugs is None or slug in slugs:
             with KafkaBroker() as broker:  # a new one: no topic holds what the peer before has read
                 for topic in ("orders", "payments", slug):
                     broker.create_topic(topic, _PARTITIONS)
-                found.append(measure(candidate(broker.bootstrap, slug, work / slug), broker.bootstrap, slug, seconds))
-                print(f"  {told(found[-1])}", file=sys.stderr, flush=True)
-    return found
+                delays_by_peer.append(
+                    measure(candidate(broker.bootstrap, slug, work / slug), broker.bootstrap, slug, seconds)
+                )
+                print(f"  {delays_line(delays_by_peer[-1])}", file=sys.stderr, flush=True)
+    return delays_by_peer
 
 
-def told(delays: Delays) -> str:
+def delays_line(delays: Delays) -> str:
     if delays.problem:
         return f"{delays.name}: {delays.problem}"
     return f"{delays.name}: p50 {delays.p50_ms:.0f} ms, p99 {delays.p99_ms:.0f} ms of {delays.rows:,} rows"
@@ -154,12 +156,12 @@ def _read(
     return delays
 
 
-def _joinery(bootstrap: str, slug: str, folder: Path, *, how: joinery_jobs.How) -> Peer:
+def _joinery(bootstrap: str, slug: str, folder: Path, *, setup: joinery_jobs.Setup) -> Peer:
     settings = (
         "2 shards, no trigger: an epoch follows the one before, each a transaction; state in an embedded Postgres"
     )
     job = joinery_jobs.document("StreamJoin", slug, spec(bootstrap, slug, "latest"))
-    return joinery_jobs.peer(f"Joinery, exactly once{how.name}", settings, job, folder, how)
+    return joinery_jobs.peer(f"Joinery, exactly once{setup.name}", settings, job, folder, setup)
 
 
 def spec(bootstrap: str, topic: str, start: str) -> dict[str, Any]:
@@ -194,28 +196,28 @@ def _input(bootstrap: str, topic: str, start: str, columns: dict[str, str]) -> d
 
 
 def _flink(bootstrap: str, slug: str, folder: Path) -> Peer:
-    how, seconds = flink_peer.EXACTLY_ONCE, _WINDOW_MS // 1000
+    setup, seconds = flink_peer.EXACTLY_ONCE, _WINDOW_MS // 1000
     statements = [
         flink_peer.input_table("orders", bootstrap, "id STRING", start="latest-offset"),
         flink_peer.input_table("payments", bootstrap, "`order` STRING, sent DOUBLE", start="latest-offset"),
-        flink_peer.output_table(slug, bootstrap, "id STRING, sent DOUBLE", how),
+        flink_peer.output_table(slug, bootstrap, "id STRING, sent DOUBLE", setup),
         f"""INSERT INTO joined SELECT o.id, p.sent FROM orders o JOIN payments p ON o.id = p.`order`
             AND p.event_time BETWEEN o.event_time - INTERVAL '{seconds}' SECOND
             AND o.event_time + INTERVAL '{seconds}' SECOND""",
     ]
-    return flink_peer.peer(how, statements, folder)
+    return flink_peer.peer(setup, statements, folder)
 
 
 def _streams(bootstrap: str, slug: str, folder: Path) -> Peer:
-    how = streams_peer.PROMPT
-    return streams_peer.peer(how, "latency", bootstrap, slug, _WINDOW_MS, folder)
+    setup = streams_peer.PROMPT
+    return streams_peer.peer(setup, "latency", bootstrap, slug, _WINDOW_MS, folder)
 
 
 _TWO_EXECUTORS = joinery_jobs.on_spark(joinery_jobs.local_cluster(2, 1), name=", on Spark with two executors")
 PEERS: dict[str, Callable[[str, str, Path], Peer]] = {
-    "joinery": partial(_joinery, how=joinery_jobs.BY_DEFAULT),
-    "joinery-local": partial(_joinery, how=joinery_jobs.WITHOUT_SPARK),
-    "joinery-cluster-2x1": partial(_joinery, how=_TWO_EXECUTORS),
+    "joinery": partial(_joinery, setup=joinery_jobs.BY_DEFAULT),
+    "joinery-local": partial(_joinery, setup=joinery_jobs.WITHOUT_SPARK),
+    "joinery-cluster-2x1": partial(_joinery, setup=_TWO_EXECUTORS),
     "flink": _flink,
     "streams": _streams,
 }

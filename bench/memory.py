@@ -124,18 +124,18 @@ def run(work: Path, *, quick: bool = False) -> list[Peak]:
     cases = [large(100), hot(400)]
     if not quick:
         cases = [large(2_500), hot(4_000), *with_settings(large(600)), large(400, one_key=True)]
-    found = []
+    peaks = []
     for number, case in enumerate(cases):
         with KafkaBroker() as broker:
-            found.append(_measure(case, broker, work / str(number)))
-        print(f"  {_line(found[-1])}", file=sys.stderr, flush=True)
-    return found
+            peaks.append(_measure(case, broker, work / str(number)))
+        print(f"  {_line(peaks[-1])}", file=sys.stderr, flush=True)
+    return peaks
 
 
-def told(found: list[Peak]) -> str:
+def peaks_table(peaks: list[Peak]) -> str:
     head = ("job", "rows out", "seconds", "limit", "peak MiB", "peak of each kind of process", "problem")
     rows = ["| " + " | ".join(head) + " |", "| --- | ---: | ---: | --- | ---: | --- | --- |"]
-    return "\n".join(["## Memory", "", *rows, *map(_line, found), ""])
+    return "\n".join(["## Memory", "", *rows, *map(_line, peaks), ""])
 
 
 def _line(peak: Peak) -> str:
@@ -152,39 +152,39 @@ def _measure(case: Case, broker: KafkaBroker, folder: Path) -> Peak:
     for side, topic in enumerate(("orders", "payments")):
         produce_records(broker.bootstrap, topic, [case.make(side, number) for number in range(PARTITIONS)])
     job = _job(case, broker.bootstrap, folder)
-    others = {process.pid for process in psutil.Process().children()}
+    earlier_pids = {process.pid for process in psutil.Process().children()}
     began = time.monotonic()
-    with _group() as group, _Looks(others) as looks:
+    with _group() as group, _Looks(earlier_pids) as looks:
         peer = job if group is None else replace(job, command=group.command(job.command))
-        how = _killed_half_way(peer, others, case.rows, broker.bootstrap) if case.crash else None
-        if how is None:
+        ending = _killed_half_way(peer, earlier_pids, case.rows, broker.bootstrap) if case.crash else None
+        if ending is None:
             with running(peer) as ended:
-                while (how := ended()) is None:
+                while (ending := ended()) is None:
                     time.sleep(_LOOK_SECONDS)
         killed = 0 if group is None else group.killed()
     seconds, rows = time.monotonic() - began, _count(broker.bootstrap, "joined")
     peak = Peak(case.name, rows, seconds, looks.peak, looks.total, group is not None, killed)
-    peak = replace(peak, problem=problem(peak, case, how))
+    peak = replace(peak, problem=problem(peak, case, ending))
     if peak.problem is None:
         shutil.rmtree(folder, ignore_errors=True)
     return peak
 
 
-def _killed_half_way(peer: Peer, others: Collection[int], rows: int, bootstrap: str) -> str | None:
+def _killed_half_way(peer: Peer, earlier_pids: Collection[int], rows: int, bootstrap: str) -> str | None:
     """Runs `peer` until half of the rows are written, visible or not, and kills it with all that it started. Says how
     it ended if it did so before."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     with running(peer) as ended:
-        while (how := ended()) is None and _written(admin, "joined") < rows // 2:
+        while (ending := ended()) is None and _written(admin, "joined") < rows // 2:
             time.sleep(_LOOK_SECONDS)
-        end_all(others, grace_seconds=0)
-    return how and f"was not killed half way: it {how}"
+        end_all(earlier_pids, grace_seconds=0)
+    return ending and f"was not killed half way: it {ending}"
 
 
-def problem(peak: Peak, case: Case, how: str) -> str | None:
-    """What is wrong with a run that `how` says the end of, as `bench.peer.running` does."""
-    if not how.startswith("ended with 0"):
-        return f"the job {how}"
+def problem(peak: Peak, case: Case, ending: str) -> str | None:
+    """What is wrong with a run that `ending` says the end of, as `bench.peer.running` does."""
+    if not ending.startswith("ended with 0"):
+        return f"the job {ending}"
     if peak.rows != case.rows:
         return f"{peak.rows:,} rows came out, not {case.rows:,}"
     if peak.killed:
@@ -227,9 +227,9 @@ def _count(bootstrap: str, topic: str) -> int:
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     rows, open_partitions = 0, PARTITIONS
     while open_partitions:
-        taken = consumer.consume(10_000, 0.2)
-        errors = [error for message in taken if (error := message.error()) is not None]
-        rows += len(taken) - len(errors)
+        messages = consumer.consume(10_000, 0.2)
+        errors = [error for message in messages if (error := message.error()) is not None]
+        rows += len(messages) - len(errors)
         open_partitions -= sum(error.code() == KafkaError._PARTITION_EOF for error in errors)
     consumer.close()
     return rows
@@ -241,22 +241,22 @@ def _count(bootstrap: str, topic: str) -> int:
 class _Looks(Background):
     """The most that the processes below this one held, in bytes, without `others`, which ran before."""
 
-    def __init__(self, others: Collection[int]) -> None:
+    def __init__(self, earlier_pids: Collection[int]) -> None:
         super().__init__()
         self.peak: Counter[str] = Counter()  # by what a process is
         self.total = 0
-        self._others = others
+        self._earlier_pids = earlier_pids
 
     def _run(self) -> None:
         while not self._done.wait(_LOOK_SECONDS):
             now: Counter[str] = Counter()
-            for process in descendants(without=self._others):
-                now.update(held(process))
+            for process in descendants(without=self._earlier_pids):
+                now.update(memory_by_kind(process))
             self.peak |= now  # the larger one of each kind
             self.total = max(self.total, now.total())
 
 
-def held(process: psutil.Process) -> dict[str, int]:
+def memory_by_kind(process: psutil.Process) -> dict[str, int]:
     """Bytes of anonymous and shared memory, pages that n processes share counting 1/n each, by what the process is.
     Pages of files are left out: the kernel takes them back when memory is short."""
     try:

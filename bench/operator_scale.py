@@ -74,7 +74,7 @@ def world() -> Iterator[World]:
             pod = kubelet.pods_by_address.get(address)
             if pod is None:
                 return None
-            environment = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+            environment = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
             # Something changes with every question, as it does where records come in.
             epoch = int(time.time())
             return {"revision": environment["JOINERY_REVISION"], "ready": True, "committed": 1, "epoch": epoch}
@@ -96,17 +96,17 @@ class Usage:
 
     def peak_mebibytes(self) -> float:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        line = next(each for each in status.splitlines() if each.startswith("VmHWM"))
+        line = next(row for row in status.splitlines() if row.startswith("VmHWM"))
         return int(line.split()[1]) / 1024
 
     def calls(self) -> dict[str, float]:
         """By verb and kind."""
-        found: dict[str, float] = {}
+        calls: dict[str, float] = {}
         for name, labels, value in self._samples("joinery_operator_api_calls_total"):
             assert name
             key = f"{labels['verb']} {labels['kind']}"
-            found[key] = found.get(key, 0) + value
-        return found
+            calls[key] = calls.get(key, 0) + value
+        return calls
 
     def total(self, metric: str) -> float:
         return sum(value for _, _, value in self._samples(metric))
@@ -114,14 +114,14 @@ class Usage:
     def _samples(self, metric: str) -> list[tuple[str, dict[str, str], float]]:
         with urllib.request.urlopen(self._metrics, timeout=30) as answer:
             text = answer.read().decode()
-        found = []
+        samples = []
         for line in text.splitlines():
             if line.startswith((f"{metric}{{", f"{metric} ")):
                 head, _, value = line.rpartition(" ")
                 pairs = head.partition("{")[2].rstrip("}").split(",") if "{" in head else []
                 labels = dict(pair.split("=", 1) for pair in pairs)
-                found.append((metric, {key: text.strip('"') for key, text in labels.items()}, float(value)))
-        return found
+                samples.append((metric, {key: text.strip('"') for key, text in labels.items()}, float(value)))
+        return samples
 
 
 def measured(jobs: int, quiet_seconds: float) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def measured(jobs: int, quiet_seconds: float) -> dict[str, Any]:
         figures["seconds_until_all_run"] = round(time.monotonic() - start, 1)
         figures["api_calls_per_job"] = round(sum(usage.calls().values()) / jobs, 2)
         figures["api_calls"] = {key: value for key, value in sorted(usage.calls().items()) if value >= jobs / 10}
-        looks, seconds = (usage.total(f"joinery_operator_{each}") for each in (
+        looks, seconds = (usage.total(f"joinery_operator_{metric}") for metric in (
             "reconciles_total", "reconcile_seconds_sum"
         ))  # fmt: skip
         figures["looks_per_job"], figures["seconds_per_look"] = round(looks / jobs, 1), round(seconds / looks, 4)
@@ -175,13 +175,13 @@ def restarted(around: World, jobs: int) -> dict[str, Any]:
     operator.wait_until_ready()
     usage = Usage(operator)
     wait_until("every job was reconciled", lambda: usage.total("joinery_operator_reconciles_total") >= jobs, 600)
-    found = {
+    restart = {
         "restart_seconds_until_all_looked_at": round(time.monotonic() - start, 1),
         "restart_peak_mebibytes": round(usage.peak_mebibytes()),
         "restart_new_pods": len(around.kubelet.created) - pods,
     }
     assert operator.stop() == 0, operator.log
-    return found
+    return restart
 
 
 def main() -> None:
@@ -189,13 +189,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--quiet-seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    figures = measured(given.jobs, given.quiet_seconds)
+    options = parser.parse_args()
+    figures = measured(options.jobs, options.quiet_seconds)
     text = json.dumps(figures, indent=2)
     print(text)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text + "\n")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

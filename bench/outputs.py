@@ -92,13 +92,14 @@ class TopicOutput:
         self._frames = [pl.DataFrame(schema=schema)]
 
     def ends(self) -> Ends:
-        asked = self._admin.list_offsets(
-            {each: OffsetSpec.latest() for each in self._partitions}, isolation_level=IsolationLevel.READ_COMMITTED
+        answers = self._admin.list_offsets(
+            {partition: OffsetSpec.latest() for partition in self._partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
         )
-        for each, answer in asked.items():
+        for partition, answer in answers.items():
             # A broker that is busy with the new topic's leader says so; what was known before holds.
             with suppress(KafkaException):
-                self._ends[each.partition] = answer.result(_POLL_SECONDS).offset
+                self._ends[partition.partition] = answer.result(_POLL_SECONDS).offset
         return dict(self._ends)
 
     def last(self, rows: int) -> Ends | None:

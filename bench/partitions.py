@@ -100,10 +100,10 @@ def measure_steady(partitions: int, seconds: float) -> dict[str, Any]:
                 while time.monotonic() < until and ended() is None:
                     time.sleep(1)
                     backlogs.append(sender.sent - sum(map(joinery_jobs.rows_in, joinery_jobs.epochs_in(peer.log))))
-            how = ended()
-        if how is not None:
-            raise SystemExit(f"{how}\n{(peer.folder / 'log').read_text()[-2000:]}")
-        took = [epoch["seconds"] for epoch in joinery_jobs.epochs_in(peer.log) if joinery_jobs.rows_in(epoch)]
+            ending = ended()
+        if ending is not None:
+            raise SystemExit(f"{ending}\n{(peer.folder / 'log').read_text()[-2000:]}")
+        epoch_seconds = [epoch["seconds"] for epoch in joinery_jobs.epochs_in(peer.log) if joinery_jobs.rows_in(epoch)]
     fifth = len(backlogs) // 5
     return {
         "partitions": partitions,
@@ -112,9 +112,9 @@ def measure_steady(partitions: int, seconds: float) -> dict[str, Any]:
         "sender_slips": sender.slips,
         "backlog_middle": median(backlogs[2 * fifth : 3 * fifth]),
         "backlog_end": median(backlogs[-fifth:]),
-        "epochs": len(took),
-        "median_seconds": round(median(took[COLD:]), 3),
-        "highest_seconds": round(max(took[COLD:]), 3),
+        "epochs": len(epoch_seconds),
+        "median_seconds": round(median(epoch_seconds[COLD:]), 3),
+        "highest_seconds": round(max(epoch_seconds[COLD:]), 3),
     }
 
 
@@ -125,17 +125,17 @@ def main() -> None:
     parser.add_argument("--epochs", default=",".join(map(str, EPOCHS)), help="records per epoch")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    found = []
+    results = []
     for partitions in map(int, arguments.partitions.split(",")):
         if arguments.steady:
-            found.append(measure_steady(partitions, arguments.steady))
-            print(json.dumps(found[-1]), flush=True)
+            results.append(measure_steady(partitions, arguments.steady))
+            print(json.dumps(results[-1]), flush=True)
             continue
         for epoch in map(int, arguments.epochs.split(",")):
-            found.append(measure(partitions, epoch))
-            print(json.dumps(found[-1]), flush=True)
+            results.append(measure(partitions, epoch))
+            print(json.dumps(results[-1]), flush=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(found, indent=2))
+    arguments.out.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

@@ -92,9 +92,9 @@ class Looks(Background):
 
     def __init__(self, output: Output) -> None:
         super().__init__()
-        self.taken: list[Look] = []
+        self.looks: list[Look] = []
         self.peak_bytes = 0
-        self._output, self._others = output, {process.pid for process in psutil.Process().children()}
+        self._output, self._earlier_pids = output, {process.pid for process in psutil.Process().children()}
         self._meter = CpuMeter()
         self._cpu, self._started = self._meter.seconds(), time.monotonic()
 
@@ -102,20 +102,20 @@ class Looks(Background):
         while not self._done.wait(_LOOK_SECONDS):
             ends = self._output.ends()
             cpu = {kind: seconds - self._cpu[kind] for kind, seconds in self._meter.seconds().items()}
-            self.taken.append(Look(time.monotonic() - self._started, cpu, ends))
-            if len(self.taken) % _MEMORY_EVERY == 0:
-                self.peak_bytes = max(self.peak_bytes, memory_bytes(without=self._others))
+            self.looks.append(Look(time.monotonic() - self._started, cpu, ends))
+            if len(self.looks) % _MEMORY_EVERY == 0:
+                self.peak_bytes = max(self.peak_bytes, memory_bytes(without=self._earlier_pids))
 
     def until(self, last: Ends) -> list[Look]:
         """Up to the first look that saw everything up to `last`, which is waited for."""
         number = 0
         while True:
-            if number == len(self.taken):
+            if number == len(self.looks):
                 if not self._thread.is_alive():
                     raise RuntimeError("nobody looks at the output any more; the thread's error is above")
                 time.sleep(_LOOK_SECONDS)
-            elif all(self.taken[number].ends[part] >= end for part, end in last.items()):
-                return self.taken[: number + 1]
+            elif all(self.looks[number].ends[part] >= end for part, end in last.items()):
+                return self.looks[: number + 1]
             else:
                 number += 1
 
@@ -124,7 +124,7 @@ class Looks(Background):
 def running(peer: Peer) -> Iterator[Callable[[], str | None]]:
     """Gives a function that says whether the peer ended by itself, and how. Stops it in order, waits for what it leaves
     behind, and kills what does not end."""
-    others = {process.pid for process in psutil.Process().children()}
+    earlier_pids = {process.pid for process in psutil.Process().children()}
     peer.folder.mkdir(parents=True, exist_ok=True)
     with peer.log.open("wb") as log:
         process = subprocess.Popen(
@@ -144,7 +144,7 @@ def running(peer: Peer) -> Iterator[Callable[[], str | None]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        end_all(without=others)
+        end_all(without=earlier_pids)
 
 
 def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Figures:
@@ -154,40 +154,40 @@ def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Fig
     with Looks(output) as looks, running(peer) as ended:
         while last is None:
             time.sleep(_LOOK_SECONDS)
-            visible = looks.taken[-1].visible if looks.taken else 0
+            visible = looks.looks[-1].visible if looks.looks else 0
             last = output.last(expected.rows) if visible >= expected.rows else None
             if last is None and (problem := ended() or (time.monotonic() > deadline and "was given up") or None):
                 visible = sum(output.ends().values())
                 seen = f"{visible:,} of {expected.rows:,} rows are visible"
                 return Figures(peer.name, peer.settings_after_run(), rows, visible, problem=f"{problem}: {seen}")
-        taken = looks.until(last)
-    return figures(peer, rows, expected, fingerprint(output.read()), taken, looks.peak_bytes)
+        seen_looks = looks.until(last)
+    return figures(peer, rows, expected, fingerprint(output.read()), seen_looks, looks.peak_bytes)
 
 
 def typical(run: Callable[[int], Figures], most: int) -> Figures:
     """The figures of the run with the median rate, start counted, of `most` runs of one peer. A run of more than
     _SHORT_SECONDS is not repeated: the start, and what else the machine does, weigh less in it. Of runs with a problem,
     the first one. `run` gets the number of the run, from 1."""
-    found: list[Figures] = []
-    while len(found) < most:
-        figures = run(len(found) + 1)
+    runs: list[Figures] = []
+    while len(runs) < most:
+        figures = run(len(runs) + 1)
         if figures.problem is not None or figures.cold_rate is None:
             return figures
-        found.append(figures)
+        runs.append(figures)
         if figures.rows / figures.cold_rate > _SHORT_SECONDS:
             break
-    return sorted(found, key=lambda each: each.cold_rate or 0.0)[len(found) // 2]
+    return sorted(runs, key=lambda figures: figures.cold_rate or 0.0)[len(runs) // 2]
 
 
 def figures(
-    peer: Peer, rows: int, expected: Fingerprint, found: Fingerprint, looks: Sequence[Look], peak: int
+    peer: Peer, rows: int, expected: Fingerprint, actual: Fingerprint, looks: Sequence[Look], peak: int
 ) -> Figures:
     """`looks` end with the one that saw the last row."""
     last, warm = looks[-1], _warm(looks, expected.rows)
     problem = None
-    if found != expected:
+    if actual != expected:
         problem = (
-            f"wrong rows: {found.rows:,} with checksum {found.checksum:x}, "
+            f"wrong rows: {actual.rows:,} with checksum {actual.checksum:x}, "
             f"not {expected.rows:,} with {expected.checksum:x}"
         )
     warm_rows = rows * (1 - warm.visible / expected.rows) if warm else 0.0
@@ -197,7 +197,7 @@ def figures(
         peer.name,
         peer.settings_after_run(),
         rows,
-        found.rows,
+        actual.rows,
         cold_rate=rows / last.seconds,
         warm_rate=warm_rows / (last.seconds - warm.seconds) if warm else None,
         cold_cpu_us=sum(cold_cpu.values()),
@@ -215,6 +215,6 @@ def _cpu_us_per_row(until: Mapping[str, float], since: Mapping[str, float], rows
 
 def _warm(looks: Sequence[Look], expected: int) -> Look | None:
     """The first look that saw WARM_FROM of the rows; None where rows came in less than two further steps."""
-    found = next(number for number, look in enumerate(looks) if look.visible >= WARM_FROM * expected)
-    steps = len({look.visible for look in looks[found:]})
-    return looks[found] if looks[found].visible < 0.9 * expected and steps > 2 else None
+    warm_look = next(number for number, look in enumerate(looks) if look.visible >= WARM_FROM * expected)
+    steps = len({look.visible for look in looks[warm_look:]})
+    return looks[warm_look] if looks[warm_look].visible < 0.9 * expected and steps > 2 else None

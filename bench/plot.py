@@ -15,8 +15,8 @@ def svg(sections: Mapping[str, Sequence[Figures]]) -> str:
     """A bar per engine, as long as its warm rate, or the rate with its start where it has no other; those that failed
     are left out. Each section has a scale of its own."""
     parts, top = [], 0
-    for title, found in sections.items():
-        rates = [(each.name, each.warm_rate or each.cold_rate) for each in found if not each.problem]
+    for title, results in sections.items():
+        rates = [(figures.name, figures.warm_rate or figures.cold_rate) for figures in results if not figures.problem]
         most = max((rate for _, rate in rates if rate), default=1.0)
         parts.append(_text(0, top + _TITLE - 12, f"{title}, rows per second", "bold"))
         top += _TITLE

@@ -46,7 +46,7 @@ def extent(bootstrap: str, topic: str) -> tuple[int, int]:
 def main() -> None:
     options, random = arguments(), Random(5)
     kafka = {"bootstrapServers": options.bootstrap, "topic": options.topic,
-             "properties": dict(each.split("=", 1) for each in options.property)}  # fmt: skip
+             "properties": dict(setting.split("=", 1) for setting in options.property)}  # fmt: skip
     schema = [{"name": "ts", "type": "timestamp"}]
     model = Input.model_validate({"name": "in", "kafka": kafka, "format": "json", "schema": schema, "eventTime": "ts"})
     partitions, end = extent(options.bootstrap, options.topic)
@@ -68,10 +68,10 @@ def main() -> None:
                 rows += len(batch.offsets)
                 time.sleep(len(batch.offsets) * options.pace / 1e6)
     process, own = time.process_time() - began[0], time.thread_time() - began[1]
-    found = {"rows": rows, "us_of_tasks": own / rows * 1e6, "us_of_client_threads": (process - own) / rows * 1e6,
+    figures = {"rows": rows, "us_of_tasks": own / rows * 1e6, "us_of_client_threads": (process - own) / rows * 1e6,
              "seconds": time.monotonic() - began[2],
              "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # fmt: skip
-    print(json.dumps({name: round(value, 3) for name, value in found.items()}), flush=True)
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}), flush=True)
     for reader in readers:
         reader.close()
 

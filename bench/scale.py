@@ -39,7 +39,7 @@ class Layout:
     master: str | None
 
     @contextmanager
-    def started(self) -> Iterator[joinery_jobs.How]:
+    def started(self) -> Iterator[joinery_jobs.Setup]:
         """Yields how to start a job here."""
         if self.master is not None:
             yield joinery_jobs.on_spark(self.master)
@@ -94,27 +94,31 @@ LINES = [
 ]
 
 
-def run(work: Path, records: int, wanted: Sequence[str] | None, runs: int) -> list[Figures]:
-    """2 x `records`, `runs` times; `wanted` names some of the lines, None all of them."""
-    lines = [line for line in LINES if wanted is None or line.name in wanted]
+def run(work: Path, records: int, names: Sequence[str] | None, runs: int) -> list[Figures]:
+    """2 x `records`, `runs` times; `names` names some of the lines, None all of them."""
+    lines = [line for line in LINES if names is None or line.name in names]
     workload = Workload(records, PARTITIONS, joins.paid_within_ms(records), partitioner=f"{PARTITIONER}_random")
     expected = expected_pairs(workload, joins.WINDOW_MS)
-    found: list[Figures] = []
+    figures_by_line: list[Figures] = []
     with KafkaBroker() as broker:
         for topic in joins.TOPICS:
             broker.create_topic(topic, PARTITIONS)
         produce(broker.bootstrap, workload, joins.TOPICS)
         ground = Ground(broker, work, 2 * records, joins.ROW, runs)
         for layout, of_layout in groupby(lines, key=lambda line: line.layout):
-            with layout.started() as how:
-                candidates: Candidates = {line.name + FILES: partial(_peer, line=line, how=how) for line in of_layout}
+            with layout.started() as setup:
+                candidates: Candidates = {
+                    line.name + FILES: partial(_peer, line=line, setup=setup) for line in of_layout
+                }
                 measured = run_all(ground, candidates, expected)
             # Memory is that of what starts with a job: a standalone cluster's executors are not among it.
-            found += measured if layout.master else [replace(figures, peak_bytes=None) for figures in measured]
-    return found
+            figures_by_line += (
+                measured if layout.master else [replace(figures, peak_bytes=None) for figures in measured]
+            )
+    return figures_by_line
 
 
-def _peer(ground: Ground, slug: str, *, line: Line, how: joinery_jobs.How) -> Peer:
+def _peer(ground: Ground, slug: str, *, line: Line, setup: joinery_jobs.Setup) -> Peer:
     epoch = min(epoch_rows(ground.rows), line.epoch_rows or ground.rows)
     spec = joins.job_spec(ground.bootstrap)
     if line.co_partitioned:
@@ -129,7 +133,7 @@ def _peer(ground: Ground, slug: str, *, line: Line, how: joinery_jobs.How) -> Pe
         f"{', coPartitioned' if line.co_partitioned else ''}"
     )
     job = joinery_jobs.document("StreamJoin", slug, spec)
-    return joinery_jobs.peer(_figures_name(line.name), settings, job, ground.folder(slug), how)
+    return joinery_jobs.peer(_figures_name(line.name), settings, job, ground.folder(slug), setup)
 
 
 def _figures_name(line: str) -> str:
@@ -210,8 +214,10 @@ GOALS = [
 ]  # fmt: skip
 
 
-def goal_rows(found: Sequence[Figures]) -> list[tuple[str, float, str, str]]:
+def goal_rows(all_figures: Sequence[Figures]) -> list[tuple[str, float, str, str]]:
     """What is compared, the value, the goal, and whether it is reached; of the goals whose lines were measured."""
-    by_line = {line.name: figures for line in LINES for figures in found if figures.name == _figures_name(line.name)}
+    by_line = {
+        line.name: figures for line in LINES for figures in all_figures if figures.name == _figures_name(line.name)
+    }
     values = [(goal, goal.value(by_line)) for goal in GOALS]
     return [(goal.text, value, goal.bound(), goal.verdict(value)) for goal, value in values if value is not None]

@@ -68,12 +68,12 @@ FILES = "-files"  # ends the name of a peer that writes files
 
 def run_all(ground: Ground, candidates: Candidates, expected: pl.DataFrame) -> list[Figures]:
     """One after the other. What a run has written is removed at its end, but for the files of one that failed."""
-    wanted = fingerprint(expected)
+    expected_fingerprint = fingerprint(expected)
 
     def run(number: int, slug: str, candidate: Callable[[Ground, str], Peer]) -> Figures:
         name = f"run{number}-{slug}"  # which is new to the broker: it keeps what consumer groups have read
-        figures = measure(candidate(ground, name), ground.output(name), ground.rows, wanted)
-        print(f"  {told(figures)}", file=sys.stderr, flush=True)
+        figures = measure(candidate(ground, name), ground.output(name), ground.rows, expected_fingerprint)
+        print(f"  {figures_line(figures)}", file=sys.stderr, flush=True)
         if not slug.endswith(FILES):
             ground.broker.delete_topic(name)
         if figures.problem is None:
@@ -85,7 +85,7 @@ def run_all(ground: Ground, candidates: Candidates, expected: pl.DataFrame) -> l
     ]
 
 
-def told(figures: Figures) -> str:
+def figures_line(figures: Figures) -> str:
     """One line, for who waits."""
     if figures.problem:
         return f"{figures.name}: {figures.problem}"
@@ -93,5 +93,5 @@ def told(figures: Figures) -> str:
     return f"{figures.name}: {figures.cold_rate:,.0f} rows/s{warm}, {figures.rows_out:,} rows out, as expected"
 
 
-def only(candidates: Candidates, wanted: Sequence[str] | None) -> Candidates:
-    return candidates if wanted is None else {slug: candidates[slug] for slug in wanted if slug in candidates}
+def only(candidates: Candidates, slugs: Sequence[str] | None) -> Candidates:
+    return candidates if slugs is None else {slug: candidates[slug] for slug in slugs if slug in candidates}

@@ -33,8 +33,8 @@ ROW: Schema = {"user_id": pl.String, "events": pl.Int64, "page": pl.String}
 _LAST_AFTER_MS = 3_600_000
 
 
-def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[Figures]:
-    """`records`, `runs` times; `wanted` names some of the peers, None all of them."""
+def run(work: Path, records: int, slugs: list[str] | None, runs: int) -> list[Figures]:
+    """`records`, `runs` times; `slugs` names some of the peers, None all of them."""
     users, per_second = max(1, records // CLICKS_PER_USER), max(1, records // SPAN_S)
     drawn = scattered(clicks.ClickLoad(records, users, PARTITIONS, per_second=per_second))
     parts = clicks.by_partition(drawn, PARTITIONS)
@@ -45,7 +45,7 @@ def run(work: Path, records: int, wanted: list[str] | None, runs: int) -> list[F
         reads = [("clicks", [p], len(part) + 1) for p, part in enumerate(parts)]
         raw = typical(lambda _: measure_raw(broker.bootstrap, reads), runs)
         with _GoesOn(broker.bootstrap, int(drawn.ts.max()) + _LAST_AFTER_MS):
-            return [raw, *run_all(ground, only(PEERS, wanted), expected_sessions(drawn))]
+            return [raw, *run_all(ground, only(PEERS, slugs), expected_sessions(drawn))]
 
 
 class _GoesOn(Background):
@@ -89,15 +89,15 @@ def expected_sessions(drawn: clicks.Clicks) -> pl.DataFrame:
     rows = pl.DataFrame({"user": drawn.user, "page": drawn.page, "ts": drawn.ts}).sort("user", "ts")
     begins = (pl.col("user").diff() != 0) | (pl.col("ts").diff() > GAP_S * 1000)
     names = rows.with_columns(session=begins.fill_null(True).cum_sum(), page="/p" + pl.col("page").cast(pl.String))
-    found = names.group_by("session").agg(
+    sessions = names.group_by("session").agg(
         user_id="u" + pl.col("user").first().cast(pl.String).str.zfill(6),
         events=pl.len().cast(pl.Int64),
         page=pl.col("page").min(),
     )
-    return found.select(*ROW)
+    return sessions.select(*ROW)
 
 
-def _joinery(ground: Ground, slug: str, *, name: str, how: joinery_jobs.How = joinery_jobs.BY_DEFAULT) -> Peer:
+def _joinery(ground: Ground, slug: str, *, name: str, setup: joinery_jobs.Setup = joinery_jobs.BY_DEFAULT) -> Peer:
     spec = {
         "input": joinery_jobs.kafka_input("clicks", ground.bootstrap),
         "groupBy": ["user_id"],
@@ -105,7 +105,7 @@ def _joinery(ground: Ground, slug: str, *, name: str, how: joinery_jobs.How = jo
         "maxDuration": "24h",
         "aggregates": [{"function": "count", "as": "events"}, {"function": "min", "column": "page", "as": "page"}],
     }
-    return joinery_jobs.compared("SessionWindow", name, spec, ground, slug, how)
+    return joinery_jobs.compared("SessionWindow", name, spec, ground, slug, setup)
 
 
 def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
@@ -113,20 +113,20 @@ def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]
     return spark_peer.peer(release(), "sessions", settings, ground.folder(slug))
 
 
-def _flink(ground: Ground, slug: str, *, how: flink_peer.How) -> Peer:
+def _flink(ground: Ground, slug: str, *, setup: flink_peer.Setup) -> Peer:
     statements = [
         flink_peer.input_table("clicks", ground.bootstrap, "user_id STRING, page STRING"),
-        flink_peer.output_table(slug, ground.bootstrap, "user_id STRING, events BIGINT, page STRING", how),
+        flink_peer.output_table(slug, ground.bootstrap, "user_id STRING, events BIGINT, page STRING", setup),
         f"""INSERT INTO joined SELECT user_id, COUNT(*), MIN(page) FROM TABLE(
               SESSION(TABLE clicks PARTITION BY user_id, DESCRIPTOR(event_time), INTERVAL '{GAP_S}' SECOND))
             GROUP BY user_id, window_start, window_end""",
     ]
-    return flink_peer.peer(how, statements, ground.folder(slug))
+    return flink_peer.peer(setup, statements, ground.folder(slug))
 
 
-def _streams(ground: Ground, slug: str, *, how: streams_peer.How) -> Peer:
+def _streams(ground: Ground, slug: str, *, setup: streams_peer.Setup) -> Peer:
     window = GAP_S * 1000
-    return streams_peer.peer(how, "sessions", ground.bootstrap, slug, window, ground.folder(slug))
+    return streams_peer.peer(setup, "sessions", ground.bootstrap, slug, window, ground.folder(slug))
 
 
 PEERS: Candidates = {
@@ -138,8 +138,8 @@ PEERS: Candidates = {
     ),
     "spark": partial(_spark, release=spark_peer.current),
     "spark-previous": partial(_spark, release=spark_peer.previous),
-    "flink-heap": partial(_flink, how=flink_peer.HEAP),
-    "flink-rocksdb": partial(_flink, how=flink_peer.ROCKSDB),
-    "streams-at-least-once": partial(_streams, how=streams_peer.AT_LEAST_ONCE),
-    "streams-exactly-once": partial(_streams, how=streams_peer.EXACTLY_ONCE),
+    "flink-heap": partial(_flink, setup=flink_peer.HEAP),
+    "flink-rocksdb": partial(_flink, setup=flink_peer.ROCKSDB),
+    "streams-at-least-once": partial(_streams, setup=streams_peer.AT_LEAST_ONCE),
+    "streams-exactly-once": partial(_streams, setup=streams_peer.EXACTLY_ONCE),
 }

@@ -19,18 +19,18 @@ from pyspark.sql import functions as f
 SHUFFLE_PARTITIONS = 4
 
 
-def session(given: dict[str, Any]) -> SparkSession:
+def session(options: dict[str, Any]) -> SparkSession:
     state = "org.apache.spark.sql.execution.streaming.state"
     settings = {
-        "spark.jars": given["jars"],
+        "spark.jars": options["jars"],
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
         "spark.sql.streaming.stateStore.providerClass": f"{state}.RocksDBStateStoreProvider",
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        "spark.sql.streaming.join.stateFormatVersion": given["join_state"],
+        "spark.sql.streaming.join.stateFormatVersion": options["join_state"],
         "spark.driver.memory": "6g",
         "spark.sql.session.timeZone": "UTC",
-        "spark.local.dir": given["folder"],
+        "spark.local.dir": options["folder"],
     }
     builder = SparkSession.builder.master("local[2]").appName("peer")
     for key, value in settings.items():
@@ -38,46 +38,48 @@ def session(given: dict[str, Any]) -> SparkSession:
     return builder.getOrCreate()
 
 
-def read(spark: SparkSession, given: dict[str, Any], topic: str, schema: str) -> DataFrame:
+def read(spark: SparkSession, options: dict[str, Any], topic: str, schema: str) -> DataFrame:
     raw = (
         spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", given["bootstrap"])
+        .option("kafka.bootstrap.servers", options["bootstrap"])
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", given["per_batch"])
+        .option("maxOffsetsPerTrigger", options["per_batch"])
         .load()
     )
     row = raw.select(f.from_json(f.col("value").cast("string"), schema).alias("r")).select("r.*")
     return row.withColumn("ts", f.timestamp_millis("ts")).withWatermark("ts", "10 seconds")
 
 
-def joined(spark: SparkSession, given: dict[str, Any]) -> DataFrame:
-    orders = read(spark, given, "orders", "order_id string, customer string, amount double, ts bigint").alias("o")
-    payments = read(spark, given, "payments", "payment_id string, order_id string, method string, ts bigint").alias("p")
-    window = f"INTERVAL {given['window_ms']} MILLISECONDS"
+def joined(spark: SparkSession, options: dict[str, Any]) -> DataFrame:
+    orders = read(spark, options, "orders", "order_id string, customer string, amount double, ts bigint").alias("o")
+    payments = read(spark, options, "payments", "payment_id string, order_id string, method string, ts bigint").alias(
+        "p"
+    )
+    window = f"INTERVAL {options['window_ms']} MILLISECONDS"
     within = f.expr(f"p.ts >= o.ts - {window} AND p.ts <= o.ts + {window}")
     both = orders.join(payments, (f.col("o.order_id") == f.col("p.order_id")) & within)
     return both.select("o.order_id", "o.customer", "o.amount", "p.payment_id", "p.method")
 
 
-def sessions(spark: SparkSession, given: dict[str, Any]) -> DataFrame:
-    clicks = read(spark, given, "clicks", "user_id string, page string, ts bigint")
-    window = f.session_window("ts", f"{given['gap_s']} seconds")
+def sessions(spark: SparkSession, options: dict[str, Any]) -> DataFrame:
+    clicks = read(spark, options, "clicks", "user_id string, page string, ts bigint")
+    window = f.session_window("ts", f"{options['gap_s']} seconds")
     grouped = clicks.groupBy(window, "user_id").agg(f.count("*").alias("events"), f.min("page").alias("page"))
     return grouped.select("user_id", "events", "page")
 
 
-def main(kind: str, given: dict[str, Any]) -> None:
-    spark = session(given)
+def main(kind: str, options: dict[str, Any]) -> None:
+    spark = session(options)
     spark.sparkContext.setLogLevel("ERROR")
-    rows = {"join": joined, "sessions": sessions}[kind](spark, given)
+    rows = {"join": joined, "sessions": sessions}[kind](spark, options)
     query = (
         rows.select(f.to_json(f.struct("*")).alias("value"))
         .writeStream.format("kafka")
-        .option("kafka.bootstrap.servers", given["bootstrap"])
+        .option("kafka.bootstrap.servers", options["bootstrap"])
         .option("kafka.compression.type", "lz4")
-        .option("topic", given["topic"])
-        .option("checkpointLocation", f"{given['folder']}/checkpoint")
+        .option("topic", options["topic"])
+        .option("checkpointLocation", f"{options['folder']}/checkpoint")
         .outputMode("append")
         .start()
     )

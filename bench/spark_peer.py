@@ -63,7 +63,7 @@ def _environment(version: str) -> Path:
 def peer(release: Spark, kind: str, settings: dict[str, Any], folder: Path) -> Peer:
     """`settings` as `spark_job.py` takes them, without those that the release gives."""
     jars = fetch_jars("spark-kafka-4.2.0", CONNECTOR, transitive=False)
-    given = settings | {
+    options = settings | {
         "jars": ",".join(map(str, sorted(jars.glob("*.jar")))),
         "join_state": release.join_state,
         "folder": str(folder),
@@ -73,7 +73,7 @@ def peer(release: Spark, kind: str, settings: dict[str, Any], folder: Path) -> P
         f"Spark {release.version}",
         f"RocksDB with changelog checkpoints{state}, 4 shuffle partitions, no UI, {settings['per_batch']:,} records "
         "of a topic a batch, 6 GB of heap; into Kafka at least once, its only way",
-        [str(release.python), str(HERE / "spark_job.py"), kind, json.dumps(given)],
+        [str(release.python), str(HERE / "spark_job.py"), kind, json.dumps(options)],
         folder,
         {"PYSPARK_PYTHON": str(release.python)},
     )

@@ -56,16 +56,16 @@ def rates(epochs: list[dict[str, Any]]) -> dict[int, float]:
     """The first epoch, in which workers start, does not count."""
     later = epochs[1:]
     edges = np.linspace(0, max(epoch["state_rows"] for epoch in later), _SIZES + 1)[1:]
-    found = {}
+    rates = {}
     for below, edge in zip([0, *edges], edges, strict=False):
         chosen = [epoch for epoch in later if below < epoch["state_rows"] <= edge]
         if chosen:
             seconds = sum(epoch["seconds"] for epoch in chosen)
-            found[int(edge)] = sum(map(joinery_jobs.rows_in, chosen)) / seconds
-    return found
+            rates[int(edge)] = sum(map(joinery_jobs.rows_in, chosen)) / seconds
+    return rates
 
 
-def told(growth: Growth) -> str:
+def growth_table(growth: Growth) -> str:
     lines = [f"| {rows:,} | {rate:,.0f} |" for rows, rate in growth.rates.items()]
     return "\n".join(
         [
@@ -158,9 +158,9 @@ def _peer(bootstrap: str, work: Path, state: int, records: int, *, stop: bool) -
     return joinery_jobs.peer("Joinery", "", job, work)
 
 
-def _until(what: str, ended: Callable[[], str | None], condition: Callable[[], bool]) -> None:
+def _until(event: str, ended: Callable[[], str | None], condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     while not condition():
         if problem := ended() or (time.monotonic() > deadline and f"still ran after {_WAIT_SECONDS:.0f} s") or None:
-            raise SystemExit(f"The job {problem}, before {what}")
+            raise SystemExit(f"The job {problem}, before {event}")
         time.sleep(0.05)

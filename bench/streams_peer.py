@@ -14,7 +14,7 @@ VERSION = "4.3.1"
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class Setup:
     name: str
     settings: str
     configuration: Mapping[str, str]
@@ -22,34 +22,38 @@ class How:
 
 _THREADS = {"num.stream.threads": "2", "auto.offset.reset": "earliest", "replication.factor": "1"}
 _IN_BATCHES = {"linger.ms": "50", "batch.size": "1048576", "compression.type": "lz4", "max.poll.records": "10000"}
-AT_LEAST_ONCE = How(
+AT_LEAST_ONCE = Setup(
     "at least once",
     "2 threads, topics keyed by the join key (nothing is repartitioned), RocksDB stores with changelog topics, "
     "ParallelGC, 4 GB of heap, batches of 1 MB, commits every 10 s",
     {**_THREADS, **_IN_BATCHES, "commit.interval.ms": "10000"},
 )
-EXACTLY_ONCE = How(
+EXACTLY_ONCE = Setup(
     "exactly once",
     "the same with exactly_once_v2 and commits every second",
     {**_THREADS, **_IN_BATCHES, "processing.guarantee": "exactly_once_v2", "commit.interval.ms": "1000"},
 )
-PROMPT = How(
+PROMPT = Setup(
     "exactly once",
     "2 threads, exactly_once_v2, commits every 100 ms (the default)",
     {**_THREADS, "processing.guarantee": "exactly_once_v2", "commit.interval.ms": "100"},
 )
 
 
-def peer(how: How, kind: str, bootstrap: str, topic: str, window_ms: int, folder: Path) -> Peer:
+def peer(setup: Setup, kind: str, bootstrap: str, topic: str, window_ms: int, folder: Path) -> Peer:
     """`kind`: see StreamsJob.java."""
     jars = fetch_jars(f"kafka-streams-{VERSION}", [f"org.apache.kafka:kafka-streams:{VERSION}", LOG4J_BINDING])
-    given = {
+    options = {
         "application.id": topic,
         "bootstrap.servers": bootstrap,
         "topic": topic,
         "window.ms": str(window_ms),
         "state.dir": str(folder / "state"),
-        **how.configuration,
+        **setup.configuration,
     }
-    command = [*java_program("StreamsJob", jars, ["-Xmx4g"]), kind, *(f"{key}={value}" for key, value in given.items())]
-    return Peer(f"Kafka Streams {VERSION}, {how.name}", how.settings, command, folder)
+    command = [
+        *java_program("StreamsJob", jars, ["-Xmx4g"]),
+        kind,
+        *(f"{key}={value}" for key, value in options.items()),
+    ]
+    return Peer(f"Kafka Streams {VERSION}, {setup.name}", setup.settings, command, folder)

@@ -20,40 +20,42 @@ _HEAD = (
 )
 
 
-def rates(title: str, found: Sequence[Figures]) -> str:
+def rates(title: str, figures: Sequence[Figures]) -> str:
     """A table in Markdown. Ratios are to the first of Joinery's rows that has a warm rate."""
-    ours = next((each.warm_rate for each in found if each.name.startswith("Joinery") and each.warm_rate), None)
-    return _table(title, _HEAD, [_rates_row(each, ours) for each in found], found)
+    joinery_rate = next(
+        (peer.warm_rate for peer in figures if peer.name.startswith("Joinery") and peer.warm_rate), None
+    )
+    return _table(title, _HEAD, [_rates_row(peer, joinery_rate) for peer in figures], figures)
 
 
-def _rates_row(found: Figures, ours: float | None) -> list[str]:
-    if found.problem:
-        return [found.name, found.problem, *[""] * (len(_HEAD) - 2)]
+def _rates_row(figures: Figures, joinery_rate: float | None) -> list[str]:
+    if figures.problem:
+        return [figures.name, figures.problem, *[""] * (len(_HEAD) - 2)]
     return [
-        found.name,
-        _number(found.cold_rate),
-        _number(found.warm_rate),
-        f"{found.warm_rate / ours:.2f}" if found.warm_rate and ours else "-",
-        _number(found.cold_cpu_us, 2),
-        _number(found.warm_cpu_us, 2),
-        f"{found.peak_bytes / 1e9:.2f} GB" if found.peak_bytes else "-",
-        f"{found.rows_out:,}" if found.rows_out else "-",
+        figures.name,
+        _number(figures.cold_rate),
+        _number(figures.warm_rate),
+        f"{figures.warm_rate / joinery_rate:.2f}" if figures.warm_rate and joinery_rate else "-",
+        _number(figures.cold_cpu_us, 2),
+        _number(figures.warm_cpu_us, 2),
+        f"{figures.peak_bytes / 1e9:.2f} GB" if figures.peak_bytes else "-",
+        f"{figures.rows_out:,}" if figures.rows_out else "-",
     ]
 
 
-def cpu_by_kind(title: str, found: Sequence[Figures]) -> str:
+def cpu_by_kind(title: str, figures: Sequence[Figures]) -> str:
     """Rates, and CPU per row by kind of process, warm and with the start counted."""
-    first, *others = KINDS
-    head = ("", "rows/s, start counted", "warm", f"CPU us/row, warm (start counted): {first}", *others)
-    return _table(title, head, [_cpu_by_kind_row(each) for each in found], found)
+    first, *later_kinds = KINDS
+    head = ("", "rows/s, start counted", "warm", f"CPU us/row, warm (start counted): {first}", *later_kinds)
+    return _table(title, head, [_cpu_by_kind_row(peer) for peer in figures], figures)
 
 
-def _cpu_by_kind_row(found: Figures) -> list[str]:
-    if found.problem:
-        return [found.name, found.problem, *[""] * (1 + len(KINDS))]
-    cold, warm = found.cold_cpu_by_kind, found.warm_cpu_by_kind or {}
+def _cpu_by_kind_row(figures: Figures) -> list[str]:
+    if figures.problem:
+        return [figures.name, figures.problem, *[""] * (1 + len(KINDS))]
+    cold, warm = figures.cold_cpu_by_kind, figures.warm_cpu_by_kind or {}
     cells = [f"{_number(warm.get(kind), 2)} ({_number(cold.get(kind), 2)})" for kind in KINDS]
-    return [found.name, _number(found.cold_rate), _number(found.warm_rate), *cells]
+    return [figures.name, _number(figures.cold_rate), _number(figures.warm_rate), *cells]
 
 
 def goals(rows: Sequence[tuple[str, float, str, str]]) -> str:
@@ -62,10 +64,12 @@ def goals(rows: Sequence[tuple[str, float, str, str]]) -> str:
     return "\n".join([*lines, *(_line((text, f"{value:.2f}", *rest)) for text, value, *rest in rows), ""])
 
 
-def delays(title: str, found: Sequence[Delays]) -> str:
+def delays(title: str, results: Sequence[Delays]) -> str:
     head = ("", "p50 ms", "p99 ms", "rows")
-    rows = [[each.name, each.problem or _number(each.p50_ms), _number(each.p99_ms), f"{each.rows:,}"] for each in found]
-    return _table(title, head, rows, found)
+    rows = [
+        [peer.name, peer.problem or _number(peer.p50_ms), _number(peer.p99_ms), f"{peer.rows:,}"] for peer in results
+    ]
+    return _table(title, head, rows, results)
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -73,10 +77,10 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 
 def _table(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], found: Sequence[Figures] | Sequence[Delays]
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], results: Sequence[Figures] | Sequence[Delays]
 ) -> str:
     lines = [_line(head), _line(["---", *["---:"] * (len(head) - 1)]), *map(_line, rows)]
-    notes = [f"- {each.name}: {each.settings}." for each in found]
+    notes = [f"- {peer.name}: {peer.settings}." for peer in results]
     return "\n".join([f"## {title}", "", *lines, "", *notes, ""])
 
 

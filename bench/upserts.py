@@ -60,10 +60,10 @@ def rows(keys: np.ndarray, epoch: int) -> pa.Table:
 
 def stage(writer: PostgresWriter, epoch: int, shard: int, keys: np.ndarray) -> tuple[Receipt, float]:
     """A task: its receipt, and the seconds that its rows took."""
-    made = rows(keys, epoch)
+    new_rows = rows(keys, epoch)
     attempt = Attempt(AttemptId(1, epoch, shard, "a"), "bench", lambda *_: None, lambda _: None)
     began = time.monotonic()
-    return writer.write(attempt, made), time.monotonic() - began
+    return writer.write(attempt, new_rows), time.monotonic() - began
 
 
 class Commits:
@@ -108,7 +108,7 @@ def measure(dsn: str, before: int, epoch: int) -> dict[str, dict[str, float]]:
     sink = PostgresSink(dsn, TargetTable(TABLE, (KEY,)), Staging.of("joinery_bench", "bench", TABLE))
     sink.prepare(SCHEMA)
     random = np.random.default_rng(1)
-    there = random.permutation(before)
+    stored_keys = random.permutation(before)
     replaced, new = [], []
     with (
         psycopg.connect(dsn, autocommit=True) as connection,
@@ -116,7 +116,7 @@ def measure(dsn: str, before: int, epoch: int) -> dict[str, dict[str, float]]:
     ):
         commits = Commits(sink, connection, pool)
         for first in range(0, before, PER_LOAD):
-            commits.run(there[first : first + PER_LOAD])
+            commits.run(stored_keys[first : first + PER_LOAD])
         connection.execute(f"VACUUM ANALYZE {TABLE}")
         coming = before + random.permutation(ROUNDS * epoch)
         for number in range(ROUNDS):
@@ -132,10 +132,11 @@ def run(work: Path, rows_before: int) -> dict[str, dict[str, float]]:
         return measure(dsn, rows_before, rows_before // 10)
 
 
-def told(results: dict[str, dict[str, float]]) -> str:
+def rates_table(results: dict[str, dict[str, float]]) -> str:
     head = "| rows | rows/s of the commit | CPU us/row of it | rows/s staged by two tasks | rows/s with staging |"
     lines = [
-        f"| {name} | {of['committed']:,.0f} | {of['cpu_us']:.2f} | {of['staged']:,.0f} | {of['both']:,.0f} |"
-        for name, of in results.items()
+        f"| {name} | {rates['committed']:,.0f} | {rates['cpu_us']:.2f} | {rates['staged']:,.0f} | "
+        f"{rates['both']:,.0f} |"
+        for name, rates in results.items()
     ]
     return "\n".join(["## Upserts into Postgres", "", head, "| --- | ---: | ---: | ---: | ---: |", *lines, ""])

@@ -33,7 +33,7 @@ def adopt_orphans() -> None:
 def cpu_seconds() -> float:
     """CPU seconds of every descendant so far, those that ended included, this process not."""
     times = filter(None, map(_times, psutil.Process().children(recursive=True)))
-    return _ended_children() + sum(each.own + each.ended_children for each in times)
+    return _ended_children() + sum(process_times.own + process_times.ended_children for process_times in times)
 
 
 def kind_of(name: str, words: Sequence[str]) -> str:
@@ -67,7 +67,7 @@ class CpuByKind:
     def __init__(self, root: int) -> None:
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self._root = root
-        self._known: dict[int, ProcessTimes] = {}
+        self._times_by_pid: dict[int, ProcessTimes] = {}
         self._kind_of_children: dict[int, str] = {}
         # Seconds of processes that are gone, which were counted while they lived, and which come again in the
         # `ended_children` of another process. The kernel drops those of a child whose parent ignores its end.
@@ -77,19 +77,19 @@ class CpuByKind:
         """Takes all processes that there are now, with their kinds. The root's own time does not count."""
         root = ProcessTimes(self._root, 0, 0.0, root_ended_children)
         alive = {times.pid: (times, kind) for times, kind in [(root, DRIVER), *processes]}
-        for pid in self._known.keys() - alive.keys():
-            gone = self._known.pop(pid)
-            self._counted += gone.own + gone.ended_children
+        for pid in self._times_by_pid.keys() - alive.keys():
+            ended_process = self._times_by_pid.pop(pid)
+            self._counted += ended_process.own + ended_process.ended_children
         for times, kind in processes:
             self._kind_of_children[times.parent] = kind
         for times, kind in alive.values():
-            before = self._known.get(times.pid, ProcessTimes(times.pid, times.parent, 0.0, 0.0))
+            before = self._times_by_pid.get(times.pid, ProcessTimes(times.pid, times.parent, 0.0, 0.0))
             self.seconds[kind] += times.own - before.own
             ended = times.ended_children - before.ended_children
-            again = min(ended, self._counted)
-            self._counted -= again
-            self.seconds[self._kind_of_children.get(times.pid, kind)] += ended - again
-            self._known[times.pid] = times
+            counted_before = min(ended, self._counted)
+            self._counted -= counted_before
+            self.seconds[self._kind_of_children.get(times.pid, kind)] += ended - counted_before
+            self._times_by_pid[times.pid] = times
 
 
 class CpuMeter:
@@ -116,8 +116,8 @@ class CpuMeter:
         ended = _ended_children()
         looked_at = [(process, _times(process)) for process in self._processes]
         self._processes = [process for process, times in looked_at if times is not None]
-        times = [each for _, each in looked_at if each is not None]
-        self._cpu.look([(each, self._kinds[each.pid]) for each in times], ended)
+        times = [process_times for _, process_times in looked_at if process_times is not None]
+        self._cpu.look([(process_times, self._kinds[process_times.pid]) for process_times in times], ended)
         return dict(self._cpu.seconds)
 
 
@@ -153,14 +153,14 @@ def _memory_of(process: psutil.Process) -> int:
 
 def descendants(without: Collection[int]) -> list[psutil.Process]:
     """All but the processes `without` and what is below them."""
-    found = []
+    processes = []
     for child in psutil.Process().children():
         if child.pid not in without:
             try:
-                found += [child, *child.children(recursive=True)]
+                processes += [child, *child.children(recursive=True)]
             except psutil.Error:
                 continue
-    return found
+    return processes
 
 
 def end_all(without: Collection[int], grace_seconds: float = 10.0) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-from bench.memory import LIMIT, Case, Peak, held, hot, large, problem
+from bench.memory import LIMIT, Case, Peak, hot, large, memory_by_kind, problem
 
 
 def records(case: Case, side: int) -> list[dict[str, object]]:
@@ -33,9 +33,9 @@ def test_as_many_pairs_as_a_case_says_match(case: Case, reach_ms: int) -> None:
 
 
 def test_memory_is_what_a_process_cannot_give_back() -> None:
-    (before,) = held(psutil.Process()).values()
+    (before,) = memory_by_kind(psutil.Process()).values()
     kept = np.ones(64 << 20, np.uint8)
-    (after,) = held(psutil.Process()).values()
+    (after,) = memory_by_kind(psutil.Process()).values()
     assert 60 << 20 < after - before < 80 << 20
     del kept
 

@@ -78,7 +78,7 @@ class Grows:
 
 def test_the_clock_stops_with_the_look_that_saw_the_last_row_of_every_partition() -> None:
     looks = Looks(Grows({0: 0}))
-    looks.taken = [
+    looks.looks = [
         Look(at, {}, ends) for at, ends in enumerate([{0: 5, 1: 0}, {0: 5, 1: 4}, {0: 6, 1: 5}, {0: 9, 1: 9}])
     ]
     assert looks.until({0: 6, 1: 4})[-1].seconds == 2

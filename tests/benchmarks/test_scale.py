@@ -88,7 +88,7 @@ def peer_of(line: str, folder: Path) -> Peer:
         bootstrap="127.0.0.1:9092", rows=6_000_000, files=lambda slug: folder / "rows", folder=lambda slug: folder
     )
     how = joinery_jobs.on_spark(LINES[line].layout.master or "spark://127.0.0.1:7077", {"SPARK_CONF_DIR": "/conf"})
-    return scale._peer(ground, f"run1-{line}{FILES}", line=LINES[line], how=how)  # type: ignore[arg-type]
+    return scale._peer(ground, f"run1-{line}{FILES}", line=LINES[line], setup=how)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("line", LINES)
