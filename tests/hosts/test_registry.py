@@ -112,7 +112,7 @@ def test_in_a_pod_a_login_that_is_refused_ends_the_job(served: Registry, tmp_pat
     served.login = "me:secret"
     said: list[str] = []
     stop, job = Event(), job_with(served.url, tmp_path)
-    with pytest.raises(SourceError, match="refuses access") as caught:
+    with pytest.raises(SourceError, match="denies access") as caught:
         run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job), patient=True)
     assert not isinstance(caught.value, SourceUnavailable)
     assert not said

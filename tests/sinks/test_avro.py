@@ -99,7 +99,7 @@ def test_a_registry_that_is_away_is_waited_for_and_one_that_denies_is_not(served
     with pytest.raises(OutputUnavailable, match="the schema registry does not answer"):
         AvroOutput("t", SCHEMA, "http://127.0.0.1:1", {"max.retries": "0"}).registered()
     served.status = 401
-    with pytest.raises(SinkError, match="the schema registry refuses access") as caught:
+    with pytest.raises(SinkError, match="the schema registry denies access") as caught:
         output(served).registered()
     assert not isinstance(caught.value, OutputUnavailable)
 

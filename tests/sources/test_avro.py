@@ -123,7 +123,7 @@ def test_a_registry_that_is_away_is_waited_for_and_one_that_refuses_is_not(serve
     with pytest.raises(SourceUnavailable, match="the schema registry does not answer"):
         decode(decoder, record)
     served.status, served.login = None, "me:secret"
-    with pytest.raises(SourceError, match="refuses access") as caught:
+    with pytest.raises(SourceError, match="denies access") as caught:
         decode(decoder, record)
     assert not isinstance(caught.value, SourceUnavailable)
     known = decoder_for(model(of(served, **{"basic.auth.user.info": "me:secret"})))
@@ -166,7 +166,7 @@ def test_a_start_asks_the_registry_before_there_is_a_record(served: Registry, ki
     served.status = 403  # it may allow the schemas of the job
     check_registry(side)
     served.status = 401
-    with pytest.raises(SourceError, match="refuses access") as caught:
+    with pytest.raises(SourceError, match="denies access") as caught:
         check_registry(side)
     assert not isinstance(caught.value, SourceUnavailable)
     served.status = 404

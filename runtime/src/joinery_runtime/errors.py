@@ -10,12 +10,12 @@ code of the command line.
     |   +-- DataLoss        the broker no longer has a stored offset
     |   +-- PartitionsLost  another member of the consumer group took partitions that the epoch reads
     |   +-- PlanTooLarge    a planned epoch has more bytes than allowed, and is made smaller
-    |   +-- SourceUnavailable   (U) an input's brokers are away
+    |   +-- SourceUnavailable   (U) an input's brokers do not answer
     +-- RecordError         a record cannot be used and there is no dead-letter output
     |   +-- MisreadInput    the job reads the first records of an input wrongly; their plan is dropped
     +-- AggregateError      an aggregate has no value: an overflow, or more distinct values than its limit
     +-- StateError          the state store cannot do what it was asked to do
-    |   +-- StoreUnavailable    (U) Postgres is away, or has no room
+    |   +-- StoreUnavailable    (U) Postgres does not answer, or has no room
     |   +-- Fenced              a newer driver owns the job
     |   +-- IncompatibleState   the stored state does not fit the job or this release
     |   +-- LimitReached        the state is over a limit that the job sets
@@ -26,8 +26,8 @@ code of the command line.
     +-- SinkError           an output cannot be written
     |   +-- RecordTooLarge  a record is larger than its topic takes
     |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
-    |   +-- OutputUnavailable   (U) an output is away, or has no room
-    +-- Unavailable         (U) an outside system is away: nothing is lost, and the job waits until it is back
+    |   +-- OutputUnavailable   (U) an output does not answer, or has no room
+    +-- Unavailable         (U) an outside system does not answer: nothing is lost, and the job waits for it
     +-- EnvironmentProblem  the machine lacks something (Java, a package, a network)
         +-- NoRoom              a disk is full on which the job keeps files of its own
 """

@@ -1,6 +1,6 @@
-"""Classifies errors of the Kafka client: the brokers are away (waiting may help), access is denied, the topic does not
-exist, or anything else. An answer without an offset is an error too. Sources and sinks share this module, so that an
-error means the same to both.
+"""Classifies errors of the Kafka client: the brokers do not answer (waiting may help), access is denied, the topic does
+not exist, or anything else. An answer without an offset is an error too. Sources and sinks share this module, so that
+an error means the same to both.
 
 A missing topic is not an outage: brokers know their topics before they answer, and the job would wait for a misspelt
 name for ever.

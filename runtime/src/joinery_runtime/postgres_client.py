@@ -1,8 +1,8 @@
 """What all users of Postgres share: how connections are opened, and what an error means.
 
 By its SQLSTATE an error says whether waiting may mend it, and what to do about it. psycopg's classes do not say: its
-OperationalError holds a server that is away as well as a value that an index does not take, and a standby that takes no
-writes is an InternalError.
+OperationalError covers an unavailable server as well as a value that an index does not take, and a standby that takes
+no writes is an InternalError.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAME_BYTES = 63
 _ENCODING = "UTF8"
 
 _UNREACHABLE = "Check that Postgres runs and can be reached from here"
-_POOLED = "A pooler in transaction mode, or a failover, changed the server under the connection; it is opened anew"
+_POOLED = "A pooler in transaction mode, or a failover, changed the server under the connection; it is opened again"
 _RECODED = (
     "Create a database with CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0 and name it in the DSN; pg_dump and "
     "pg_restore take along what is in the old one"
@@ -72,7 +72,7 @@ _FINAL = {
     "57P04": "The database was dropped: restore it, or name another one",
 }
 # Of a connection that is not made libpq gives the text of the server, or of pgbouncer, without its SQLSTATE. A text in
-# another language than English is taken for a server that is away.
+# another language than English is taken for an unavailable server.
 _CODES = {
     r"authentication failed|no password supplied": "28P01",
     r"no pg_hba\.conf entry|is not permitted to log in": "28000",
@@ -140,7 +140,7 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
 
 def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
     """Create the schema if it is missing. A role that may not create schemas can use one that is there: Postgres would
-    refuse it CREATE SCHEMA IF NOT EXISTS too."""
+    deny it CREATE SCHEMA IF NOT EXISTS too."""
     if connection.execute("SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s", (name,)).rowcount == 0:
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(name)))
 
@@ -161,7 +161,7 @@ def is_stale(connection: psycopg.Connection[Any]) -> bool:
 
 
 def is_away(error: psycopg.Error) -> bool:
-    """Whether waiting may mend it; the connection has to be opened anew then."""
+    """Whether waiting may help; the connection has to be opened again then."""
     code = _code(error)
     if code is None:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
@@ -170,7 +170,7 @@ def is_away(error: psycopg.Error) -> bool:
 
 
 def advice(error: psycopg.Error, otherwise: str) -> str:
-    """What to do about it; `otherwise` for what Postgres simply refuses."""
+    """Returns what to do about the error; `otherwise` for a statement that Postgres rejects."""
     code = _code(error)
     if code is not None:
         return _look_up(code, _FINAL) or _look_up(code, _AWAY) or otherwise

@@ -21,7 +21,7 @@ _SECONDS = 60  # the limit for protoc, which takes 0.05 s
 
 
 class InvalidSchema(Exception):
-    """protoc refuses the schema. The text says what, with line and column."""
+    """protoc rejects the schema. The text says why, with line and column."""
 
 
 class ProtobufSchema:

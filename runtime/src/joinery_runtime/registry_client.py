@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 
 class SchemaRejected(Exception):
-    """The registry refuses a schema. The text says why."""
+    """The registry rejects a schema. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Registry:
     unavailable: type[Unavailable]
 
     def client(self, properties: Mapping[str, str]) -> SchemaRegistryClient:
-        """Makes a client, which connects on first use. Raises `problem` for settings that the client refuses."""
+        """Makes a client, which connects on first use. Raises `problem` for settings that the client rejects."""
         # The import takes 80 ms, which a job without a registry should not wait for.
         from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415
 
@@ -75,7 +75,7 @@ class Registry:
                 raise SchemaRejected(facts) from error
             if error.http_status_code in _DENIED:
                 raise self.problem(
-                    f"{self.whose}: the schema registry refuses access",
+                    f"{self.whose}: the schema registry denies access",
                     facts=facts,
                     todo=f"Check basic.auth.user.info in {self.setting}.propertiesSecretRef",
                 ) from error
@@ -90,7 +90,7 @@ class Registry:
         try:
             self.ask(lambda: client.get_schema(1), "schema 1")
         except self.problem as error:
-            # A registry may refuse this schema and allow those of the job.
+            # A registry may deny this schema and allow those of the job.
             if getattr(error.__cause__, "http_status_code", None) != _FORBIDDEN:
                 raise
 
@@ -100,7 +100,7 @@ class Registry:
         return f"{self.url} was asked for {request}: {answer[:_QUOTED]}{'...' if len(answer) > _QUOTED else ''}"
 
     def _no_registry(self, facts: str) -> Unavailable:
-        # A proxy in front of a registry that starts anew answers so, too: a job that runs waits.
+        # A proxy answers like this while its registry restarts, so a running job waits.
         return self.unavailable(
             f"{self.whose}: no schema registry answers at this address",
             facts=facts,

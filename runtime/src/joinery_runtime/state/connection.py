@@ -41,7 +41,7 @@ class GuardedConnection:
 
     @contextmanager
     def session(self) -> Iterator[Connection]:
-        """Yields the connection in autocommit mode. Raises StoreUnavailable, or StateError if Postgres refuses a
+        """Yields the connection in autocommit mode. Raises StoreUnavailable, or StateError if Postgres rejects a
         statement."""
         with self._lock:
             try:
@@ -86,12 +86,12 @@ class GuardedConnection:
 
     def _translate(self, error: psycopg.Error) -> StateError:
         reason = " ".join(str(error).split())
-        todo = advice(error, "Check the role's rights, and that nobody altered the schema by hand")
+        todo = advice(error, "Check the role's privileges, and that nobody altered the schema by hand")
         if is_away(error):
             summary = f"The state store is not available ({self.location})"
             return StoreUnavailable(summary, facts=reason, todo=f"{todo}. Nothing committed is lost")
-        refused = "a statement" if error.sqlstate is not None or self._connection is not None else "the connection"
-        return StateError(f"The state store refused {refused} ({self.location})", facts=reason, todo=todo)
+        rejected = "a statement" if error.sqlstate is not None or self._connection is not None else "the connection"
+        return StateError(f"The state store rejected {rejected} ({self.location})", facts=reason, todo=todo)
 
 
 class GuardedConnections:

@@ -5,7 +5,7 @@ took out of the live set. Only `sweep` removes rows: deleting a big blob takes P
 commit should wait for, and a retired segment that a savepoint pins must stay anyway.
 
 A staged segment carries the generation and the epoch that it was staged under. A segment that is `sweepable` is not
-`committable` and never will be, so garbage can be swept while commits go on.
+`committable` and never will be, so garbage can be swept while commits continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPOCH_LOG_BYTES = 256 << 20
 """Bytes that the plans and results of a job's log may take, compressed as stored; each sweep trims the oldest."""
 
 MAX_SEGMENT_BYTES = 1_000_000_000
-"""Postgres refuses a row of 1 GiB by breaking the connection, which would look like an outage."""
+"""Postgres breaks the connection on a row of 1 GiB, which would look like an outage."""
 
 BATCH = 32
 """The most segments to handle at a time; libpq holds a whole answer in memory, next to the blobs made from it."""
@@ -89,7 +89,7 @@ def require_owned(stored: StoredJob | None, job: str, generation: int | None) ->
 
 
 def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
-    """Whether the job was started anew since the savepoint, so that all of the savepoint has to be restored. Raises
+    """Whether the job was started from the beginning since the savepoint, so that all of it has to be restored. Raises
     CommittedSince."""
     if stored.committed != pin.committed:
         raise CommittedSince(
@@ -101,7 +101,7 @@ def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
 
 
 def check_start_anew(stored: StoredJob, pin: StoredSavepoint) -> bool:
-    """Whether there is state to drop; False if the job was already started anew since this savepoint. Raises
+    """Whether there is state to drop; False if the job was already started from the beginning since it. Raises
     StateError."""
     if stored.incarnation != pin.incarnation:
         return False
@@ -140,7 +140,7 @@ def missing_segments(job: str, keys: Iterable[str], reason: str) -> StateError:
     return StateError(
         f"Job {job} lacks segments that it needs",
         facts=f"{reason}: {name_keys(keys)}",
-        todo="Restart the job: it goes on from its last committed epoch",
+        todo="Restart the job: it continues from its last committed epoch",
     )
 
 
@@ -166,7 +166,8 @@ def moved(stored: StoredJob) -> StateError:
         return Moved(
             f"The state of job {stored.job} was moved",
             facts=f"it is at {stored.moved_to}",
-            todo="Name that place in stateStore. To start anew here all the same: joinery state delete JOB --yes",
+            todo="Name that place in stateStore. To start here from the beginning instead: "
+            "joinery state delete JOB --yes",
         )
     return StateError(
         f"The state of job {stored.job} is being moved",
@@ -221,14 +222,14 @@ def check_reset(stored: StoredJob | None, job: str, expected: OwnershipToken | N
     current = ownership(existing.generation, existing.epoch, pending=existing.plan is not None)
     if expected is not None and current != expected:
         raise StateError(
-            f"Job {job} went on while its offsets were being changed",
+            f"Job {job} continued while its offsets were being changed",
             facts=f"{_standing_text(expected)} became {_standing_text(current)}",
             todo="Stop the job, then try again",
         )
     if existing.plan is not None and not drop_plan:
         raise StateError(
             f"The offsets of job {job} cannot be changed: its epoch {existing.epoch + 1} is planned and not committed",
-            facts="output of that epoch may have gone out already",
+            facts="output of that epoch may have been written already",
             todo="Finish it (start the job and stop it with SIGTERM), or have the plan dropped",
         )
     return existing
@@ -245,7 +246,7 @@ def check_claim(stored: StoredJob | None, job: str, expected: OwnershipToken) ->
     current = ownership(existing.generation, existing.epoch, pending=existing.plan is not None)
     if current != expected:
         raise Fenced(
-            f"Job {job} has gone on",
+            f"Job {job} has continued",
             facts=f"{_standing_text(expected)} became {_standing_text(current)}",
             todo="This task stops",
         )
@@ -266,7 +267,7 @@ def check_commit(
         raise StateError(
             f"Job {job} cannot commit epoch {commit.epoch}",
             facts=f"its last epoch is {owner.epoch}, so the next one is {owner.epoch + 1}",
-            todo="Read the job's record and go on from there",
+            todo="Read the job's record and continue from there",
         )
     if commit.next_plan is not None:
         _check_plan_epoch(job, commit.next_plan, commit.epoch + 1)
@@ -354,7 +355,7 @@ def different_bytes(job: str, key: str) -> StateError:
 
 def epoch_after_reset(stored: StoredJob) -> int:
     """The last epoch number used once the pending plan is dropped. Dropping uses up the plan's number, because output
-    of that epoch may have gone out (M3)."""
+    of that epoch may have been written (M3)."""
     return stored.epoch if stored.plan is None else stored.epoch + 1
 
 
@@ -369,7 +370,7 @@ def encode_json(value: Json) -> str:
     """Returns JSON text. Raises StateError for what JSON cannot hold (NaN, infinity, bytes).
 
     Plans, results and definitions are stored as JSON *text*, not JSONB: a pending plan is replayed exactly as written,
-    and JSONB would turn 1e16 into an integer and refuse a string that holds U+0000.
+    and JSONB would turn 1e16 into an integer and reject a string that holds U+0000.
     """
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))

@@ -80,5 +80,5 @@ def _apply(step: Migration, blob: bytes, version: int) -> bytes:
         raise IncompatibleState(
             f"The migration from state_version {version} to {version + 1} failed",
             facts=f"{type(error).__name__}: {error}",
-            todo="Nothing was changed: go on with the release that wrote this state, and report this",
+            todo="Nothing was changed: keep running the release that wrote this state, and report this",
         ) from error

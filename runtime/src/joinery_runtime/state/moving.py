@@ -1,4 +1,4 @@
-"""Moves a job to another Postgres, where it goes on as if it had always been there.
+"""Moves a job to another Postgres, where it continues as if it had always been there.
 
     source: note where the job is being moved, which fences every driver
     target: copy all rows in one transaction, and compare them with the source's
@@ -115,7 +115,7 @@ class MovableStore(PostgresStore):
         self._leave(job, target.location)
 
     def stay(self, job: str) -> None:
-        """Gives up an unfinished move, so that the job goes on here. Raises StateError if no move is under way."""
+        """Gives up an unfinished move, so that the job continues here. Raises StateError if no move is under way."""
         with self._connection.transaction() as connection:
             stored = self._lock(connection, job)
             if stored is None or stored.deleted or stored.moved_to is None:

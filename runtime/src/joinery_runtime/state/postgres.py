@@ -103,7 +103,7 @@ class PostgresStore:
             return None
         return (
             f"synchronous_commit is {commit} ({self.location}): {losing[commit]} may take the newest commits back. "
-            "Their Kafka output stays, and the job then refuses to go on. Set it to on for this role"
+            "Their Kafka output stays, and the job then does not continue. Set it to on for this role"
         )
 
     def schema_version(self) -> int:

@@ -5,7 +5,7 @@ The folder of a server has
     data/      the cluster, which belongs to the server's user
     socket/    its socket, mode 0700; a longer path than a socket may have leads to a new folder in /tmp instead
 
-Postgres refuses to run as root. For root, the server runs as another user: the owner of `data`, or `joinery-postgres`.
+Postgres does not run as root. For root, the server runs as another user: the owner of `data`, or `joinery-postgres`.
 That user enters no folder above `data`, so none has to be opened to it: the server starts in `data` and is told that
 `/proc/self/cwd` is its data folder.
 

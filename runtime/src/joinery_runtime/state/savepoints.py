@@ -63,7 +63,7 @@ def ensure_pin(
     """Makes sure that there is a savepoint `name` of the current state, and returns it.
 
     An existing savepoint of the same epoch is used as it is. One of another epoch stays if what it was made for is
-    `done` and the job has gone on since. Otherwise a migration's savepoint is made anew, a rollout's raises
+    `done` and the job has continued since. Otherwise a migration's savepoint is made again, a rollout's raises
     RolloutOver, and one made by hand raises StateError.
     """
     check_rollout(store, record, name, done=done)

@@ -59,16 +59,16 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """Everything a driver needs to go on: the newest committed epoch, and the state and offsets that belong to it.
+    """Everything a driver needs to continue: the newest committed epoch, and the state and offsets that belong to it.
 
     `epoch` is the last number used (0: none yet). `plan` is the pending plan, if one was written and not committed.
     `signature` is the fingerprint of the job that wrote the state. `offsets` are opaque bytes per source id.
-    `incarnation` names this life of the job: a UUID, made when the store first sees the job, and made anew by
-    `delete_job` and `start_anew`. `definition` is the job document under which the pending plan, or else the epoch
-    `committed`, was made; None before the first plan, after `start_anew`, and where the state comes from a release that
-    did not store it. `planned_for_ms` is how long ago the pending plan was written, by the store's clock (0: none is
-    pending); comparison ignores it. `committed` is the epoch that the state stands on: the last one committed, or the
-    savepoint's after a restore (0: none). `start_anew` leaves it unchanged until the next commit.
+    `incarnation` is a UUID, made when the store first sees the job; `delete_job` and `start_anew` begin a new one.
+    `definition` is the job document under which the pending plan, or else the epoch `committed`, was made; None before
+    the first plan, after `start_anew`, and where the state comes from a release that did not store it. `planned_for_ms`
+    is how long ago the pending plan was written, by the store's clock (0: none is pending); comparison ignores it.
+    `committed` is the epoch that the state stands on: the last one committed, or the savepoint's after a restore (0:
+    none). `start_anew` leaves it unchanged until the next commit.
     """
 
     job: str
@@ -261,7 +261,7 @@ class Savepoints(SavepointReader, Protocol):
         ...
 
     def delete_savepoint(self, job: str, name: str) -> None:
-        """Drops the pins and no live segment: a job that was restored from the savepoint goes on."""
+        """Drops the pins and no live segment: a job that was restored from the savepoint continues."""
         ...
 
 
@@ -281,8 +281,9 @@ class Resets(Protocol):
         """Replaces the offsets of the named sources, and the live segments `replaced` by those in `by` (whose keys are
         new to the store), and nothing else. Takes the next generation, so that a running driver is fenced. Raises
         StateError if a plan is pending, unless `drop_plan` is set; then its number is used up, because output of that
-        epoch may have gone out. `expected` is the job's standing when the arguments were computed. Raises StateError if
-        the job went on since, which would also take other partitions back. Replacing segments requires `expected`."""
+        epoch may have been written. `expected` is the job's standing when the arguments were computed. Raises
+        StateError if the job continued since, which would also take other partitions back. Replacing segments requires
+        `expected`."""
         ...
 
 
@@ -317,11 +318,11 @@ class TaskStore(SegmentReader, Protocol):
 class Admin(Resets, Protocol):
     """Changes a job's state from outside its driver. Every call that changes anything takes the next generation in the
     same step, so a running driver is fenced and never meets state that it has not written. Dropping a pending plan uses
-    up its epoch number, because output of that epoch may have gone out."""
+    up its epoch number, because output of that epoch may have been written."""
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         """Sets live set, offsets, signature, definition and incarnation to those of the savepoint. Drops the pending
-        plan and uses up its number; epoch numbers go on counting. Takes the next generation, so that a running driver
+        plan and uses up its number; epoch numbers keep counting. Takes the next generation, so that a running driver
         is fenced."""
         ...
 
@@ -336,10 +337,10 @@ class Admin(Resets, Protocol):
         CommittedSince if the state stands on another epoch by now. May be repeated.
 
         Makes exactly the pinned segments live. Offsets and signature stay: they are still those of the savepoint, or
-        were reset since. The pending plan stays with its definition, because rows of it may have gone out. If the job
-        was started anew since, all of the savepoint is restored instead, and the plan of the new life, which does not
-        fit the old state, is dropped and its number used up. Takes the next generation. If `generation` is given and is
-        not the newest until then, raises Fenced."""
+        were reset since. The pending plan stays with its definition, because rows of it may have been written. If the
+        job was started from the beginning since, all of the savepoint is restored instead, and the plan of the new
+        incarnation, which does not fit the old state, is dropped and its number used up. Takes the next generation. If
+        `generation` is given and is not the newest until then, raises Fenced."""
         ...
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
@@ -347,14 +348,14 @@ class Admin(Resets, Protocol):
         job a new incarnation and takes the next generation. Log and savepoints stay.
 
         `name` is the savepoint that keeps what is dropped. Raises StateError if the state stands on another epoch than
-        that savepoint. If the job was already started anew since the savepoint, the call is a repetition: it changes
-        nothing and fences no driver. If `generation` is given and is not the newest, raises Fenced.
+        that savepoint. If the job was already started from the beginning since the savepoint, the call is a repetition:
+        it changes nothing and fences no driver. If `generation` is given and is not the newest, raises Fenced.
         """
         ...
 
     def delete_job(self, job: str) -> None:
-        """Removes all state, savepoints and the log. If the job comes back, generation and epoch numbers go on, so a
-        zombie of its old life stays fenced, but the incarnation is a new one. No error if there is no such job."""
+        """Removes all state, savepoints and the log. If the job comes back, generation and epoch numbers keep counting,
+        so a zombie of its old life stays fenced, but the incarnation is a new one. No error if there is no such job."""
         ...
 
 

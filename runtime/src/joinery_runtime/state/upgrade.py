@@ -107,7 +107,7 @@ def _rewritten_bytes(meta: SegmentMeta, blob: bytes, chain: Mapping[int, Migrati
         raise IncompatibleState(
             f"The migration to state_version {target} does not keep the rows of segment {meta.key}",
             facts=f"it had {meta.rows}, and {'cannot be read' if rows is None else f'has {rows}'} after it",
-            todo="Nothing was changed: go on with the release that wrote this state, and report this",
+            todo="Nothing was changed: keep running the release that wrote this state, and report this",
         )
     return len(rewritten)
 
