@@ -90,7 +90,7 @@ def other_formats() -> Variants:
     csv = [",".join(str(json.loads(record)[name]) for name in columns).encode() for record in flat]
     kinds = {"long": "int64"}
     lines = [f"{kinds.get(kind, kind)} {name} = {n};" for n, (name, kind) in enumerate(columns.items(), 1)]
-    order = compile_schema(f'syntax = "proto3"; message Order {{ {" ".join(lines)} }}', {}).at([0])
+    order = compile_schema(f'syntax = "proto3"; message Order {{ {" ".join(lines)} }}', {}).message_at([0])
     protobuf = []
     for record in flat:
         message = json_format.Parse(record, message_factory.GetMessageClass(order)(), ignore_unknown_fields=True)

@@ -39,7 +39,7 @@ KAFKA = "      kafka:\n        bootstrapServers: kafka:9092\n        topic: {}\n
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test here needs the embedded Postgres of whoever runs it."""
-    monkeypatch.setattr("joinery_runtime.cli.app.started_ahead", lambda _: nullcontext())
+    monkeypatch.setattr("joinery_runtime.cli.app.start_ahead", lambda _: nullcontext())
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_an_embedded_server_starts_before_the_engine_is_loaded(
         order.append("is left")
 
     monkeypatch.setenv("JOINERY_HOME", str(job_file.parent / "home"))
-    monkeypatch.setattr("joinery_runtime.cli.app.started_ahead", started_ahead)
+    monkeypatch.setattr("joinery_runtime.cli.app.start_ahead", started_ahead)
     monkeypatch.setattr("joinery_runtime.cli.app.stored_by", lambda *_: order.append("the engine is loaded"))
     monkeypatch.setattr("joinery_runtime.cli.run.run_job", lambda *_, **__: order.append("the job runs"))
     store = "" if embedded else "  stateStore: {postgres: {dsn: postgresql://127.0.0.1/db}}\n"
@@ -218,7 +218,7 @@ def test_a_sigterm_before_the_engine_is_loaded_leaves_no_embedded_server(
         signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("joinery_runtime.cli.app.started_ahead", server)
+    monkeypatch.setattr("joinery_runtime.cli.app.start_ahead", server)
     monkeypatch.setattr("joinery_runtime.cli.app.stored_by", told_to_end)
     with pytest.raises(SystemExit) as ended:
         main(["run", str(job_file)])

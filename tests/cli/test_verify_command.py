@@ -14,7 +14,7 @@ from cli.verified import inputs_of, left_join, write_files
 from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import in_order
+from joinery_runtime.hosts.trace_environment import sorted_json_rows
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 
@@ -47,7 +47,7 @@ def verdict(tmp_path: Path) -> Callable[..., Verdict]:
     store = MemoryStore()
     lines = list(run_trace(job, STEPS, store, 3))
     inputs = inputs_of(job, STEPS)
-    written = in_order(write_files(job, store, inputs, tmp_path / "cache"))
+    written = sorted_json_rows(write_files(job, store, inputs, tmp_path / "cache"))
     assert sorted(map(json.dumps, written)) == sorted(json.dumps(row) for line in lines for row in line["output"])
     return lambda first=None, last=None: verify(job, store, inputs, first, last)
 

@@ -15,7 +15,7 @@ from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.hosts.replay import Replay, replayable
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import StepInputs, ordered
+from joinery_runtime.hosts.trace_environment import StepInputs, sort_rows
 from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
 from joinery_runtime.job import Job
 from joinery_runtime.sinks import Attempt, AttemptId, Receipt, Sink, StoreDatabase, dead_letter_sink, sink_for
@@ -98,7 +98,7 @@ class Written:
         for entry in replayable(job, self.store).entries:
             replayed = replay.run(EpochPlan.from_json(entry.plan))
             if replayed.rows:
-                self.rows[entry.epoch] = ordered(replayed.rows)
+                self.rows[entry.epoch] = sort_rows(replayed.rows)
             if replayed.dead:
                 self.dead[entry.epoch] = pa.concat_tables(replayed.dead)
 

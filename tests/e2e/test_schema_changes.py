@@ -88,7 +88,9 @@ def test_old_and_new_records_in_one_run(kind: str, kafka_broker: KafkaAdmin, pos
 def plain(kind: str, schema: str, record: bytes) -> Any:
     if kind == "avro":
         return fastavro.schemaless_reader(io.BytesIO(record), fastavro.parse_schema(json.loads(schema)), None)
-    read = message_factory.GetMessageClass(compile_schema(schema, {}).at([0])).FromString(record.removeprefix(b"\0"))
+    read = message_factory.GetMessageClass(compile_schema(schema, {}).message_at([0])).FromString(
+        record.removeprefix(b"\0")
+    )
     return {field.name: value for field, value in read.ListFields()}
 
 

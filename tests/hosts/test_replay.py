@@ -13,7 +13,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import Replay, check_records, replayable, wrong_counts
 from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import StepInputs, in_order
+from joinery_runtime.hosts.trace_environment import StepInputs, sorted_json_rows
 from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
@@ -56,7 +56,7 @@ def test_the_same_rows_again(trace: Trace, tmp_path: Path) -> None:
         check_records(entry, replayed.result["rows_in"])
         counts = ("rows_in", "rows_out", "dropped", "lost")
         assert {name: replayed.result[name] for name in counts} == {name: entry.result[name] for name in counts}
-        again += [json.dumps(row) for row in in_order(replayed.rows)]
+        again += [json.dumps(row) for row in sorted_json_rows(replayed.rows)]
     assert Counter(again) == Counter(out)
 
 
@@ -70,7 +70,7 @@ def test_epochs_in_which_nothing_happens_may_be_left_out(tmp_path: Path) -> None
             if all(each.start == each.end_exclusive for each in plan.ranges) and not replay.closes(plan):
                 left_out += 1
                 continue
-            again += [json.dumps(row) for row in in_order(replay.run(plan).rows)]
+            again += [json.dumps(row) for row in sorted_json_rows(replay.run(plan).rows)]
         assert Counter(again) == Counter(out), trace.name
     assert left_out >= 5
 
@@ -102,7 +102,7 @@ def _rows(replay: Replay, entry: EpochRecord) -> Counter[str]:
     replayed = replay.run(EpochPlan.from_json(entry.plan))
     check_records(entry, replayed.result["rows_in"])
     assert not wrong_counts(entry, replayed)
-    return Counter(json.dumps(row) for row in in_order(replayed.rows))
+    return Counter(json.dumps(row) for row in sorted_json_rows(replayed.rows))
 
 
 def test_a_job_whose_watermark_was_reset_is_refused() -> None:

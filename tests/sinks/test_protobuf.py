@@ -55,7 +55,7 @@ def reader(served: Registry) -> Input:
 
 
 def numbers(served: Registry, schema: int) -> dict[str, int]:
-    message = compile_schema(served.schemas[schema]["schema"], {}).at([0])
+    message = compile_schema(served.schemas[schema]["schema"], {}).message_at([0])
     return {field.name: field.number for field in message.fields}
 
 
@@ -75,7 +75,7 @@ def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
     assert list(served.subjects) == [(SUBJECT, 1)]
     assert served.schemas[1]["schemaType"] == "PROTOBUF"
     assert [record[:6] for record in records] == [b"\0\0\0\0\x01\0"] * 2
-    message = compile_schema(served.schemas[1]["schema"], {}).named("ShopJoined1")
+    message = compile_schema(served.schemas[1]["schema"], {}).message_named("ShopJoined1")
     plain = message_factory.GetMessageClass(message).FromString(records[0][6:])
     assert (plain.big, plain.at.ToDatetime(UTC), plain.day) == (2**63 - 1, AT, "1969-05-06")
 
@@ -83,9 +83,9 @@ def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
 def test_numbers_of_two_to_the_64_and_what_is_no_number(served: Registry) -> None:
     schema = pa.schema({"session_id": pa.uint64(), "real": pa.float64()})
     (record,) = output(served, schema).registered().encode(pa.table([[2**64 - 1], [float("inf")]], schema=schema))
-    message = message_factory.GetMessageClass(compile_schema(served.schemas[1]["schema"], {}).at([0])).FromString(
-        record[6:]
-    )
+    message = message_factory.GetMessageClass(
+        compile_schema(served.schemas[1]["schema"], {}).message_at([0])
+    ).FromString(record[6:])
     assert (message.session_id, message.real) == (2**64 - 1, float("inf"))
 
 
@@ -100,7 +100,7 @@ def test_fields_keep_their_numbers_when_columns_come_go_and_change_places(served
     assert numbers(served, 2) == {"id": 1, "n": 2, "at": 3}
     assert numbers(served, 3) == {"id": 1, "n": 2, "at": 3, "new": 4}
     encoded = output(served, again).registered().encode(pa.table([[5], [6]], schema=again))
-    old = message_factory.GetMessageClass(compile_schema(served.schemas[1]["schema"], {}).at([0])).FromString(
+    old = message_factory.GetMessageClass(compile_schema(served.schemas[1]["schema"], {}).message_at([0])).FromString(
         encoded[0][6:]
     )
     assert (old.n, old.HasField("id")) == (6, False), "who has the first schema compiled in reads on"
@@ -120,7 +120,7 @@ def test_a_new_column_gets_no_number_that_an_older_version_has_used(served: Regi
     assert numbers(served, output(served, strings("a", "b", "d")).registered().number) == {"a": 1, "b": 2, "d": 4}
     row = pa.table({"a": ["1"], "b": ["2"], "d": ["4"]})
     (record,) = output(served, row.schema).registered().encode(row)
-    old = message_factory.GetMessageClass(compile_schema(first.schema, {}).at([0])).FromString(record[6:])
+    old = message_factory.GetMessageClass(compile_schema(first.schema, {}).message_at([0])).FromString(record[6:])
     assert (old.a, old.HasField("c")) == ("1", False)
     own(served, WRITTEN.replace("}", "  reserved 5 to 7;\n}"))
     own(served, WRITTEN)

@@ -351,7 +351,7 @@ PROTOBUF = {
 def test_protobuf(kind: str, written: str) -> None:
     text = f"""syntax = "proto3"; import "google/protobuf/timestamp.proto";
         message M {{ {written} c = 1; int64 ts = 2; google.protobuf.Timestamp other = 3; }}"""
-    made = message_factory.GetMessageClass(compile_schema(text, {}).named(None))
+    made = message_factory.GetMessageClass(compile_schema(text, {}).message_named(None))
 
     def record(value: Any) -> bytes:
         message = made(ts=1)
@@ -373,7 +373,7 @@ def test_protobuf(kind: str, written: str) -> None:
 def test_protobuf_times_of_years_that_no_column_has(seconds: int) -> None:
     text = """syntax = "proto3"; import "google/protobuf/timestamp.proto";
         message M { google.protobuf.Timestamp c = 1; int64 ts = 2; }"""
-    message = message_factory.GetMessageClass(compile_schema(text, {}).named(None))(ts=1)
+    message = message_factory.GetMessageClass(compile_schema(text, {}).message_named(None))(ts=1)
     message.c.seconds = seconds
     side = model("timestamp", format="protobuf", protobufSchema=text)
     assert len(decode(side, message.SerializeToString()).bad) == 1

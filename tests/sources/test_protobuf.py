@@ -34,7 +34,7 @@ def model(source: Mapping[str, Any], columns: Sequence[Mapping[str, Any]] = COLU
 
 
 def message(schema: str, value: Mapping[str, Any], name: str | None = None, **imports: str) -> bytes:
-    kind = message_factory.GetMessageClass(compile_schema(schema, imports).named(name))
+    kind = message_factory.GetMessageClass(compile_schema(schema, imports).message_named(name))
     written: bytes = json_format.ParseDict(value, kind()).SerializeToString()
     return written
 

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.state import embedded, postgres_server
-from joinery_runtime.state.embedded import embedded_postgres, started_ahead
+from joinery_runtime.state.embedded import embedded_postgres, start_ahead
 from joinery_runtime.state.postgres import PostgresStore
 from state.values import live_keys, run_epoch
 
@@ -73,7 +73,7 @@ def test_the_last_user_stops_the_server(tmp_path: Path) -> None:
 
 
 def test_a_server_that_was_started_ahead_is_the_next_users_and_stops_after_both(tmp_path: Path) -> None:
-    with started_ahead(tmp_path):
+    with start_ahead(tmp_path):
         with embedded_postgres(tmp_path) as dsn, psycopg.connect(dsn) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
         assert runs(tmp_path), "who started it still holds it"
@@ -83,7 +83,7 @@ def test_a_server_that_was_started_ahead_is_the_next_users_and_stops_after_both(
 def test_the_user_is_told_why_a_start_ahead_has_failed(tmp_path: Path) -> None:
     refused = tmp_path / "a\nb"
     refusal = pytest.raises(EnvironmentProblem, match="cannot keep its data")
-    with started_ahead(refused), refusal, embedded_postgres(refused):
+    with start_ahead(refused), refusal, embedded_postgres(refused):
         raise AssertionError("it started")
 
 
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path, capsys: pytes
     (tmp_path / "file").touch()
     refused = tmp_path / "file" / "postgres"
     refusal = pytest.raises(EnvironmentProblem, match=r"cannot keep its data in .*: Not a directory")
-    with started_ahead(refused), refusal, embedded_postgres(refused):
+    with start_ahead(refused), refusal, embedded_postgres(refused):
         raise AssertionError("it started")
     assert capsys.readouterr().err == "", "the thread that started it has nothing to say"
 
@@ -111,7 +111,7 @@ def test_who_leaves_does_not_wait_for_a_server_to_recover(tmp_path: Path, monkey
     monkeypatch.setattr(postgres_server, "start", pytest.fail)
     late = threading.Timer(60, given_up.set)
     late.start()
-    with started_ahead(tmp_path):
+    with start_ahead(tmp_path):
         assert looked.wait(60)
     late.cancel()
     assert not given_up.is_set()

@@ -148,7 +148,7 @@ def test_an_effect_writes_in_the_commits_transaction(postgres: PostgresStore, ds
 
 def test_an_effect_cannot_end_the_transaction(postgres: PostgresStore, job: str) -> None:
     record = postgres.acquire(job)
-    with pytest.raises(StateError, match="refused a statement"):
+    with pytest.raises(StateError, match="rejected a statement"):
         run_epoch(postgres, record, 1, effects=[lambda connection: connection.commit()])
     assert postgres.acquire(job).epoch == 0
 

@@ -31,7 +31,7 @@ class ProtobufSchema:
     def __init__(self, file: Any) -> None:
         self._file = file
 
-    def at(self, positions: Sequence[int]) -> Any:
+    def message_at(self, positions: Sequence[int]) -> Any:
         """The descriptor of the message at these positions. Raises LookupError if there is none."""
         within, message = list(self._file.message_types_by_name.values()), None
         for position in positions:
@@ -41,12 +41,12 @@ class ProtobufSchema:
             within = list(message.nested_types)
         return message
 
-    def named(self, name: str | None) -> Any:
+    def message_named(self, name: str | None) -> Any:
         """The descriptor of the message with this name, with or without its package. None: the file's first message.
         Raises LookupError if there is none."""
         messages = self._file.message_types_by_name
         if name is None:
-            return self.at([0])
+            return self.message_at([0])
         first, *inner = name.removeprefix(f"{self._file.package}.").split(".")
         message = messages.get(first)
         for part in inner:

@@ -24,7 +24,7 @@ from joinery_runtime.job import explain as explain_job
 from joinery_runtime.job import load_job
 from joinery_runtime.job.explain import delay_warnings, order_warnings, update_warnings
 from joinery_runtime.job.model.duration import parse_duration
-from joinery_runtime.state.embedded import embedded_directory, started_ahead
+from joinery_runtime.state.embedded import embedded_directory, start_ahead
 
 app = App(name="joinery", help="Streaming joins on Spark, state and offsets together in Postgres.",
           version=version("joinery-runtime"), result_action="return_value")  # fmt: skip
@@ -130,7 +130,7 @@ def run(
     job = load_job(job_file)
     # A new server takes as long as the engine's modules do.
     embedded = job.spec.state_store.kind == "embedded"
-    with sigterm_stops(), started_ahead(embedded_directory()) if embedded else nullcontext():
+    with sigterm_stops(), start_ahead(embedded_directory()) if embedded else nullcontext():
         stored_by(job, job_file)
         from joinery_runtime.cli.run import check_master, run_command  # noqa: PLC0415
 

@@ -19,7 +19,7 @@ from joinery_runtime.errors import JobError
 from joinery_runtime.hosts.java_process import kill_starts
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.shared_memory import check_memory_store
-from joinery_runtime.hosts.spark_master import master_of, stop_with_spark_submit, submitted_here
+from joinery_runtime.hosts.spark_master import master_of, runs_under_spark_submit, stop_with_spark_submit
 from joinery_runtime.hosts.status import Board, serve_status
 from joinery_runtime.hosts.status.board import Liveness
 from joinery_runtime.hosts.status.history import JobDescription
@@ -52,7 +52,7 @@ def run_command(
 
         listening = replace(listener, started=started)
         with signals.end_a_start():
-            if submitted_here():
+            if runs_under_spark_submit():
                 stop_with_spark_submit()
             run_job(
                 job,

@@ -22,7 +22,7 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import ReadOnlyStore
 from joinery_runtime.state.store import JobRecord, StateReader
-from joinery_runtime.state.upgrade import Rehearsal, outdated, rehearse
+from joinery_runtime.state.upgrade import Rehearsal, outdated_segments, rehearse
 
 _LISTS = ("refused", "warnings")
 # If the texts together are too long: how many of each list stay, and how many characters of each. JSON takes at most
@@ -120,7 +120,9 @@ def _checked(
         epoch=record.epoch,
         state_versions=tuple(sorted({meta.state_version for meta in record.segments})),
         target_version=target,
-        to_migrate=len(outdated(record, migrations.MIGRATIONS, target)) if rehearsal is None else rehearsal.to_migrate,
+        to_migrate=len(outdated_segments(record, migrations.MIGRATIONS, target))
+        if rehearsal is None
+        else rehearsal.to_migrate,
     )
 
 

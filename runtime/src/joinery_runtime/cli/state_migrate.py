@@ -24,7 +24,7 @@ from joinery_runtime.state.savepoints import (
     unfinished_rollout,
 )
 from joinery_runtime.state.store import JobRecord, Migration, StateReader, StateStore, StoredSavepoint
-from joinery_runtime.state.upgrade import Rehearsal, check_versions, outdated, rehearse
+from joinery_runtime.state.upgrade import Rehearsal, check_versions, outdated_segments, rehearse
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def migrate_job(
         return _start_anew(store, job, savepoint, target)
     if record is not None:
         check_versions(record, chain, target)
-    if savepoint is None and (record is None or not outdated(record, chain, target)):
+    if savepoint is None and (record is None or not outdated_segments(record, chain, target)):
         return Migrated(job, target, 0, None, dropped=False, pruned=())
     return _migrate(store, job, savepoint, chain, target)
 
@@ -134,7 +134,7 @@ def _migrate(
         # The state pinned now must be one with which the release before that rollout can go on.
         record = store.roll_back(job, given_up.name, generation=record.generation)
         done = _done(record, anew=False)
-    count = len(outdated(record, chain, target))
+    count = len(outdated_segments(record, chain, target))
     pin = ensure_pin(store, record, name, done=done)
     store.migrate(job, record.generation, chain, target)
     return Migrated(job, target, count, pin, dropped=False, pruned=tuple(prune_pins(store, job, name)))
@@ -162,7 +162,7 @@ def _done(record: JobRecord, *, anew: bool) -> Callable[[StoredSavepoint], bool]
         return (
             pin.incarnation != record.incarnation
             if anew
-            else is_automatic(pin.name) and not outdated(record, chain, target)
+            else is_automatic(pin.name) and not outdated_segments(record, chain, target)
         )
 
     return done

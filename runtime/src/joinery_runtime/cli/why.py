@@ -49,7 +49,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
-from joinery_runtime.hosts.trace_environment import in_order
+from joinery_runtime.hosts.trace_environment import sorted_json_rows
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.sinks.encode import rows_to_json
@@ -384,7 +384,9 @@ class _Comparison:
                     table.filter(pa.array(_holds(table, step.kind, spec.side, record, numbered)))
                     for table in epoch.rows
                 ]
-                found[number] = Counter(map(json.dumps, in_order([table for table in holding if table.num_rows])))
+                found[number] = Counter(
+                    map(json.dumps, sorted_json_rows([table for table in holding if table.num_rows]))
+                )
         return found
 
     def _padded(self, made: Rows) -> Padded:
@@ -473,7 +475,7 @@ def _counts(epoch: ReplayedEpoch) -> Counter[tuple[str, str]]:
 
 
 def _rows(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
-    return {number: Counter(map(json.dumps, in_order(epoch.rows))) for number, epoch in epochs.items()}
+    return {number: Counter(map(json.dumps, sorted_json_rows(epoch.rows))) for number, epoch in epochs.items()}
 
 
 def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, str]:

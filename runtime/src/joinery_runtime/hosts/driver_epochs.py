@@ -19,7 +19,7 @@ from joinery_runtime.errors import JoineryError, Superseded
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.scratch import scratch_folder
-from joinery_runtime.hosts.spark_security import on_this_machine
+from joinery_runtime.hosts.spark_security import is_on_this_machine
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import local_worker
 from joinery_runtime.job import Job
@@ -34,7 +34,7 @@ _TRIES = 4  # of an epoch that other attempts take over, as ALONE says for a tas
 
 def may_run_in_driver(master: str) -> bool:
     """Whether epochs may run in the driver with this Spark master."""
-    return on_this_machine(master) and not os.environ.get(WAIT_FOR_SPARK)
+    return is_on_this_machine(master) and not os.environ.get(WAIT_FOR_SPARK)
 
 
 def cores_of(master: str) -> int:

@@ -66,11 +66,11 @@ def end_new_java() -> Iterator[None]:
     would become settings of the next context."""
     from joinery_runtime.hosts import spark_internals  # noqa: PLC0415
 
-    before = spark_internals.java_gateway_now()
+    before = spark_internals.current_java_gateway()
     try:
         yield
     finally:
-        gateway = spark_internals.java_gateway_now()
+        gateway = spark_internals.current_java_gateway()
         if gateway is not None and gateway is not before and not spark_internals.context_is_active():
             process = spark_internals.java_process()
             spark_internals.forget_java()
@@ -122,9 +122,9 @@ class JavaStart:
 
     def _silence(self) -> None:
         """Turns off Java's log: a context that is being made when Java ends says that it cannot be made."""
-        from joinery_runtime.hosts.spark_internals import java_gateway_now, java_process  # noqa: PLC0415
+        from joinery_runtime.hosts.spark_internals import current_java_gateway, java_process  # noqa: PLC0415
 
-        gateway = java_gateway_now()
+        gateway = current_java_gateway()
         if gateway is None or java_process() is not self._process:
             return  # Java has not answered, so nobody has asked it for a context
 

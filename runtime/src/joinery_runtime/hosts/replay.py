@@ -37,7 +37,7 @@ from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state import migrations
 from joinery_runtime.state.live_segments import decode_run
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, OwnershipToken, SegmentReader, StateReader
-from joinery_runtime.state.upgrade import outdated
+from joinery_runtime.state.upgrade import outdated_segments
 
 _PAGE = 1000
 
@@ -82,7 +82,7 @@ class StoredState:
     def readable(cls, record: JobRecord, blobs: Mapping[str, bytes]) -> StoredState:
         """The stored state with its segments migrated to a version that this release can read."""
         target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
-        old = {meta.key: meta for meta in outdated(record, chain, target)}
+        old = {meta.key: meta for meta in outdated_segments(record, chain, target)}
         newer = {key: migrations.migrate(blobs[key], meta.state_version, target, chain) for key, meta in old.items()}
         segments = [
             replace(meta, state_version=target, bytes=len(newer[meta.key])) if meta.key in newer else meta

@@ -20,7 +20,7 @@ from typing import Any, cast
 from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
 from joinery_runtime.hosts.scratch import scratch_folder
-from joinery_runtime.hosts.spark_security import LOOPBACK, on_this_machine
+from joinery_runtime.hosts.spark_security import LOOPBACK, is_on_this_machine
 from joinery_runtime.job import Job
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import TaskStore
@@ -93,7 +93,7 @@ def serve(store: MemoryStore) -> Iterator[MemoryStoreAddress]:
 def check_memory_store(job: Job, master: str) -> None:
     """Raises JobError for a job that keeps its state in the driver's memory on a master with other machines. `master`
     is "" while it is not known."""
-    if master and job.spec.state_store.kind == "memory" and not on_this_machine(master):
+    if master and job.spec.state_store.kind == "memory" and not is_on_this_machine(master):
         rule = (
             f"with the Spark master {master}, tasks run on other machines and cannot reach the state in the driver's "
             "memory; name a Postgres that they reach (stateStore.postgres), or run the job on one machine, as on "

@@ -47,12 +47,12 @@ from joinery_runtime.hosts.spark_internals import (
     start_java,
 )
 from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd
-from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, submitted_here
+from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, runs_under_spark_submit
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
     is_local,
-    on_this_machine,
+    is_on_this_machine,
     only_in_context,
     page_defaults,
     security_defaults,
@@ -305,14 +305,14 @@ def start_context(
 ) -> SparkContext:
     """Starts a context. The job's own `spark.conf` overrides what spark-submit or `spark-defaults.conf` set, and both
     override our defaults. `java` starts the Java process if there is none. `warn` is told where encryption is slow."""
-    if submitted_here():
+    if runs_under_spark_submit():
         start_java()  # then a SparkConf has what spark-submit set
     settings = SparkConf().setAppName(name)
     for key, value in conf.items():
         settings.set(key, value)
     if master is not None:
         settings.setMaster(master)
-    from_file = {} if submitted_here() else conf_file()
+    from_file = {} if runs_under_spark_submit() else conf_file()
     effective_master = str(settings.get("spark.master", from_file.get("spark.master", "")))
     named = from_file | dict(settings.getAll())
     with ExitStack() as stack:
@@ -373,18 +373,18 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
     somebody has set. Raises EnvironmentProblem."""
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     archive = java_options()
-    if not submitted_here():
+    if not runs_under_spark_submit():
         logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
         defaults["spark.driver.defaultJavaOptions"] = f"{_jvm('driver', named)} {archive} {logging}"
         if not master:
             defaults["spark.master"] = master = ALONE
     in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
     # Of other machines nobody here knows which collector their environment names.
-    knows_environment = on_this_machine(master) or in_our_image
+    knows_environment = is_on_this_machine(master) or in_our_image
     defaults["spark.executor.defaultJavaOptions"] = (
         f"{_jvm('executor', named)} {archive}".strip() if knows_environment else _JIT
     )
-    if on_this_machine(master):
+    if is_on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
     # PySpark tells its workers of submitted files, but not their daemon. An executor has these files in its folder.
     package = Path(__file__).parents[2]

@@ -36,7 +36,7 @@ def start_java(conf: SparkConf | None = None) -> None:
     SparkContext._ensure_initialized(conf=conf)
 
 
-def java_gateway_now() -> Any | None:
+def current_java_gateway() -> Any | None:
     """Return the connection to the Java process, or None without one. PySpark hands it out only through a context, and
     Java runs before there is one."""
     return SparkContext._gateway

@@ -23,7 +23,7 @@ def master_of(conf: Mapping[str, str], master: str | None) -> str:
     if master is not None:
         return master
     named = conf.get("spark.master")
-    if named is None and not submitted_here():
+    if named is None and not runs_under_spark_submit():
         named = conf_file().get("spark.master", ALONE)
     return named or ""
 
@@ -48,7 +48,7 @@ def conf_file() -> dict[str, str]:
 def require_java() -> str | None:
     """The path of the Java that Spark would start; None if spark-submit has started one. Raises EnvironmentProblem if
     there is no Java."""
-    if submitted_here():
+    if runs_under_spark_submit():
         return None
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=Path(home) / "bin" if home else None)
@@ -63,7 +63,7 @@ def require_java() -> str | None:
     return java
 
 
-def submitted_here() -> bool:
+def runs_under_spark_submit() -> bool:
     """Whether spark-submit started this process. Then the JVM already runs, with a master and a log of its own."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 

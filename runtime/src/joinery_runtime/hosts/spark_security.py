@@ -111,7 +111,7 @@ def page_defaults(master: str) -> dict[str, str]:
 
 def environment_defaults(master: str) -> dict[str, str]:
     """Environment variables of the driver, which its JVM and, on this machine, the workers inherit."""
-    return {"SPARK_LOCAL_IP": LOOPBACK} if on_this_machine(master) else {}
+    return {"SPARK_LOCAL_IP": LOOPBACK} if is_on_this_machine(master) else {}
 
 
 def is_local(master: str) -> bool:
@@ -119,7 +119,7 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def on_this_machine(master: str) -> bool:
+def is_on_this_machine(master: str) -> bool:
     return is_local(master) or is_local_cluster(master)
 
 

@@ -128,7 +128,7 @@ class PeerTask:
                 _deliver(inbox, item)
         process = process_for(self.setup, self.peers.threads)
         own_rows = opened(local)
-        for parcel in self._read_again(process, peer) if own_rows is None else own_rows:
+        for parcel in self._reread_own_rows(process, peer) if own_rows is None else own_rows:
             _deliver(inbox, parcel)
         own = self.peers.shards_of(peer, shards) if number < self.setup.steps else []
         outgoing = run_step(process.worker, work, number, own, inbox, attempt, process.threads)
@@ -146,7 +146,7 @@ class PeerTask:
             collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]
             yield 0, process.worker.collect(work, collected, attempt)
 
-    def _read_again(self, process: _Process, peer: int) -> Iterator[Parcel]:
+    def _reread_own_rows(self, process: _Process, peer: int) -> Iterator[Parcel]:
         """Reads the rows that a peer's read task has left in another executor. That task has sent everything else."""
         ranges = deal_ranges(self.work.plan.ranges, self.peers.count)[peer]
         for receiver, item in self._read_packed(process, ranges):

@@ -24,7 +24,7 @@ from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.lowering import lower_watermarks
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.hosts.trace_environment import TraceEnvironment, in_order, local_environment, ordered
+from joinery_runtime.hosts.trace_environment import TraceEnvironment, local_environment, sort_rows, sorted_json_rows
 from joinery_runtime.hosts.trace_steps import ScriptedIdleness, Step, StepLog, check_step, rows_by_input
 from joinery_runtime.job import Job
 from joinery_runtime.sinks.encode import JsonStyle
@@ -52,7 +52,7 @@ def run_trace(
             check_step(number, step, job.inputs)
             line = trace.step(step)
             if rows is not None and trace.rows:
-                rows(number, ordered(trace.rows))
+                rows(number, sort_rows(trace.rows))
             yield {"step": number, **line} | ({"stepWatermarks": trace.output_watermarks()} if verbose else {})
 
 
@@ -81,7 +81,7 @@ class _Trace:
                 late[name] += counts.get("late", 0)
                 dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
         self.rows = self._environment.output.take()
-        rows = in_order(self.rows, JsonStyle(nested=self._job.nested_columns))
+        rows = sorted_json_rows(self.rows, JsonStyle(nested=self._job.nested_columns))
         line = {"output": rows, "watermarks": self._watermarks()}
         nonempty_drops = {name: dict(counts) for name, counts in dropped.items() if counts}
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": nonempty_drops} if nonempty_drops else {})

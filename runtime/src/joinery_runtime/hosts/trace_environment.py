@@ -44,12 +44,12 @@ class TraceEnvironment(Protocol):
     def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host: ...
 
 
-def in_order(tables: Sequence[pa.Table], style: JsonStyle = PLAIN) -> list[dict[str, Any]]:
+def sorted_json_rows(tables: Sequence[pa.Table], style: JsonStyle = PLAIN) -> list[dict[str, Any]]:
     """Rows of a step as JSON values, in the defined order."""
-    return [json.loads(line) for line in rows_to_json(ordered(tables), style)] if tables else []
+    return [json.loads(line) for line in rows_to_json(sort_rows(tables), style)] if tables else []
 
 
-def ordered(tables: Sequence[pa.Table]) -> pa.Table:
+def sort_rows(tables: Sequence[pa.Table]) -> pa.Table:
     """Rows of a step in the defined order, without ORDER_COLUMNS. There has to be at least one table."""
     table = pa.concat_tables(tables)
     rows = table.drop_columns(list(ORDER_COLUMNS))

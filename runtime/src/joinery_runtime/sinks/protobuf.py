@@ -60,7 +60,7 @@ class ProtobufRows:
 
 @functools.lru_cache(maxsize=16)
 def _message(schema: str, imports: tuple[tuple[str, str], ...]) -> Any:
-    return message_factory.GetMessageClass(compile_schema(schema, dict(imports)).at([0]))
+    return message_factory.GetMessageClass(compile_schema(schema, dict(imports)).message_at([0]))
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -201,7 +201,7 @@ class ProtobufOutput(SchemaOutput):
     def _compiled(self, text: str, imports: Mapping[str, str], where: str) -> Any:
         """Compiles a schema, and returns its first message."""
         try:
-            return compile_schema(text, imports).at([0])
+            return compile_schema(text, imports).message_at([0])
         except (InvalidSchema, LookupError) as error:
             todo = "Name other columns with `as` in select, or register a schema of Protobuf that has such a message"
             raise self.problem(f"{where} is not valid", str(error).rstrip("."), todo) from error

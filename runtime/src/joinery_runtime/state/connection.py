@@ -107,13 +107,13 @@ class GuardedConnections:
     @contextmanager
     def session(self) -> Iterator[Connection]:
         """Like `GuardedConnection.session`."""
-        with self._guarded() as guarded, guarded.session() as connection:
+        with self._borrow() as guarded, guarded.session() as connection:
             yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Like `GuardedConnection.transaction`."""
-        with self._guarded() as guarded, guarded.transaction() as connection:
+        with self._borrow() as guarded, guarded.transaction() as connection:
             yield connection
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class GuardedConnections:
             guarded.close()
 
     @contextmanager
-    def _guarded(self) -> Iterator[GuardedConnection]:
+    def _borrow(self) -> Iterator[GuardedConnection]:
         current: GuardedConnection | None = getattr(self._thread, "connection", None)
         if current is not None:
             yield current

@@ -124,7 +124,7 @@ def is_new(record: JobRecord) -> bool:
     return record.committed == 0 and record.signature is None and record.plan is None and not record.segments
 
 
-def has_state(job: str) -> StateError:
+def state_exists_error(job: str) -> StateError:
     return StateError(
         f"Job {job} has state already",
         facts="only a job that has none can start from another one's savepoint",
@@ -132,7 +132,7 @@ def has_state(job: str) -> StateError:
     )
 
 
-def savepoint_exists(job: str, name: str) -> StateError:
+def savepoint_exists_error(job: str, name: str) -> StateError:
     return StateError(f"Job {job} already has a savepoint {name}", todo="Choose another name, or delete that one first")
 
 
@@ -155,13 +155,13 @@ def require_job(stored: StoredJob | None, job: str) -> StoredJob:
     if stored is None:
         raise no_job(job)
     if stored.moved_to is not None:
-        raise moved(stored)
+        raise moved_error(stored)
     if stored.deleted:
         raise no_job(job)
     return stored
 
 
-def moved(stored: StoredJob) -> StateError:
+def moved_error(stored: StoredJob) -> StateError:
     if stored.deleted:
         return Moved(
             f"The state of job {stored.job} was moved",
@@ -179,11 +179,11 @@ def moved(stored: StoredJob) -> StateError:
 def check_owner(stored: StoredJob | None, job: str, generation: int) -> StoredJob:
     """Raises Fenced unless `generation` is the job's newest one."""
     if stored is not None and stored.generation != generation:
-        raise fenced(job, generation, str(stored.generation))
+        raise fenced_error(job, generation, str(stored.generation))
     return require_job(stored, job)
 
 
-def fenced(job: str, generation: int, by: str) -> Fenced:
+def fenced_error(job: str, generation: int, by: str) -> Fenced:
     return Fenced(
         f"This driver no longer owns job {job}",
         facts=f"its generation is {generation}, the store's is {by}",

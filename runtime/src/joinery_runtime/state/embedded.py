@@ -40,7 +40,7 @@ def embedded_directory() -> Path:
 
 
 @contextmanager
-def started_ahead(directory: Path) -> Iterator[None]:
+def start_ahead(directory: Path) -> Iterator[None]:
     """Starts the server in a thread while the caller does something else. If the server does not start, the caller gets
     the error when it opens the server itself. Leaving the block does not wait for a server that is recovering."""
     over = threading.Event()

@@ -67,7 +67,7 @@ class _Job:
     pins: dict[str, _Pin] = field(default_factory=dict)
     claims: dict[str, str] = field(default_factory=dict)
 
-    def pinned(self, key: str) -> bool:
+    def is_pinned(self, key: str) -> bool:
         return any(key in pin.keys for pin in self.pins.values())
 
     def live(self) -> dict[str, _Segment]:
@@ -83,10 +83,10 @@ class _Job:
         self.set_status(list(self.live()), SegmentStatus.RETIRED)
         self.set_status(keys, SegmentStatus.LIVE)
 
-    def named(self, keys: Iterable[str]) -> dict[str, StoredSegment]:
+    def stored_segments(self, keys: Iterable[str]) -> dict[str, StoredSegment]:
         return {key: self.segments[key].stored for key in keys if key in self.segments}
 
-    def logged(self, epoch: int) -> EpochRecord:
+    def epoch_record(self, epoch: int) -> EpochRecord:
         line = self.log[epoch]
         plan, result = json.loads(line.plan), json.loads(line.result)
         return EpochRecord(epoch, line.generation, plan, result, line.committed_at)
@@ -171,7 +171,7 @@ class MemoryStore:
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
         by_key = decisions.check_stage(job, segments)
         with self._lock:
-            entry = self._existing(job)
+            entry = self._require_job(job)
             for key in by_key.keys() & entry.segments.keys():
                 if by_key[key] != (entry.segments[key].meta, entry.segments[key].blob):
                     raise decisions.different_bytes(job, key)
@@ -184,13 +184,13 @@ class MemoryStore:
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         with self._lock:
-            entry = self._existing(job)
+            entry = self._require_job(job)
             unique_keys = list(dict.fromkeys(keys))
             unreadable = [
                 key
                 for key in unique_keys
                 if key not in entry.segments
-                or not decisions.readable(entry.segments[key].stored, pinned=entry.pinned(key))
+                or not decisions.readable(entry.segments[key].stored, pinned=entry.is_pinned(key))
             ]
             if unreadable:
                 raise decisions.missing_segments(job, unreadable, "not in the store")
@@ -204,7 +204,7 @@ class MemoryStore:
         definition = encode_json(commit.definition)
         with self._lock:
             entry = self._jobs.get(job)
-            named = {} if entry is None else entry.named([*commit.upserts, *commit.deletes])
+            named = {} if entry is None else entry.stored_segments([*commit.upserts, *commit.deletes])
             decisions.check_commit(self._stored(job), job, generation, commit, named)
             for effect in commit.effects:
                 effect(None)
@@ -227,14 +227,14 @@ class MemoryStore:
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
         with self._lock:
             entry = self._jobs.get(job)
-            return [] if entry is None else [entry.logged(epoch) for epoch in entry.log if epoch > after][:limit]
+            return [] if entry is None else [entry.epoch_record(epoch) for epoch in entry.log if epoch > after][:limit]
 
     def newest_epoch(self, job: str) -> EpochRecord | None:
         with self._lock:
             entry = self._jobs.get(job)
             if entry is None or entry.stored.committed not in entry.log:
                 return None
-            return entry.logged(entry.stored.committed)
+            return entry.epoch_record(entry.stored.committed)
 
     def sweep(self, job: str, generation: int) -> int:
         with self._lock:
@@ -243,7 +243,7 @@ class MemoryStore:
             garbage = [
                 key
                 for key, item in entry.segments.items()
-                if decisions.sweepable(item.stored, generation, stored.epoch, pinned=entry.pinned(key))
+                if decisions.sweepable(item.stored, generation, stored.epoch, pinned=entry.is_pinned(key))
             ]
             for key in garbage:
                 del entry.segments[key]
@@ -251,9 +251,9 @@ class MemoryStore:
 
     def create_savepoint(self, job: str, name: str) -> StoredSavepoint:
         with self._lock:
-            entry = self._existing(job)
+            entry = self._require_job(job)
             if name in entry.pins:
-                raise decisions.savepoint_exists(job, name)
+                raise decisions.savepoint_exists_error(job, name)
             metas = [item.meta for item in entry.live().values()]
             rows, size = sum(meta.rows for meta in metas), sum(meta.bytes for meta in metas)
             stored, keys = entry.stored, frozenset(meta.key for meta in metas)
@@ -271,7 +271,7 @@ class MemoryStore:
 
     def pinned(self, job: str, name: str) -> JobRecord:
         with self._lock:
-            entry = self._existing(job)
+            entry = self._require_job(job)
             pin = self._pin(entry, name)
             return replace(
                 entry.record(self._clock()),
@@ -288,16 +288,16 @@ class MemoryStore:
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         with self._lock:
-            entry = self._existing(job)
+            entry = self._require_job(job)
             self._restore(entry, self._pin(entry, name))
             return entry.record(self._clock())
 
     def start_from(self, job: str, other: str, name: str) -> JobRecord:
         with self._lock:
-            source = self._existing(other)
+            source = self._require_job(other)
             pin = self._pin(source, name)
             if (record := self.record(job)) is not None and not decisions.is_new(record):
-                raise decisions.has_state(job)
+                raise decisions.state_exists_error(job)
             self.acquire(job)
             entry, committed = self._jobs[job], pin.savepoint.committed
             entry.segments |= {key: source.segments[key] for key in pin.keys}
@@ -312,7 +312,7 @@ class MemoryStore:
 
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._lock:
-            entry = self._existing(job, generation)
+            entry = self._require_job(job, generation)
             pin = self._pin(entry, name)
             if decisions.check_roll_back(entry.stored, pin.savepoint):
                 self._restore(entry, pin)
@@ -324,7 +324,7 @@ class MemoryStore:
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._lock:
-            entry = self._existing(job, generation)
+            entry = self._require_job(job, generation)
             if decisions.check_start_anew(entry.stored, self._pin(entry, name).savepoint):
                 entry.make_live(())
                 entry.offsets, entry.signature = {}, None
@@ -354,7 +354,7 @@ class MemoryStore:
 
     def delete_savepoint(self, job: str, name: str) -> None:
         with self._lock:
-            entry = self._existing(job)
+            entry = self._require_job(job)
             self._pin(entry, name)
             del entry.pins[name]
 
@@ -387,7 +387,7 @@ class MemoryStore:
     def _stored(self, job: str) -> StoredJob | None:
         return self._jobs[job].stored if job in self._jobs else None
 
-    def _existing(self, job: str, generation: int | None = None) -> _Job:
+    def _require_job(self, job: str, generation: int | None = None) -> _Job:
         decisions.require_owned(self._stored(job), job, generation)
         return self._jobs[job]
 

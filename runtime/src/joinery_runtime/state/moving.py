@@ -106,7 +106,7 @@ class MovableStore(PostgresStore):
         with self._connection.session() as connection:
             stored = _require_present(self._stored(connection, job), job)
         if stored.moved_to not in (None, target.location):
-            raise decisions.moved(stored)
+            raise decisions.moved_error(stored)
         has_copy = target._has_copy(job, stored)
         if not has_copy:
             self._check_segments(job)
@@ -224,5 +224,5 @@ def _require_present(stored: StoredJob | None, job: str) -> StoredJob:
     if stored is None or (stored.deleted and stored.moved_to is None):
         raise decisions.no_job(job)
     if stored.deleted:
-        raise decisions.moved(stored)
+        raise decisions.moved_error(stored)
     return stored

@@ -201,12 +201,15 @@ class PostgresStore:
 
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
         with self._connection.session() as connection:
-            return [_logged(row) for row in self._sql.run(connection, statements.EPOCHS, job, after=after, limit=limit)]
+            return [
+                _epoch_record(row)
+                for row in self._sql.run(connection, statements.EPOCHS, job, after=after, limit=limit)
+            ]
 
     def newest_epoch(self, job: str) -> EpochRecord | None:
         with self._connection.session() as connection:
             row = self._sql.run(connection, statements.NEWEST_EPOCH, job).fetchone()
-        return None if row is None else _logged(row)
+        return None if row is None else _epoch_record(row)
 
     def sweep(self, job: str, generation: int) -> int:
         with self._connection.session() as connection:
@@ -234,7 +237,7 @@ class PostgresStore:
         with self._connection.transaction() as connection:
             decisions.require_job(self._lock(connection, job), job)
             if name in self._savepoints(connection, job):
-                raise decisions.savepoint_exists(job, name)
+                raise decisions.savepoint_exists_error(job, name)
             self._sql.run(connection, statements.CREATE_SAVEPOINT, job, name=name)
             return self._savepoints(connection, job)[name]
 
@@ -264,7 +267,7 @@ class PostgresStore:
             if not self._sql.run(connection, statements.ACQUIRE, job).rowcount:
                 decisions.require_job(self._stored(connection, job), job)
             if not decisions.is_new(self._record(connection, job)):
-                raise decisions.has_state(job)
+                raise decisions.state_exists_error(job)
             for statement in (statements.COPY_SEGMENTS, statements.COPY_JOB, statements.COPY_EPOCH):
                 self._sql.run(connection, statement, job, other=other, name=name)
             version = CURRENT_STATE_VERSION
@@ -354,7 +357,7 @@ class PostgresStore:
     ) -> tuple[StoredJob | None, dict[str, StoredSegment]]:
         with connection.pipeline():
             locked = self._sql.run(connection, statements.LOCK_JOB, job)
-            named = self._sql.run(connection, statements.NAMED, job, keys=_encoded(keys))
+            named = self._sql.run(connection, statements.NAMED, job, keys=_encode_keys(keys))
         segments = {
             key.decode(): StoredSegment(SegmentStatus(status), *staged_under) for key, status, *staged_under in named
         }
@@ -364,7 +367,7 @@ class PostgresStore:
         row = self._sql.run(connection, statements.RECORD, job).fetchone()
         stored = self._stored(connection, job) if row is None or row[-1] is not None else None
         if stored is not None and stored.moved_to is not None:
-            raise decisions.moved(stored)
+            raise decisions.moved_error(stored)
         return None if row is None else _record(job, row)
 
     def _record(self, connection: Connection, job: str) -> JobRecord:
@@ -417,7 +420,7 @@ class PostgresStore:
             self._sql.run(connection, statements.RESET, stored.job, epoch=decisions.epoch_after_reset(stored))
 
 
-def _encoded(keys: Iterable[str]) -> list[bytes]:
+def _encode_keys(keys: Iterable[str]) -> list[bytes]:
     return [key.encode() for key in keys]
 
 
@@ -453,20 +456,20 @@ class SegmentTable:
             self._copy(connection, stored, by_key.values())
         except psycopg.errors.UniqueViolation:
             # The call is a repetition: the answer to an earlier one was lost.
-            stored_keys = self._stored_equal(connection, stored.job, by_key)
+            stored_keys = self._require_equal(connection, stored.job, by_key)
             self._copy(connection, stored, [item for key, item in by_key.items() if key not in stored_keys])
 
     def read(self, connection: Connection, job: str, keys: Sequence[str]) -> dict[str, bytes]:
         """Returns the blobs of live and of pinned segments, without the keys that are not there."""
         blobs: dict[str, bytes] = {}
         for batch in _batches(keys, BATCH):
-            rows = self._sql.run(connection, statements.READ, job, keys=_encoded(batch), binary=True)
+            rows = self._sql.run(connection, statements.READ, job, keys=_encode_keys(batch), binary=True)
             blobs |= {key.decode(): blob for key, blob in rows}
         return blobs
 
     def set_status(self, connection: Connection, job: str, keys: Sequence[str], status: SegmentStatus) -> None:
         if keys:
-            self._sql.run(connection, statements.SET_STATUS, job, keys=_encoded(keys), status=status.value)
+            self._sql.run(connection, statements.SET_STATUS, job, keys=_encode_keys(keys), status=status.value)
 
     def migrate(self, connection: Connection, stored: StoredJob, chain: Mapping[int, Migration], target: int) -> int:
         """Migrates the live segments that need it and returns how many. Raises IncompatibleState before any change."""
@@ -515,11 +518,11 @@ class SegmentTable:
                 under = (segment.status.value, segment.generation, segment.epoch)
                 copy.write_row((job, key, blob, version, *under, Jsonb(asdict(meta))))
 
-    def _stored_equal(
+    def _require_equal(
         self, connection: Connection, job: str, by_key: Mapping[str, tuple[SegmentMeta, bytes]]
     ) -> set[str]:
         """Returns the keys that are already stored. Raises StateError if one has other bytes."""
-        stored = self._sql.run(connection, statements.STORED, job, keys=_encoded(by_key), binary=True).fetchall()
+        stored = self._sql.run(connection, statements.STORED, job, keys=_encode_keys(by_key), binary=True).fetchall()
         for key, blob, meta in stored:
             if by_key[key.decode()] != (SegmentMeta(**meta), blob):
                 raise decisions.different_bytes(job, key.decode())
@@ -574,6 +577,6 @@ def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
     )
 
 
-def _logged(row: tuple[Any, ...]) -> EpochRecord:
+def _epoch_record(row: tuple[Any, ...]) -> EpochRecord:
     epoch, generation, plan, result, committed_at = row
     return EpochRecord(epoch, generation, json.loads(plan), json.loads(result), committed_at)

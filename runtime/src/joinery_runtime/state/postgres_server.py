@@ -130,7 +130,7 @@ def programs(data: Path, user: ServerUser) -> Path:
             todo="Name a Postgres in spec.stateStore.postgres, or let JOINERY_HOME name another folder",
         )
     folder = Path(spec.submodule_search_locations[0], _PROGRAMS[version])
-    if user.stands_in and (closed := _closed_to(user, folder)) is not None:
+    if user.stands_in and (closed := _find_closed_folder(user, folder)) is not None:
         raise EnvironmentProblem(
             f"Postgres does not run as root, and the user {user.name} cannot run its programs",
             facts=f"they are in {folder}, and {closed} is closed to other users",
@@ -139,7 +139,7 @@ def programs(data: Path, user: ServerUser) -> Path:
     return folder
 
 
-def _closed_to(user: ServerUser, folder: Path) -> Path | None:
+def _find_closed_folder(user: ServerUser, folder: Path) -> Path | None:
     """Find the first folder on the way that the user may not enter."""
     for path in reversed([folder, *folder.parents]):
         status = path.stat()

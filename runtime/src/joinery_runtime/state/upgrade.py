@@ -26,7 +26,7 @@ def migrate_pinned(
     """Pins and migrates the state if it needs a migration, and returns the record. Afterwards a release that writes
     `target` can read every live segment. Raises IncompatibleState before anything is written."""
     check_versions(record, chain, target)
-    if not outdated(record, chain, target):
+    if not outdated_segments(record, chain, target):
         return record
     pin = ensure_pin(store, record, name_for_migration(record, target)).savepoint.name
     say(f"The state is older than this release: savepoint {pin} keeps it as it is, for a return to the earlier one")
@@ -40,7 +40,9 @@ def reread(store: JobReader, record: JobRecord) -> JobRecord:
     """Reads the record again. Raises Fenced if another driver owns the job by now."""
     now = store.record(record.job)
     if now is None or now.generation != record.generation:
-        raise decisions.fenced(record.job, record.generation, "another one" if now is None else str(now.generation))
+        raise decisions.fenced_error(
+            record.job, record.generation, "another one" if now is None else str(now.generation)
+        )
     return now
 
 
@@ -49,7 +51,7 @@ def check_versions(record: JobRecord, chain: Mapping[int, Migration], target: in
     check_chain((meta.state_version for meta in record.segments), target, chain)
 
 
-def outdated(record: JobRecord, chain: Mapping[int, Migration], target: int) -> list[SegmentMeta]:
+def outdated_segments(record: JobRecord, chain: Mapping[int, Migration], target: int) -> list[SegmentMeta]:
     """The live segments that a release which writes `target` cannot read before a migration."""
     readable = readable_from(target, chain)
     return [meta for meta in record.segments if meta.state_version < readable]
@@ -79,16 +81,16 @@ def rehearse(store: StateReader, record: JobRecord, chain: Mapping[int, Migratio
     started = time.monotonic()
     sizes: dict[str, int] = {}
 
-    def to_migrate(now: JobRecord) -> list[SegmentMeta]:
+    def select_outdated(now: JobRecord) -> list[SegmentMeta]:
         nonlocal record
         record = now
         check_versions(now, chain, target)
-        return outdated(now, chain, target)
+        return outdated_segments(now, chain, target)
 
-    for now, blobs in read_live(store, record, to_migrate):
+    for now, blobs in read_live(store, record, select_outdated):
         metas = {meta.key: meta for meta in now.segments}
         sizes |= {key: _rewritten_bytes(metas[key], blob, chain, target) for key, blob in blobs.items()}
-    migrated = [meta for meta in outdated(record, chain, target) if meta.key in sizes]
+    migrated = [meta for meta in outdated_segments(record, chain, target) if meta.key in sizes]
     return Rehearsal(
         versions=tuple(sorted({meta.state_version for meta in record.segments})),
         target=target,

@@ -68,7 +68,7 @@ class StatusAddress(NamedTuple):
 def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[StatusAddress]:
     """Serves the board on one address and on loopback, to which `kubectl port-forward` connects in a pod. Port 0 asks
     for a free one. Raises EnvironmentProblem."""
-    with _serving(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as (address, opened):
+    with _serve(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as (address, opened):
         yield StatusAddress(opened, f"http://{_reachable_host(address)}:{opened}/")
 
 
@@ -97,23 +97,21 @@ def migration_served() -> Iterator[Callable[[int], None]]:
     if port is None:
         yield report
         return
-    with _serving(answer, int(port), os.environ.get("JOINERY_STATUS_HOST", _LOOPBACK)):
+    with _serve(answer, int(port), os.environ.get("JOINERY_STATUS_HOST", _LOOPBACK)):
         yield report
 
 
 @contextmanager
-def _serving(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
+def _serve(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
     with ExitStack() as stack:
-        address, opened = stack.enter_context(_serving_at(answer, port, host))
+        address, opened = stack.enter_context(_serve_at(answer, port, host))
         if str(address) not in {_LOOPBACK, "::1"} and not address.is_unspecified:
-            stack.enter_context(_serving_at(answer, opened, _LOOPBACK))
+            stack.enter_context(_serve_at(answer, opened, _LOOPBACK))
         yield address, opened
 
 
 @contextmanager
-def _serving_at(
-    answer: Callable[[str], Answer], port: int, host: str
-) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
+def _serve_at(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
     try:
         server = _Server(host, port, answer)
     except OSError as error:

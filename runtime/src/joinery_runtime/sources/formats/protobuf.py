@@ -60,7 +60,7 @@ class ProtobufDecoder(RowDecoder):
             places, start = message_places(record, FRAME)
             begins = record[:start]
             if begins not in self._readers:
-                self._readers[begins] = _Reader(self._schemas.protobuf(number).at(places), self._columns)
+                self._readers[begins] = _Reader(self._schemas.protobuf(number).message_at(places), self._columns)
         except (UnknownSchema, ValueError) as unknown:
             raise RefusedRecord(str(unknown)) from unknown
         except LookupError as missing:
@@ -173,7 +173,7 @@ def written_with(model: Input) -> Any:
     if model.protobuf_schema is None:
         return Schemas.of(model)
     try:
-        return compile_schema(model.protobuf_schema, {}).named(model.protobuf_message)
+        return compile_schema(model.protobuf_schema, {}).message_named(model.protobuf_message)
     except InvalidSchema as error:
         raise SourceError(
             f"Input {model.name}: protobufSchema is no schema of Protobuf", facts=str(error), todo="Correct it"
