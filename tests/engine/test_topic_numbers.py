@@ -39,6 +39,33 @@ def test_a_topic_that_was_recreated_is_another_one() -> None:
     assert numbers.of_new(bounds("a", topic_id="old"), ["a", "b"], {"a": "old"}) == {}
 
 
+def test_an_only_topic_that_was_recreated_is_another_one() -> None:
+    assert TopicNumbers().of_new(bounds("a", topic_id="new"), ["a"], {"a": "old"}) == {"a": 1}
+    assert TopicNumbers().of_new(bounds("a", topic_id="old"), ["a"], {"a": "old"}) == {}
+
+
+def test_an_only_topic_that_was_deleted_and_comes_again_is_another_one() -> None:
+    clock, (planned,) = InputClock(0, 60_000), (Range(bound.partition, 0, 5) for bound in bounds("a"))
+    state = InputState().after(EpochPlan(1, 1, (planned,), {"l": None}, topic_ids={"l": {"a": "old"}}), "l", {}, clock)
+    assert b"topic_numbers" not in state.to_bytes()
+    state = state.after(EpochPlan(2, 1, (), {"l": None}, topic_ids={"l": {"a": ""}}), "l", {}, clock)
+    state = InputState.from_bytes("l", state.to_bytes())
+    assert state.topic_numbers.of_new(bounds("a", topic_id="new"), [], state.topic_ids) == {"a": 1}
+
+
+def test_a_topic_that_is_deleted_as_another_one_comes_has_no_number_any_more() -> None:
+    """It may come again, as another topic."""
+    clock, (planned,) = InputClock(0, 60_000), (Range(bound.partition, 0, 5) for bound in bounds("a"))
+    state = InputState().after(EpochPlan(1, 1, (planned,), {"l": None}, topic_ids={"l": {"a": "old"}}), "l", {}, clock)
+    plan = EpochPlan(2, 1, (), {"l": None}, topic_ids={"l": {"a": ""}}, topic_numbers={"l": {"a": 0, "b": 1}})
+    assert state.after(plan, "l", {}, clock).topic_numbers == TopicNumbers({"b": 1}, 2)
+
+
+def test_rows_of_several_topics_that_have_no_numbers_are_told_from_later_ones() -> None:
+    """An earlier release stored them with 0. A later row of one topic may have the place of a stored one of another."""
+    assert TopicNumbers().of_new(bounds("a", "b"), ["a", "b"], {}) == {"a": 1, "b": 2}
+
+
 def test_a_forgotten_number_is_not_given_again() -> None:
     numbers = TopicNumbers({"a": 0, "b": 1}, 2).without(["b"])
     stored = TopicNumbers.from_json(numbers.to_json())

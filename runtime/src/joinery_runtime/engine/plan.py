@@ -227,7 +227,8 @@ class InputState:
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
         positions, stops = {**known.positions, **read_to}, {**known.stops, **stops}
-        numbers = known.topic_numbers.with_new(plan.topic_numbers.get(name, {}))
+        deleted = [topic for topic, topic_id in plan.topic_ids.get(name, {}).items() if not topic_id]
+        numbers = known.topic_numbers.with_new(plan.topic_numbers.get(name, {})).without(deleted)
         return InputState(positions, progress, stops, known.topic_ids, first_read, name in plan.unread, numbers)
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
@@ -241,8 +242,7 @@ class InputState:
         gone = {partition_id(ref) for ref in self.positions if ref.topic in former and not topic_ids[ref.topic]}
         highest = {partition: at for partition, at in self.progress.highest.items() if partition not in gone}
         progress = replace(self.progress, highest=highest)
-        numbers = self.topic_numbers.without(former)
-        return replace(self, positions=positions, stops=stops, topic_ids=ids, progress=progress, topic_numbers=numbers)
+        return replace(self, positions=positions, stops=stops, topic_ids=ids, progress=progress)
 
     def to_bytes(self) -> bytes:
         doc = {

@@ -23,28 +23,32 @@ class TopicNumbers:
 
     def of_new(self, bounds: Iterable[Bounds], read: Iterable[str], topic_ids: Mapping[str, str]) -> dict[str, int]:
         """Return numbers for the topics of these bounds that have none yet, in the order of the bounds. Topics that
-        have been `read` come first: an earlier release gave them no numbers, or there was one topic, which has 0. A
-        topic that was recreated, by its id in `topic_ids`, is another topic. Empty if all rows so far have 0."""
-        new = dict.fromkeys(sorted(frozenset(read) - self.by_topic.keys()))
+        have been `read` come first: an earlier release gave them no numbers, or there was one topic, which has 0. If
+        there were several, the state has rows of each with 0, and no topic gets that number. A topic that was
+        recreated, by its id in `topic_ids`, is another topic. Empty if all rows so far have 0."""
+        unnumbered = sorted(frozenset(read) - self.by_topic.keys())
+        new: dict[str, None] = {}
         for bound in bounds:
             topic, known_id = bound.partition.topic, topic_ids.get(bound.partition.topic, "")
             recreated = bool(known_id and bound.topic_id and known_id != bound.topic_id)
-            if recreated or topic not in self.by_topic:
+            if recreated or (topic not in self.by_topic and topic not in unnumbered):
                 new[topic] = None
-        numbers = {topic: self.count + number for number, topic in enumerate(new)}
+        first = self.count or int(len(unnumbered) > 1)
+        numbers = {topic: number for number, topic in enumerate([*unnumbered, *new], first)}
         return numbers if any(numbers.values()) else {}
 
     def with_new(self, numbers: Mapping[str, int]) -> Self:
         return type(self)({**self.by_topic, **numbers}, max([self.count, *(n + 1 for n in numbers.values())]))
 
     def without(self, topics: Iterable[str]) -> Self:
-        """Forget the numbers of these topics; no other topic gets them."""
+        """Forget the numbers of these topics; no other topic gets them. An only topic had 0 and is not named."""
         forgotten = frozenset(topics)
-        return type(self)({name: n for name, n in self.by_topic.items() if name not in forgotten}, self.count)
+        count = self.count or int(bool(forgotten))
+        return type(self)({name: n for name, n in self.by_topic.items() if name not in forgotten}, count)
 
     def to_json(self) -> list[Any] | None:
         """None: there is nothing to store, because no topic but the first has a number."""
-        return [self.count, dict(self.by_topic)] if self.count > 1 else None
+        return [self.count, dict(self.by_topic)] if self.count else None
 
     @classmethod
     def from_json(cls, doc: tuple[int, Mapping[str, int]] | None) -> Self:
