@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("joinery-operator", description="Kubernetes operator for Joinery")
     parser.add_argument("--version", action="version", version=f"joinery-operator {version('joinery-operator')}")
     parser.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, else the pod's service account")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     # Slow to import, and not needed for --version and --help.
     from joinery_operator.kube.process import log_json, serve  # noqa: PLC0415
     from joinery_operator.reconcile import reconcile  # noqa: PLC0415
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = settings_from()
         log_json()
         with suppress(asyncio.CancelledError):
-            asyncio.run(serve(settings, reconcile, given.kubeconfig))
+            asyncio.run(serve(settings, reconcile, options.kubeconfig))
     except JoineryError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

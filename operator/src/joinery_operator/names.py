@@ -103,12 +103,12 @@ def labels(resource: Manifest, role: Role, attempt: int | None = None, revision:
     """A child's own labels. The resource's labels are not handed down: a tool that tracks what it deploys by labels
     would take the children for its own, and prune them."""
     names = ChildNames(resource)
-    found = {**APP_LABELS, JOB_LABEL: names.label, KIND_LABEL: names.kind, ROLE_LABEL: role}
+    child_labels = {**APP_LABELS, JOB_LABEL: names.label, KIND_LABEL: names.kind, ROLE_LABEL: role}
     if attempt is not None:
-        found[ATTEMPT_LABEL] = str(attempt)
+        child_labels[ATTEMPT_LABEL] = str(attempt)
     if revision is not None:
-        found[REVISION_LABEL] = revision
-    return found
+        child_labels[REVISION_LABEL] = revision
+    return child_labels
 
 
 def selector(labels: Mapping[str, str]) -> str:
@@ -136,11 +136,12 @@ def _stem(kind: str, job: str) -> str:
     return f"{readable[: _STEM - _HASH - 1].rstrip('-')}-{digest_of(f'{kind}/{job}')}"
 
 
-def shortened(label: str, whole: str) -> str:
-    """The text as a DNS label; if it is too long for one, its beginning and a hash of `whole`, which it stands for."""
+def shortened(label: str, full_name: str) -> str:
+    """Returns the text as a DNS label. If it is too long for one, returns its beginning and a hash of `full_name`, for
+    which the label stands."""
     if len(label) <= _LABEL:
         return label
-    return f"{label[: _LABEL - _HASH - 1].rstrip('-')}-{digest_of(whole)}"
+    return f"{label[: _LABEL - _HASH - 1].rstrip('-')}-{digest_of(full_name)}"
 
 
 def digest_of(text: str) -> str:

@@ -77,19 +77,19 @@ class Settings:
 
 def settings_from(environment: Mapping[str, str] = os.environ) -> Settings:
     """Reads the settings. Raises EnvironmentProblem, which names the variable."""
-    given: dict[str, Any] = {}
-    for each in fields(Settings):
-        name = _PREFIX + each.name.upper()
+    arguments: dict[str, Any] = {}
+    for setting in fields(Settings):
+        name = _PREFIX + setting.name.upper()
         if text := environment.get(name, "").strip():
-            given[each.name] = _parsed(name, text, each.default)
-    way = next((name for name in ("page_ingress", "page_route") if given.get(name)), None)
-    if way and not given.get("page_url"):
+            arguments[setting.name] = _parsed(name, text, setting.default)
+    way = next((name for name in ("page_ingress", "page_route") if arguments.get(name)), None)
+    if way and not arguments.get("page_url"):
         raise EnvironmentProblem(
             f"{_PREFIX}{way.upper()} is set, and {_PREFIX}PAGE_URL is not",
             facts="it needs a host",
             todo="Set jobPage.url of the chart, or the operator's environment",
         )
-    return Settings(**given)
+    return Settings(**arguments)
 
 
 def _parsed(name: str, text: str, default: object) -> object:
@@ -145,8 +145,8 @@ def _allowed(name: str, text: str) -> str:
 def _page_url(name: str, text: str) -> str:
     parts = urlsplit(text)
     try:
-        told = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
-        fits = "name" in told <= {"name", "namespace"} and parts.port is None
+        placeholders = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
+        fits = "name" in placeholders <= {"name", "namespace"} and parts.port is None
         # What a job's name makes too long is shortened, but not the installation's own labels.
         fits = fits and all(len(label.format(name="", namespace="")) <= _LABEL for label in parts.netloc.split("."))
     except ValueError:
@@ -173,7 +173,7 @@ def _page_ingress(name: str, text: str) -> str:
 
 def _page_route(name: str, text: str) -> str:
     parents = (_object(text, {"parentRefs", "annotations"}) or {}).get("parentRefs")
-    named = isinstance(parents, list) and all(isinstance(each, dict) and each.get("name") for each in parents)
+    named = isinstance(parents, list) and all(isinstance(parent, dict) and parent.get("name") for parent in parents)
     if not parents or not named:
         raise EnvironmentProblem(
             f"{name} is {text!r}",
@@ -185,8 +185,8 @@ def _page_route(name: str, text: str) -> str:
 
 def _object(text: str, keys: Set[str]) -> dict[str, Any] | None:
     """The JSON object in the text; None if the text is not an object, or has other keys than these."""
-    found = _json(text)
-    return found if isinstance(found, dict) and found.keys() <= keys else None
+    document = _json(text)
+    return document if isinstance(document, dict) and document.keys() <= keys else None
 
 
 def _json(text: str) -> Any:

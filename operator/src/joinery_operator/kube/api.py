@@ -36,10 +36,10 @@ class ApiError(JoineryError):
     """The API server refused a call, or gave no answer (`code` 0). `reason` is the API server's, such as
     AlreadyExists."""
 
-    def __init__(self, what: str, code: int, reason: str, message: str) -> None:
+    def __init__(self, call: str, code: int, reason: str, message: str) -> None:
         self.code, self.reason, self.message = code, reason, message
         todo = "Give the operator's role that right (chart value rbac)" if code == 403 and "cannot" in message else ""
-        super().__init__(what, facts=f"{code or 'no answer'} {reason}: {message}", todo=todo)
+        super().__init__(call, facts=f"{code or 'no answer'} {reason}: {message}", todo=todo)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (ApiError, (self.summary, self.code, self.reason, self.message))
@@ -144,7 +144,7 @@ class Api:
             answer = await self._call("GET", resource, root, verb="discover")
         except NotFound:
             return False
-        return any(each["name"] == resource.plural for each in answer["resources"])
+        return any(api_resource["name"] == resource.plural for api_resource in answer["resources"])
 
     async def _call(
         self,
@@ -160,7 +160,7 @@ class Api:
     ) -> Manifest:
         # The path of a create does not say which object.
         name = (body or {}).get("metadata", {}).get("name") if method == "POST" else None
-        what = f"{method} {path} ({name})" if name else f"{method} {path}"
+        call = f"{method} {path} ({name})" if name else f"{method} {path}"
         address = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "Content-Type": content_type}
         for pause in (*_PAUSES, None):
@@ -170,9 +170,11 @@ class Api:
                 return manifest
             retriable = answer.status in {0, 401, 429} or answer.status >= 500
             if pause is None or not retriable:
-                raise _error(what, answer)
-            asked = answer.retry_after
-            await self._sleep(min(max(pause, float(asked) if asked and asked.isdigit() else 0.0), _LONGEST_PAUSE))
+                raise _error(call, answer)
+            retry_after = answer.retry_after
+            await self._sleep(
+                min(max(pause, float(retry_after) if retry_after and retry_after.isdigit() else 0.0), _LONGEST_PAUSE)
+            )
         raise AssertionError("the last try has ended the loop")
 
     async def _try(
@@ -217,7 +219,7 @@ def _parsed(text: bytes) -> Any:
         return {"reason": "NotJson", "message": text[:200].decode(errors="replace")}
 
 
-def _error(what: str, answer: ApiResponse) -> ApiError:
+def _error(call: str, answer: ApiResponse) -> ApiError:
     body = answer.body if isinstance(answer.body, Mapping) else {}
     error = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
-    return error(what, answer.status, body.get("reason", ""), body.get("message", ""))
+    return error(call, answer.status, body.get("reason", ""), body.get("message", ""))

@@ -33,7 +33,7 @@ class ResourceChanged(JoineryError):
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     key: ObjectKey
-    why: str
+    message: str
 
 
 class Applier:
@@ -64,23 +64,23 @@ class Applier:
         its answer is an error."""
         uid = uid_of(job)
         refused = self._refusals.get(uid, {}).values()
-        return "; ".join(each.why for each in refused if not self._is_child(each.key, uid))
+        return "; ".join(refusal.message for refusal in refused if not self._is_child(refusal.key, uid))
 
     def delete_refused(self, job: Manifest) -> Mapping[str, str]:
         """Which children of the job could not be deleted, by their uid, and the API server's answer. One that is gone
         or going by now does not count."""
         refused = self._undeleted.pop(uid_of(job), {})
-        if there := {uid: each for uid, each in refused.items() if self._stays(each.key, uid)}:
-            self._undeleted[uid_of(job)] = there
-        return {uid: each.why for uid, each in there.items()}
+        if remaining := {uid: refusal for uid, refusal in refused.items() if self._stays(refusal.key, uid)}:
+            self._undeleted[uid_of(job)] = remaining
+        return {uid: refusal.message for uid, refusal in remaining.items()}
 
     def _stays(self, key: ObjectKey, uid: str) -> bool:
-        found = self._cache.get(key)
-        return found is not None and uid_of(found) == uid and not found["metadata"].get("deletionTimestamp")
+        cached = self._cache.get(key)
+        return cached is not None and uid_of(cached) == uid and not cached["metadata"].get("deletionTimestamp")
 
     def _is_child(self, key: ObjectKey, uid: str) -> bool:
-        found = self._cache.get(key)
-        return found is not None and owner_uid(found) == uid
+        cached = self._cache.get(key)
+        return cached is not None and owner_uid(cached) == uid
 
     def has_news(self, job: Manifest) -> bool:
         """Whether answers since the last call told of the job's children what no watch reports any more: a watch brings
@@ -120,27 +120,30 @@ class Applier:
             self._news.add(uid_of(job))  # it may have run, and ended, by now
         except ApiError as error:
             if error.code in _REFUSED:
-                why = JoineryError(f"{key} cannot be created", facts=error.facts, todo=error.todo)
-                self._remember(job, key, str(why))
+                refusal_error = JoineryError(f"{key} cannot be created", facts=error.facts, todo=error.todo)
+                self._remember(job, key, str(refusal_error))
             raise
         self._refusals.get(uid_of(job), {}).pop(key.kind, None)
         self._cached(created, resource)
 
-    def _remember(self, job: Manifest, key: ObjectKey, why: str) -> None:
+    def _remember(self, job: Manifest, key: ObjectKey, message: str) -> None:
         """Remembers one refusal of a kind: an earlier one may be of a pod that nobody asks for any more."""
-        still = {uid: what for uid, what in self._refusals.items() if self._cache.by_uid(uid) is not None}
-        self._refusals = {**still, uid_of(job): {**still.get(uid_of(job), {}), key.kind: _Refusal(key, why)}}
+        remaining = {uid: refusals for uid, refusals in self._refusals.items() if self._cache.by_uid(uid) is not None}
+        self._refusals = {
+            **remaining,
+            uid_of(job): {**remaining.get(uid_of(job), {}), key.kind: _Refusal(key, message)},
+        }
 
     async def _patch(self, job: Manifest, resource: ApiResource, name: str, body: Manifest) -> None:
         namespace = job["metadata"]["namespace"]
-        known = self._cache.get(ObjectKey(resource.kind, namespace, name))
+        cached = self._cache.get(ObjectKey(resource.kind, namespace, name))
         try:
             patched = self._cached(await self._api.patch(resource, namespace, name, body), resource)
-            if known is None or known.get("status") != patched.get("status"):
+            if cached is None or cached.get("status") != patched.get("status"):
                 self._news.add(uid_of(job))  # of its kubelet
         except NotFound as error:
-            if known is not None:
-                self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(known))
+            if cached is not None:
+                self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(cached))
             raise ResourceChanged(
                 f"{resource.kind} {namespace}/{name} is gone", facts="before it could be repaired"
             ) from error
@@ -153,15 +156,15 @@ class Applier:
         try:
             deleted = await self._api.delete(resource, namespace, name, uid, grace_seconds)
         except NotFound:
-            self._gone(job, key, uid)
+            self._forget_deleted(job, key, uid)
             return
         except ApiError as error:
             if isinstance(error, Conflict) and not await self._still_there(key, uid):
-                self._gone(job, key, uid)
+                self._forget_deleted(job, key, uid)
                 return
             if was_answered(error):
-                why = JoineryError(f"{key} cannot be deleted", facts=error.facts, todo=error.todo)
-                self._undeleted.setdefault(uid_of(job), {})[uid] = _Refusal(key, str(why))
+                refusal_error = JoineryError(f"{key} cannot be deleted", facts=error.facts, todo=error.todo)
+                self._undeleted.setdefault(uid_of(job), {})[uid] = _Refusal(key, str(refusal_error))
             if isinstance(error, Conflict):
                 raise ResourceChanged(f"{key} was not deleted", facts=error.message) from error
             raise
@@ -170,21 +173,21 @@ class Applier:
         if metadata.get("deletionTimestamp") and metadata.get("resourceVersion"):
             self._cached(deleted, resource)
         else:
-            self._gone(job, key, uid)
+            self._forget_deleted(job, key, uid)
 
-    def _gone(self, job: Manifest, key: ObjectKey, uid: str) -> None:
+    def _forget_deleted(self, job: Manifest, key: ObjectKey, uid: str) -> None:
         self._cache.remove(key, uid)
         self._news.add(uid_of(job))
 
     async def _still_there(self, key: ObjectKey, uid: str) -> bool:
         """Looks at an object whose deletion met a conflict. Usually it is gone, and another one has its name by now."""
         try:
-            found = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
+            current = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
         except NotFound:
             return False
-        if uid_of(found) != uid:
+        if uid_of(current) != uid:
             return False
-        self._cached(found, BY_KIND[key.kind])
+        self._cached(current, BY_KIND[key.kind])
         return True
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
@@ -232,14 +235,14 @@ def completed(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:
     return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest, "metadata": metadata}
 
 
-def _refuse_others(job: Manifest, resource: ApiResource, found: Manifest) -> None:
-    owners = found["metadata"].get("ownerReferences", ())
+def _refuse_others(job: Manifest, resource: ApiResource, existing: Manifest) -> None:
+    owners = existing["metadata"].get("ownerReferences", ())
     if any(owner["uid"] == uid_of(job) for owner in owners):
         return
-    metadata = found["metadata"]
-    whose = ", ".join(f"{owner['kind']} {owner['name']} (uid {owner['uid']})" for owner in owners) or "nobody"
+    metadata = existing["metadata"]
+    owner_names = ", ".join(f"{owner['kind']} {owner['name']} (uid {owner['uid']})" for owner in owners) or "nobody"
     raise NameTaken(
         f"{resource.kind} {metadata['namespace']}/{metadata['name']} is not this job's",
-        facts=f"it is owned by {whose}, not by {job['kind']} {job['metadata']['name']} (uid {uid_of(job)})",
+        facts=f"it is owned by {owner_names}, not by {job['kind']} {job['metadata']['name']} (uid {uid_of(job)})",
         todo="Delete or rename it, or rename the job",
     )

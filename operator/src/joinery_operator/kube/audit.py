@@ -69,24 +69,26 @@ class Auditor:
     async def _audit(self, resource: ApiResource, namespace: str | None) -> None:
         answer = await self._api.list(resource, namespace, _selector(resource), metadata_only=True)
         listed = {key_of(item, resource.kind): version_of(item) for item in answer["items"]}
-        known = {
-            key: version_of(held)
+        cached_versions = {
+            key: version_of(cached)
             for key in self._cache.keys(resource.kind)
-            if namespace in (None, key.namespace) and (held := self._cache.get(key)) is not None
+            if namespace in (None, key.namespace) and (cached := self._cache.get(key)) is not None
         }
-        changed = [key for key, version in listed.items() if known.get(key, -1) < version]
+        changed = [key for key, version in listed.items() if cached_versions.get(key, -1) < version]
         # The list may come from the API server's cache, and be older than what a watch has delivered.
-        gone = [key for key, version in known.items() if key not in listed and version <= version_of(answer)]
-        for key in (*changed, *gone):
+        deleted = [
+            key for key, version in cached_versions.items() if key not in listed and version <= version_of(answer)
+        ]
+        for key in (*changed, *deleted):
             await self._put_right(resource, key)
 
     async def _put_right(self, resource: ApiResource, key: ObjectKey) -> None:
-        held = self._cache.get(key)
-        owner = self._cache.owner_of(held, key.kind) if held is not None else None
+        cached = self._cache.get(key)
+        owner = self._cache.owner_of(cached, key.kind) if cached is not None else None
         try:
             newest = await self._api.get(resource, key.namespace, key.name)
         except NotFound:
-            missed = held is not None and self._cache.remove(key, uid_of(held))
+            missed = cached is not None and self._cache.remove(key, uid_of(cached))
         else:
             # A child that lost the label by which it is listed still exists, unchanged.
             complete = completed(newest, resource)
@@ -97,8 +99,8 @@ class Auditor:
             _log.info("an audit found what no watch has reported", object=str(key), gone=self._cache.get(key) is None)
             if owner is not None:
                 self._due(owner)
-            if resource in OWNERS and held is not None and self._cache.by_uid(uid_of(held)) is None:
-                await self._ended(held)
+            if resource in OWNERS and cached is not None and self._cache.by_uid(uid_of(cached)) is None:
+                await self._ended(cached)
 
 
 def _selector(resource: ApiResource) -> str:

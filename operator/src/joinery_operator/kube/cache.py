@@ -68,10 +68,10 @@ class ObjectCache:
 
     def children(self, uid: str) -> Children:
         """The objects whose controller is the job or savepoint of this uid."""
-        found: dict[str, dict[str, Manifest]] = {child.kind: {} for child in ALL_CHILDREN}
+        by_kind: dict[str, dict[str, Manifest]] = {child.kind: {} for child in ALL_CHILDREN}
         for key in sorted(self._children.get(uid, ())):
-            found[key.kind][key.name] = self._objects[key]
-        return Children(*(found[child.kind] for child in ALL_CHILDREN))
+            by_kind[key.kind][key.name] = self._objects[key]
+        return Children(*(by_kind[child.kind] for child in ALL_CHILDREN))
 
     def owner_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
         """The job or savepoint to reconcile when this object changes: itself, or its controller."""
@@ -173,14 +173,14 @@ def _page(job: ObjectKey, settings: Settings) -> str | None:
 def savepoints_of(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
     """The savepoints of a job."""
     for key in cache.keys(SAVEPOINT.kind) if job.kind in JOB_KINDS else ():
-        found = cache.get(key)
-        if found is not None and key.namespace == job.namespace and _job_of(found) == (job.kind, job.name):
+        savepoint = cache.get(key)
+        if savepoint is not None and key.namespace == job.namespace and _job_of(savepoint) == (job.kind, job.name):
             yield key
 
 
 def _job_of(savepoint: Manifest) -> tuple[str, str]:
-    of = savepoint["spec"]["job"]
-    return of["kind"], of["name"]
+    job = savepoint["spec"]["job"]
+    return job["kind"], job["name"]
 
 
 def orphaned_drivers(job: Manifest, cache: ObjectCache) -> Mapping[str, Manifest]:
@@ -188,15 +188,15 @@ def orphaned_drivers(job: Manifest, cache: ObjectCache) -> Mapping[str, Manifest
     had ended. Looks for them before the first attempt only: going through every pod is too much for each reconcile."""
     if (job.get("status") or {}).get("driver") is not None:
         return {}
-    theirs = labels(job, "driver")
-    wanted = {name: theirs[name] for name in (JOB_LABEL, KIND_LABEL, ROLE_LABEL)}
+    driver_labels = labels(job, "driver")
+    identifying_labels = {name: driver_labels[name] for name in (JOB_LABEL, KIND_LABEL, ROLE_LABEL)}
     namespace = job["metadata"]["namespace"]
     pods = {key.name: cache.get(key) for key in cache.keys(POD.kind) if key.namespace == namespace}
     return {
         name: pod
         for name, pod in pods.items()
         if pod is not None
-        and wanted.items() <= (pod["metadata"].get("labels") or {}).items()
+        and identifying_labels.items() <= (pod["metadata"].get("labels") or {}).items()
         # A pod without an owner is never deleted, and nothing proves that it is a driver of this job.
         and owner_uid(pod) not in {None, uid_of(job)}
     }

@@ -130,26 +130,26 @@ class Controller:
     def _due(self, owner: ObjectKey) -> None:
         """Queues a job or savepoint that has changed, and what may depend on it: jobs of other kinds with its name,
         jobs whose pages would have its address, and the savepoints of a job that ends."""
-        found = self.cache.get(owner)
-        ends = found is None or found["metadata"].get("deletionTimestamp")
-        others = {*name_conflicts(owner, self.cache), *page_conflicts(owner, self.cache, self._settings)}
+        cached = self.cache.get(owner)
+        ends = cached is None or cached["metadata"].get("deletionTimestamp")
+        dependents = {*name_conflicts(owner, self.cache), *page_conflicts(owner, self.cache, self._settings)}
         if ends:
-            others.update(savepoints_of(owner, self.cache))
-        for key in (owner, *sorted(others)):
+            dependents.update(savepoints_of(owner, self.cache))
+        for key in (owner, *sorted(dependents)):
             self.feed.add(key)
 
-    async def _still_there(self, resource: ApiResource, gone: Manifest) -> Manifest | None:
-        metadata = gone["metadata"]
+    async def _still_there(self, resource: ApiResource, last_copy: Manifest) -> Manifest | None:
+        metadata = last_copy["metadata"]
         if metadata.get("deletionTimestamp"):
             return None
         try:
-            found = await self._api.get(resource, metadata["namespace"], metadata["name"])
+            current = await self._api.get(resource, metadata["namespace"], metadata["name"])
         except NotFound:
             return None
         except ApiError:
             # The next audit asks again.
-            return gone
-        return completed(found, resource) if uid_of(found) == uid_of(gone) else None
+            return last_copy
+        return completed(current, resource) if uid_of(current) == uid_of(last_copy) else None
 
     async def _work(self) -> None:
         while (key := await self.feed.take()) is not None:

@@ -63,9 +63,9 @@ class EventRecorder:
 
     def _allowed(self, uid: str) -> bool:
         now = self._now()
-        known = self._allowances.pop(uid, None) or _Allowance(_BURST, now)
-        gained = max((now - known.then).total_seconds(), 0.0) / _ANOTHER_SECONDS
-        tokens = min(known.tokens + gained, float(_BURST))
+        allowance = self._allowances.pop(uid, None) or _Allowance(_BURST, now)
+        gained = max((now - allowance.then).total_seconds(), 0.0) / _ANOTHER_SECONDS
+        tokens = min(allowance.tokens + gained, float(_BURST))
         allowed = tokens >= 1
         self._allowances[uid] = _Allowance(tokens - allowed, now)
         if len(self._allowances) > _REMEMBERED:

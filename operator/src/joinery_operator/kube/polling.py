@@ -71,7 +71,9 @@ def _answers(job: Manifest, status: Manifest) -> bool:
     if job["status"]["driver"].get("restore"):
         return False
     first = status.get("initContainerStatuses") or ()
-    migrates = any(each["name"] == MIGRATE_CONTAINER and "running" in (each.get("state") or {}) for each in first)
+    migrates = any(
+        container["name"] == MIGRATE_CONTAINER and "running" in (container.get("state") or {}) for container in first
+    )
     return status.get("phase") == "Running" or migrates
 
 
@@ -105,7 +107,7 @@ class Poller:
 
     async def round(self) -> None:
         """Asks every driver once, some at a time."""
-        asked = list(driver_endpoints(self._cache, self._port))
+        endpoints = list(driver_endpoints(self._cache, self._port))
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(target: DriverEndpoint) -> None:
@@ -116,9 +118,9 @@ class Poller:
             else:
                 self._reported(target, status)
 
-        await asyncio.gather(*(ask(target) for target in asked))
-        gone = {uid for uid in self._answers if self._cache.by_uid(uid) is None}
-        for uid in gone - {target.job_uid for target in asked}:
+        await asyncio.gather(*(ask(target) for target in endpoints))
+        deleted_uids = {uid for uid in self._answers if self._cache.by_uid(uid) is None}
+        for uid in deleted_uids - {target.job_uid for target in endpoints}:
             del self._answers[uid]
 
     async def _ask(self, address: str) -> DriverStatus | None:

@@ -89,12 +89,14 @@ async def serve(
     async with make_api(configuration, metrics) as api:
         usable = await check_environment(api, settings.namespaces, metrics)
         while True:
-            here = replace(settings, namespaces=usable)
-            watched = (*WATCHED, HTTP_ROUTE) if await watches_routes(api, here) else WATCHED
+            current_settings = replace(settings, namespaces=usable)
+            watched = (*WATCHED, HTTP_ROUTE) if await watches_routes(api, current_settings) else WATCHED
             excluded = [name for name in settings.namespaces if name not in usable]
-            async with Controller(here, api, reconcile, metrics, socket.gethostname(), watched=watched) as controller:
+            async with Controller(
+                current_settings, api, reconcile, metrics, socket.gethostname(), watched=watched
+            ) as controller:
                 _log.info("the operator works", namespaces=list(usable) or "all")
-                ended = await _watch(here, controller, log_in, regained(api, excluded, settings))
+                ended = await _watch(current_settings, controller, log_in, regained(api, excluded, settings))
             if ended is None:
                 break
             if isinstance(ended, Exception):
@@ -137,11 +139,11 @@ async def _without_forbidden(
 async def regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Waits until the operator has all of its rights again in some of these namespaces, and returns those: a namespace
     and the operator's role in it were created again."""
-    rights = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
+    permissions = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
     while True:
         await asyncio.sleep(REGAIN_SECONDS)
         try:
-            lacking = {namespace for namespace, _ in await _refused(api, excluded, rights)}
+            lacking = {namespace for namespace, _ in await _refused(api, excluded, permissions)}
         except ApiError as error:
             _log.warning("the rights in namespaces that are left out could not be asked for", error=str(error))
             continue
@@ -169,7 +171,7 @@ async def _watch(
 
     async def watch() -> None:
         """As `kopf.operator`, whose handlers forget a signal that comes while it stops for another reason."""
-        others = asyncio.all_tasks()
+        other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=registry(controller.on_watch_event, log_in, close, controller.watched),
             settings=kopf_settings(),
@@ -179,15 +181,15 @@ async def _watch(
             stop_flag=stop,
         )
         _at_signals(terminate)
-        await kopf.run_tasks(tasks, ignored=others)
+        await kopf.run_tasks(tasks, ignored=other_tasks)
 
     watching = asyncio.create_task(watch())
-    closing, found = asyncio.create_task(closed.wait()), asyncio.create_task(more)
+    closing, regaining = asyncio.create_task(closed.wait()), asyncio.create_task(more)
     ended: tuple[str, ...] | Exception | None = None
     try:
-        await asyncio.wait({watching, closing, found}, return_when=asyncio.FIRST_COMPLETED)
-        if found.done():
-            ended = found.result()
+        await asyncio.wait({watching, closing, regaining}, return_when=asyncio.FIRST_COMPLETED)
+        if regaining.done():
+            ended = regaining.result()
             stop.set()
         # kopf 1.45 may then wait for ever for a login from a part of it that has ended.
         await asyncio.wait_for(watching, _KOPF_STOP_SECONDS)
@@ -196,7 +198,7 @@ async def _watch(
             _log.exception("the watches have ended")
             ended = error
     finally:
-        for task in (closing, found, watching):
+        for task in (closing, regaining, watching):
             task.cancel()
     if terminated.is_set():
         return None
@@ -246,7 +248,7 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
     if missing:
         raise EnvironmentProblem(
             "Joinery's CustomResourceDefinitions are missing",
-            facts=", ".join(f"{each.plural}.{each.group} ({each.version})" for each in missing),
+            facts=", ".join(f"{owner.plural}.{owner.group} ({owner.version})" for owner in missing),
             todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
         )
     return await _check_rights(api, namespaces, metrics)
@@ -255,20 +257,20 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
 async def watches_routes(api: Api, settings: Settings) -> bool:
     """Whether HTTPRoutes are watched: if the installation wants them, and otherwise if that is possible, so that those
     of an earlier setting are deleted. Raises EnvironmentProblem."""
-    served, wanted = await api.served(HTTP_ROUTE), bool(settings.page_route)
-    if wanted and not served:
+    served, required = await api.served(HTTP_ROUTE), bool(settings.page_route)
+    if required and not served:
         raise EnvironmentProblem(
             "The Gateway API's definitions are missing",
             facts=f"{HTTP_ROUTE.plural}.{HTTP_ROUTE.group} ({HTTP_ROUTE.version})",
             todo="Install the Gateway API, or turn jobPage.httpRoute of the chart off",
         )
-    asked = (settings.namespaces or (None,)) if served else ()
-    refused = dict.fromkeys(namespace for namespace, _ in await _refused(api, asked, ROUTE_PERMISSIONS))
-    if wanted and refused:
-        places = ", ".join(map(_place, refused))
+    namespaces = (settings.namespaces or (None,)) if served else ()
+    refused = dict.fromkeys(namespace for namespace, _ in await _refused(api, namespaces, ROUTE_PERMISSIONS))
+    if required and refused:
+        scopes = ", ".join(map(_scope_text, refused))
         raise EnvironmentProblem(
             "The operator's service account lacks rights",
-            facts=f"{', '.join(_OF_CHILDREN)} {HTTP_ROUTE.plural}.{HTTP_ROUTE.group} in {places}",
+            facts=f"{', '.join(_OF_CHILDREN)} {HTTP_ROUTE.plural}.{HTTP_ROUTE.group} in {scopes}",
             todo="Bind it to the chart's role there, or turn jobPage.httpRoute of the chart off",
         )
     return served and not refused
@@ -280,7 +282,7 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
     refused = await _refused(api, namespaces or (None,), PERMISSIONS)
     lacking = Counter(namespace for namespace, _ in refused)
     usable = tuple(name for name in dict.fromkeys(namespaces) if lacking[name] < len(PERMISSIONS))
-    needed = [f"{right} in {_place(name)}" for name, right in refused if not usable or name in usable]
+    needed = [f"{permission} in {_scope_text(name)}" for name, permission in refused if not usable or name in usable]
     if needed:
         raise EnvironmentProblem(
             "The operator's service account lacks rights",
@@ -301,15 +303,18 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
 
 
 async def _refused(
-    api: Api, namespaces: Sequence[str | None], rights: Sequence[Permission]
+    api: Api, namespaces: Sequence[str | None], permissions: Sequence[Permission]
 ) -> list[tuple[str | None, Permission]]:
     """Which of these rights the operator lacks, and where (None: in all namespaces). Raises ApiError."""
-    asked = [(namespace, right) for namespace in namespaces for right in rights]
+    requirements = [(namespace, permission) for namespace in namespaces for permission in permissions]
     answers = await asyncio.gather(
-        *(api.may(right.resource, namespace, right.verb, right.subresource) for namespace, right in asked)
+        *(
+            api.may(permission.resource, namespace, permission.verb, permission.subresource)
+            for namespace, permission in requirements
+        )
     )
-    return [each for each, allowed in zip(asked, answers, strict=True) if not allowed]
+    return [requirement for requirement, allowed in zip(requirements, answers, strict=True) if not allowed]
 
 
-def _place(namespace: str | None) -> str:
+def _scope_text(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"

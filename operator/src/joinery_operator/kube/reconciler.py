@@ -51,8 +51,8 @@ _TOLD = (ApiError, NameTaken, ResourceChanged)
 
 
 def _template_names(job: object) -> frozenset[str]:
-    found = (_inside(job, "spec", "spark", part, "podTemplate", "name") for part in ("driver", "executor"))
-    return frozenset(name for name in found if isinstance(name, str))
+    names = (_inside(job, "spec", "spark", part, "podTemplate", "name") for part in ("driver", "executor"))
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 @lru_cache(maxsize=_CACHED)
@@ -81,25 +81,25 @@ class PodTemplateCache:
         self._clock = clock
         self._cached: OrderedDict[tuple[str, str], tuple[float, Manifest | None]] = OrderedDict()
 
-    async def of(self, job: Manifest, children: Children) -> Mapping[str, Manifest | None]:
+    async def templates_of(self, job: Manifest, children: Children) -> Mapping[str, Manifest | None]:
         """The ConfigMaps named in `podTemplate` fields of the resource and of its revisions, by name; None: there is no
         ConfigMap of that name."""
-        revisions = ((each.get("data") or {}).get(JOB_FILE, "") for each in children.config_maps.values())
+        revisions = ((config_map.get("data") or {}).get(JOB_FILE, "") for config_map in children.config_maps.values())
         names = _template_names(job).union(*(_template_names_in(text) for text in revisions))
         return {name: await self._get(job["metadata"]["namespace"], name) for name in sorted(names)}
 
     async def _get(self, namespace: str, name: str) -> Manifest | None:
-        read, found = self._cached.get((namespace, name), (float("-inf"), None))
+        read, template = self._cached.get((namespace, name), (float("-inf"), None))
         if self._clock() - read < _CACHE_SECONDS:
-            return found
+            return template
         try:
-            found = await self._api.get(CONFIG_MAP, namespace, name)
+            template = await self._api.get(CONFIG_MAP, namespace, name)
         except NotFound:
-            found = None
-        self._cached[namespace, name] = (self._clock(), found)
+            template = None
+        self._cached[namespace, name] = (self._clock(), template)
         if len(self._cached) > _CACHED:
             self._cached.popitem(last=False)
-        return found
+        return template
 
 
 class Observer:
@@ -131,8 +131,8 @@ class Observer:
         savepoint = self._cache.get(key)
         if savepoint is None:
             return None
-        of = savepoint["spec"]["job"]
-        job = await self._observe_job(ObjectKey(of["kind"], key.namespace, of["name"]), applier)
+        job_ref = savepoint["spec"]["job"]
+        job = await self._observe_job(ObjectKey(job_ref["kind"], key.namespace, job_ref["name"]), applier)
         savepoint = self._cache.get(key) or savepoint
         return ObservedSavepoint(
             resource=savepoint,
@@ -148,7 +148,7 @@ class Observer:
         job = self._cache.get(key)
         if job is None:
             return None
-        templates = await self._templates.of(job, self._cache.children(uid_of(job)))
+        templates = await self._templates.templates_of(job, self._cache.children(uid_of(job)))
         executors = await self._executors(job) if waits_for_executors(self._poller.last_of(job)) else {}
         # Nothing is awaited between here and the decision, so that all observations are from one moment.
         job = self._cache.get(key) or job
@@ -174,7 +174,7 @@ class Observer:
         return {pod["metadata"]["name"]: pod for pod in answer["items"]}
 
     def _all(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
-        return tuple(found for each in keys if (found := self._cache.get(each)))
+        return tuple(manifest for key in keys if (manifest := self._cache.get(key)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class JobReconciler:
         undone: list[Action] = []
         failure: JoineryError | None = None
         for action in decision.actions:
-            if any(_needs(action, each) for each in undone):
+            if any(_needs(action, undone_action) for undone_action in undone):
                 undone.append(action)
                 continue
             try:
@@ -264,7 +264,7 @@ class JobReconciler:
                 undone.append(action)
                 await self._report(job, key, error)
             else:
-                _log.info("done", job=str(key), action=type(action).__name__, what=_what(action))
+                _log.info("done", job=str(key), action=type(action).__name__, what=_action_text(action))
         # They are about the status, which is written: the next reconcile does not tell them again.
         for event in decision.events:
             await self._recorder.record(job, event)
@@ -296,11 +296,11 @@ def _needs(action: Action, undone: Action) -> bool:
             return (undone.kind, undone.name) == (kind, name)
         case Create(manifest) if kind == "Pod" and manifest["kind"] == "ConfigMap":
             volumes = action.manifest["spec"].get("volumes") or ()
-            return any(_inside(each, "configMap", "name") == manifest["metadata"]["name"] for each in volumes)
+            return any(_inside(volume, "configMap", "name") == manifest["metadata"]["name"] for volume in volumes)
     return False
 
 
-def _what(action: object) -> str:
+def _action_text(action: object) -> str:
     manifest = getattr(action, "manifest", None)
     if manifest is not None:
         return f"{manifest['kind']} {manifest['metadata']['name']}"

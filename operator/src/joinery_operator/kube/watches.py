@@ -23,17 +23,17 @@ async def load_connection(kubeconfig: Path | None) -> Configuration:
     """Loads the given kubeconfig (or `$KUBECONFIG`), else the pod's service account. In a pod the token is read again
     every minute. Raises EnvironmentProblem."""
     configuration = Configuration()
-    given = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
+    config_file = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
     try:
-        if given:
-            await load_kube_config(config_file=given, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        if config_file:
+            await load_kube_config(config_file=config_file, client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError) as error:
-        place = f"kubeconfig {given}" if given else "not in a pod, and no kubeconfig is given"
+        source = f"kubeconfig {config_file}" if config_file else "not in a pod, and no kubeconfig is given"
         raise EnvironmentProblem(
             "The operator cannot log in to Kubernetes",
-            facts=f"{place}: {error}",
+            facts=f"{source}: {error}",
             todo="Run it in a cluster with a service account, or name a kubeconfig with --kubeconfig",
         ) from error
     return configuration
@@ -72,19 +72,19 @@ def registry(
 ) -> kopf.OperatorRegistry:
     """kopf's registry. `on_event` gets each event: the kind, the object, whether it is gone. `stop` is called after the
     last event."""
-    made = kopf.OperatorRegistry()
+    operator_registry = kopf.OperatorRegistry()
 
-    @kopf.on.login(registry=made)
+    @kopf.on.login(registry=operator_registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await log_in()
 
-    @kopf.on.cleanup(registry=made)
+    @kopf.on.cleanup(registry=operator_registry)
     async def cleanup(**_: Any) -> None:
         await stop()
 
     for resource in watched:
-        _watch(made, resource, on_event)
-    return made
+        _watch(operator_registry, resource, on_event)
+    return operator_registry
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -98,10 +98,10 @@ def kopf_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def _watch(made: kopf.OperatorRegistry, resource: ApiResource, on_event: OnWatchEvent) -> None:
+def _watch(operator_registry: kopf.OperatorRegistry, resource: ApiResource, on_event: OnWatchEvent) -> None:
     async def handler(event: Any, **_: Any) -> None:
         await on_event(resource, cast(Manifest, event["object"]), event["type"] == "DELETED")
 
-    kopf.on.event(resource.group, resource.version, resource.plural, registry=made, id=f"{resource.plural}-event")(
-        handler
-    )
+    kopf.on.event(
+        resource.group, resource.version, resource.plural, registry=operator_registry, id=f"{resource.plural}-event"
+    )(handler)

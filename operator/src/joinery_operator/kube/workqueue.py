@@ -25,7 +25,7 @@ class WorkQueue(Generic[K]):
     def __init__(self) -> None:
         self._ready: dict[K, None] = {}
         self._running: dict[K, float] = {}
-        self._again: set[K] = set()
+        self._rerun: set[K] = set()
         self._due: dict[K, float] = {}
         self._timers: list[tuple[float, int, K]] = []
         self._number = count()
@@ -34,7 +34,7 @@ class WorkQueue(Generic[K]):
     def add(self, key: K) -> None:
         """Queues a run for as soon as a worker is free."""
         if key in self._running:
-            self._again.add(key)
+            self._rerun.add(key)
         else:
             self._ready.setdefault(key)
 
@@ -89,8 +89,8 @@ class WorkQueue(Generic[K]):
 
     def _release(self, key: K) -> None:
         self._running.pop(key, None)
-        if key in self._again:
-            self._again.discard(key)
+        if key in self._rerun:
+            self._rerun.discard(key)
             self._ready.setdefault(key)
 
 

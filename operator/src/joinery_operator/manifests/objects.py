@@ -48,10 +48,10 @@ def config_map(revision: JobRevision) -> Manifest:
     }
 
 
-def stored_job(found: Manifest | None, kind: ResourceKind, resource: Manifest) -> tuple[Any, Manifest] | None:
+def stored_job(config_map: Manifest | None, kind: ResourceKind, resource: Manifest) -> tuple[Any, Manifest] | None:
     """The job in a revision's ConfigMap, and the resource as it was then; None if the ConfigMap is gone, or this
     release cannot use it."""
-    text = (found or {}).get("data", {}).get(JOB_FILE)
+    text = (config_map or {}).get("data", {}).get(JOB_FILE)
     if text is None:
         return None
     try:
@@ -73,11 +73,11 @@ def stored_templates(config_map: Manifest | None) -> PodTemplates | None:
     return templates if isinstance(templates, Mapping) else None
 
 
-def stored_service_account(found: Manifest | None) -> str | None:
+def stored_service_account(config_map: Manifest | None) -> str | None:
     """The service account that a revision's pods run as: its job need not name one, and only the operator knows the
     installation's. None if the ConfigMap is gone, or this release cannot use it."""
     try:
-        template: Any = from_yaml((found or {})["data"][EXECUTOR_FILE])
+        template: Any = from_yaml((config_map or {})["data"][EXECUTOR_FILE])
         return str(template["spec"]["serviceAccountName"])
     except (YAMLError, KeyError, TypeError):
         return None
@@ -160,19 +160,19 @@ def page_url(resource: Manifest, settings: Settings) -> str | None:
 
 def page_ingress(resource: Manifest, settings: Settings) -> Manifest:
     """The Ingress from `page_url` to the driver's status port, which serves the page under any path."""
-    names, given = ChildNames(resource), json.loads(settings.page_ingress)
+    names, ingress_settings = ChildNames(resource), json.loads(settings.page_ingress)
     address = urlsplit(page_url(resource, settings) or "")
     backend = {"service": {"name": names.service, "port": {"name": "status"}}}
     paths = [{"path": address.path, "pathType": "Prefix", "backend": backend}]
     spec: dict[str, Any] = {"rules": [{"host": address.netloc, "http": {"paths": paths}}]}
-    if given.get("className"):
-        spec["ingressClassName"] = given["className"]
-    if given.get("tlsSecretName"):
-        spec["tls"] = [{"hosts": [address.netloc], "secretName": given["tlsSecretName"]}]
+    if ingress_settings.get("className"):
+        spec["ingressClassName"] = ingress_settings["className"]
+    if ingress_settings.get("tlsSecretName"):
+        spec["tls"] = [{"hosts": [address.netloc], "secretName": ingress_settings["tlsSecretName"]}]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "Ingress",
-        "metadata": _page_metadata(resource, given),
+        "metadata": _page_metadata(resource, ingress_settings),
         "spec": spec,
     }
 
@@ -180,7 +180,7 @@ def page_ingress(resource: Manifest, settings: Settings) -> Manifest:
 def page_route(resource: Manifest, settings: Settings) -> Manifest:
     """The same through a Gateway, which has the certificate. Spells out the defaults that the API server would fill
     in."""
-    names, given = ChildNames(resource), json.loads(settings.page_route)
+    names, route_settings = ChildNames(resource), json.loads(settings.page_route)
     address = urlsplit(page_url(resource, settings) or "")
     gateway = {"group": "gateway.networking.k8s.io", "kind": "Gateway"}
     backend = {"group": "", "kind": "Service", "name": names.service, "port": STATUS_PORT, "weight": 1}
@@ -188,21 +188,21 @@ def page_route(resource: Manifest, settings: Settings) -> Manifest:
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": _page_metadata(resource, given),
+        "metadata": _page_metadata(resource, route_settings),
         "spec": {
-            "parentRefs": [{**gateway, **parent} for parent in given["parentRefs"]],
+            "parentRefs": [{**gateway, **parent} for parent in route_settings["parentRefs"]],
             "hostnames": [address.netloc],
             "rules": [{"matches": [{"path": path}], "backendRefs": [backend]}],
         },
     }
 
 
-def _page_metadata(resource: Manifest, given: Mapping[str, Any]) -> Manifest:
+def _page_metadata(resource: Manifest, page_settings: Mapping[str, Any]) -> Manifest:
     return {
         "name": ChildNames(resource).page,
         "namespace": resource["metadata"]["namespace"],
         "labels": labels(resource, "page"),
-        "annotations": given.get("annotations") or {},
+        "annotations": page_settings.get("annotations") or {},
         "ownerReferences": [owner_reference(resource)],
     }
 
@@ -212,52 +212,57 @@ def _port(name: str, number: int) -> Manifest:
     return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
 
 
-def drifted(expected: Manifest, found: Manifest) -> Patch | None:
-    """The merge patch that turns `found` into `expected`; None if nothing differs. What others added stays, except in a
-    selector, where it would change what is selected. Only labels, annotations, owner, and the spec of a Service,
-    NetworkPolicy, Ingress or HTTPRoute can be repaired: nearly all of a pod is immutable, and so is a ConfigMap.
+def drifted(expected: Manifest, actual: Manifest) -> Patch | None:
+    """Returns the merge patch that turns `actual` into `expected`; None if nothing differs. What others added stays,
+    except in a selector, where it would change what is selected. Only labels, annotations, owner, and the spec of a
+    Service, NetworkPolicy, Ingress or HTTPRoute can be repaired: nearly all of a pod is immutable, and so is a
+    ConfigMap.
     """
     metadata: dict[str, Any] = {}
-    if changed := _missing(expected["metadata"]["labels"], found["metadata"].get("labels") or {}):
+    if changed := _missing(expected["metadata"]["labels"], actual["metadata"].get("labels") or {}):
         metadata["labels"] = changed
-    if changed := _missing(expected["metadata"].get("annotations", {}), found["metadata"].get("annotations") or {}):
+    if changed := _missing(expected["metadata"].get("annotations", {}), actual["metadata"].get("annotations") or {}):
         metadata["annotations"] = changed
     owner = expected["metadata"]["ownerReferences"][0]
-    owners = found["metadata"].get("ownerReferences") or []
+    owners = actual["metadata"].get("ownerReferences") or []
     if owner not in owners:
         # Only one owner may be the controller.
-        others = (each for each in owners if each.get("uid") != owner["uid"] and not each.get("controller"))
-        metadata["ownerReferences"] = [owner, *others]
+        other_owners = (
+            reference
+            for reference in owners
+            if reference.get("uid") != owner["uid"] and not reference.get("controller")
+        )
+        metadata["ownerReferences"] = [owner, *other_owners]
     body: dict[str, Any] = {"metadata": metadata} if metadata else {}
-    spec = found.get("spec") or {}
+    spec = actual.get("spec") or {}
     if expected["kind"] == "Service" and (changed := _changes(expected["spec"], spec, "selector")):
         body["spec"] = changed
     if expected["kind"] == "NetworkPolicy" and (changed := _changes(expected["spec"], spec, "podSelector")):
         body["spec"] = changed
     # A cluster may fill in its own class.
-    there = {key: value for key, value in spec.items() if key != "ingressClassName" or key in expected["spec"]}
-    if expected["kind"] in {"Ingress", "HTTPRoute"} and there != expected["spec"]:
-        body["spec"] = {**{key: None for key in there if key not in expected["spec"]}, **expected["spec"]}
+    actual_spec = {key: value for key, value in spec.items() if key != "ingressClassName" or key in expected["spec"]}
+    if expected["kind"] in {"Ingress", "HTTPRoute"} and actual_spec != expected["spec"]:
+        body["spec"] = {**{key: None for key in actual_spec if key not in expected["spec"]}, **expected["spec"]}
     return Patch(expected["kind"], expected["metadata"]["name"], body) if body else None
 
 
-def _missing(wanted: Manifest, there: Manifest) -> dict[str, Any]:
-    return {key: value for key, value in wanted.items() if there.get(key) != value}
+def _missing(expected: Manifest, actual: Manifest) -> dict[str, Any]:
+    return {key: value for key, value in expected.items() if actual.get(key) != value}
 
 
-def _changes(wanted: Manifest, there: Manifest, selector: str) -> dict[str, Any]:
-    changed = _missing({key: value for key, value in wanted.items() if key != selector}, there)
-    found = there.get(selector) or {}
-    if wanted[selector] != found:
-        changed[selector] = _replacing(wanted[selector], found)
+def _changes(expected: Manifest, actual: Manifest, selector: str) -> dict[str, Any]:
+    changed = _missing({key: value for key, value in expected.items() if key != selector}, actual)
+    actual_selector = actual.get(selector) or {}
+    if expected[selector] != actual_selector:
+        changed[selector] = _replacing(expected[selector], actual_selector)
     return changed
 
 
-def _replacing(wanted: Manifest, there: Manifest) -> dict[str, Any]:
-    """The merge patch that leaves exactly `wanted`: it removes other keys by null, and recurses into mappings."""
+def _replacing(expected: Manifest, actual: Manifest) -> dict[str, Any]:
+    """The merge patch that leaves exactly `expected`: it removes other keys by null, and recurses into mappings."""
     nested = {
-        key: _replacing(value, there[key])
-        for key, value in wanted.items()
-        if isinstance(value, Mapping) and isinstance(there.get(key), Mapping)
+        key: _replacing(value, actual[key])
+        for key, value in expected.items()
+        if isinstance(value, Mapping) and isinstance(actual.get(key), Mapping)
     }
-    return {**{key: None for key in there if key not in wanted}, **wanted, **nested}
+    return {**{key: None for key in actual if key not in expected}, **expected, **nested}

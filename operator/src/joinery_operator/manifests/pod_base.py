@@ -71,26 +71,26 @@ KEY_ENV = {"name": "JOINERY_KEY_FOLDER", "value": _KEY_FOLDER}
 
 def placed(part: DriverSpec) -> dict[str, Any]:
     """The fields of a pod's spec that say where it may run."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if part.node_selector:
-        found["nodeSelector"] = dict(part.node_selector)
+        fields["nodeSelector"] = dict(part.node_selector)
     if part.tolerations:
-        found["tolerations"] = [
-            each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in part.tolerations
+        fields["tolerations"] = [
+            toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in part.tolerations
         ]
-    return found
+    return fields
 
 
 def identity(spark: SparkSpec, settings: Settings, *, token: bool) -> dict[str, Any]:
     """The fields of a pod's spec that say who it runs as. It can talk to the API server only with `token`."""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "serviceAccountName": spark.service_account or settings.service_account,
         "automountServiceAccountToken": token,
         "securityContext": POD_SECURITY,
     }
     if spark.image_pull_secrets:
-        found["imagePullSecrets"] = [{"name": secret.name} for secret in spark.image_pull_secrets]
-    return found
+        fields["imagePullSecrets"] = [{"name": secret.name} for secret in spark.image_pull_secrets]
+    return fields
 
 
 def field_env(**paths: str) -> list[dict[str, Any]]:
@@ -131,14 +131,14 @@ def _volume(secret: str) -> str:
 
 def _names(value: object) -> Iterator[str]:
     if isinstance(value, BaseModel):
-        for field, each in value:
-            if field.endswith("secret_ref") and isinstance(each, SecretRef):
-                yield each.name
+        for field, field_value in value:
+            if field.endswith("secret_ref") and isinstance(field_value, SecretRef):
+                yield field_value.name
             else:
-                yield from _names(each)
+                yield from _names(field_value)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _names(each)
+        for element in value:
+            yield from _names(element)
 
 
 _POD_LISTS = {"volumes": "name", "imagePullSecrets": "name"}
@@ -148,25 +148,25 @@ _CONTAINERS = ("containers", "initContainers")
 _OURS = {"command", "args", "startupProbe", "livenessProbe", "readinessProbe"}
 
 
-def template_of(ref: TemplateRef | None, templates: PodTemplates, place: str) -> Manifest:
-    """The pod in a template; empty without a reference. `place` is the reference's path in the resource, for messages.
-    Raises ManifestError if there is no such ConfigMap or key, or if it does not hold a pod."""
+def template_of(ref: TemplateRef | None, templates: PodTemplates, ref_path: str) -> Manifest:
+    """Returns the pod in a template; empty without a reference. `ref_path` is the reference's path in the resource, for
+    messages. Raises ManifestError if there is no such ConfigMap or key, or if it does not hold a pod."""
     if ref is None:
         return {}
     where = f"ConfigMap {ref.name}, key {ref.key}"
-    found = templates.get(ref.name)
-    if found == WITHOUT_TEMPLATE:
+    config_map = templates.get(ref.name)
+    if config_map == WITHOUT_TEMPLATE:
         return {}
-    if found is None:
-        todo = f"Create it in the job's namespace with the key {ref.key}, or correct {place}"
+    if config_map is None:
+        todo = f"Create it in the job's namespace with the key {ref.key}, or correct {ref_path}"
         raise ManifestError(
-            "A pod template is missing", facts=f"there is no ConfigMap {ref.name}, named by {place}", todo=todo
+            "A pod template is missing", facts=f"there is no ConfigMap {ref.name}, named by {ref_path}", todo=todo
         )
-    text = (found.get("data") or {}).get(ref.key)
+    text = (config_map.get("data") or {}).get(ref.key)
     if text is None:
-        keys = ", ".join(sorted(found.get("data") or {})) or "none"
+        keys = ", ".join(sorted(config_map.get("data") or {})) or "none"
         raise ManifestError(
-            "A pod template is missing", facts=f"{where}: its keys are {keys}", todo=f"Correct {place}.key"
+            "A pod template is missing", facts=f"{where}: its keys are {keys}", todo=f"Correct {ref_path}.key"
         )
     try:
         pod = from_yaml(text)
@@ -196,56 +196,69 @@ def named_templates(spark: SparkSpec, templates: PodTemplates) -> dict[str, Mani
     return dict(named)
 
 
-def merged_pod(template: Manifest, ours: Manifest, *, main: str, extra_containers: bool) -> dict[str, Any]:
-    """Lays `ours` over the template. `main` is the name of our container. The template's other containers come after
-    it; without `extra_containers`, for a pod that must end by itself, they are omitted."""
+def merged_pod(template: Manifest, operator_pod: Manifest, *, main: str, extra_containers: bool) -> dict[str, Any]:
+    """Lays `operator_pod` over the template. `main` is the name of the operator's container. The template's other
+    containers come after it; without `extra_containers`, for a pod that must end by itself, they are omitted."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
-    theirs = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
-    mine = {key: value for key, value in ours["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)}
-    merged: dict[str, Any] = _over(theirs, mine)
+    template_fields = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
+    operator_fields = {
+        key: value for key, value in operator_pod["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)
+    }
+    merged: dict[str, Any] = _over(template_fields, operator_fields)
     for key, name in _POD_LISTS.items():
-        if both := by_key(spec.get(key) or (), ours["spec"].get(key, ()), name):
+        if both := by_key(spec.get(key) or (), operator_pod["spec"].get(key, ()), name):
             merged[key] = both
-    tolerations = [*ours["spec"].get("tolerations", ()), *(spec.get("tolerations") or ())]
+    tolerations = [*operator_pod["spec"].get("tolerations", ()), *(spec.get("tolerations") or ())]
     if tolerations:
         merged["tolerations"] = tolerations
     containers = spec.get("containers") or ()
-    others = [each for each in containers if each["name"] != main] if extra_containers else []
-    merged["containers"] = [_main(containers, ours["spec"]["containers"][0]), *others]
+    extra = [container for container in containers if container["name"] != main] if extra_containers else []
+    merged["containers"] = [_main(containers, operator_pod["spec"]["containers"][0]), *extra]
     if initial := spec.get("initContainers"):
         merged["initContainers"] = list(initial)
-    about = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _over(about, ours["metadata"]), "spec": merged}
+    template_metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _over(template_metadata, operator_pod["metadata"]),
+        "spec": merged,
+    }
 
 
-def merged_container(template: Manifest, ours: Manifest) -> dict[str, Any]:
-    """Lays our container over the template's container of the same name."""
-    theirs = {key: value for key, value in template.items() if key not in _OURS}
-    merged = _over(theirs, ours)
+def merged_container(template: Manifest, operator_container: Manifest) -> dict[str, Any]:
+    """Lays the operator's container over the template's container of the same name."""
+    template_fields = {key: value for key, value in template.items() if key not in _OURS}
+    merged = _over(template_fields, operator_container)
     for key, name in _CONTAINER_LISTS.items():
-        if both := by_key(theirs.get(key) or (), ours.get(key, ()), name):
+        if both := by_key(template_fields.get(key) or (), operator_container.get(key, ()), name):
             merged[key] = both
-    if "resources" in ours:
-        merged["resources"] = _over(theirs.get("resources") or {}, ours["resources"])
+    if "resources" in operator_container:
+        merged["resources"] = _over(template_fields.get("resources") or {}, operator_container["resources"])
     return merged
 
 
-def by_key(theirs: Sequence[Manifest], ours: Sequence[Manifest], key: str) -> list[Manifest]:
-    """Our entries first, so that later ones may refer to them; then their entries with other names."""
-    taken = {each.get(key) for each in ours}
-    return [*ours, *(each for each in theirs if each.get(key) not in taken)]
+def by_key(template_entries: Sequence[Manifest], operator_entries: Sequence[Manifest], key: str) -> list[Manifest]:
+    """Returns the operator's entries first, so that later ones may refer to them, then the template's entries with
+    other names."""
+    operator_keys = {operator_entry.get(key) for operator_entry in operator_entries}
+    return [
+        *operator_entries,
+        *(template_entry for template_entry in template_entries if template_entry.get(key) not in operator_keys),
+    ]
 
 
-def _main(theirs: Sequence[Manifest], ours: Manifest) -> dict[str, Any]:
-    template = next((each for each in theirs if each["name"] == ours["name"]), {})
-    return merged_container(template, ours)
+def _main(template_containers: Sequence[Manifest], operator_container: Manifest) -> dict[str, Any]:
+    template = next(
+        (container for container in template_containers if container["name"] == operator_container["name"]), {}
+    )
+    return merged_container(template, operator_container)
 
 
-def _over(theirs: Manifest, ours: Manifest) -> dict[str, Any]:
-    """Our fields, plus entries of mappings that only theirs have. Merges one level only: half of a capability list, a
-    seccomp profile or a probe does not mean the same as the whole."""
-    merged = dict(theirs)
-    for key, value in ours.items():
+def _over(template_fields: Manifest, operator_fields: Manifest) -> dict[str, Any]:
+    """Returns the operator's fields, plus entries of mappings that only the template has. Merges one level only: half
+    of a capability list, a seccomp profile or a probe does not mean the same as the whole."""
+    merged = dict(template_fields)
+    for key, value in operator_fields.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
             merged[key] = {**below, **value}

@@ -68,11 +68,11 @@ def driver_pod(
     *,
     executors: int | None = None,
     migrate: str | None = None,
-    anew: bool = False,
+    abandon_state: bool = False,
 ) -> Manifest:
     """The pod of one attempt. `scale` is the scale asked for now (None: the revision's); `executors` is the number that
     the driver before it had asked Spark for. `migrate` names the savepoint that is pinned before the state is migrated
-    (`anew`: abandoned). Raises ManifestError."""
+    (`abandon_state`: abandoned). Raises ManifestError."""
     settings, scale = revision.settings, scale or scale_of(revision.job)
     container = {
         **_container(revision),
@@ -103,7 +103,7 @@ def driver_pod(
     pod["spec"]["volumes"].append(_SCALE_VOLUME)
     pod["metadata"].setdefault("annotations", {}).update(scale_annotation(scale))
     if migrate is not None:
-        arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if anew else [])]
+        arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if abandon_state else [])]
         pod["spec"].setdefault("initContainers", []).append(_migrate(pod["spec"]["containers"][0], arguments))
     return pod
 
@@ -175,7 +175,7 @@ def _pod(
     owner: Manifest | None = None,
 ) -> dict[str, Any]:
     resource, spark = revision.resource, revision.job.spec.spark
-    ours = {
+    operator_pod = {
         "metadata": {
             "name": name,
             "namespace": resource["metadata"]["namespace"],
@@ -198,7 +198,7 @@ def _pod(
     }
     template = template_of(spark.driver.pod_template, revision.templates, "spec.spark.driver.podTemplate")
     # Containers beside ours need not end, but all pods except a driver's have to.
-    return merged_pod(template, ours, main=MAIN_CONTAINER, extra_containers=runs_spark)
+    return merged_pod(template, operator_pod, main=MAIN_CONTAINER, extra_containers=runs_spark)
 
 
 def _container(revision: JobRevision) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def forbidden(revision: JobRevision) -> Iterator[Problem]:
     """Yield what a job asks for without being allowed to, each with its path in the resource and its value. Raises
     ManifestError if a pod template cannot be read."""
     allowed, spark = allowed_by(revision.settings.jobs_allow), revision.job.spec.spark
-    ours = revision.settings.runtime_image
-    if spark.image and not _any(allowed.images, spark.image) and _repository(spark.image) != _repository(ours):
+    default_image = revision.settings.runtime_image
+    if spark.image and not _any(allowed.images, spark.image) and _repository(spark.image) != _repository(default_image):
         yield _problem("spec.spark.image", spark.image, "images")
     account = spark.service_account
     if account and account != revision.settings.service_account and not _any(allowed.service_accounts, account):
@@ -259,8 +259,8 @@ def _restricted(name: str, value: object) -> bool:
 def _mounts_ours(path: str, value: object, volumes: Collection[str]) -> bool:
     """Whether a template mounts a volume of the operator's, such as that of the exchange's key."""
     volume = str(value)
-    ours = volume not in volumes or volume in _OUR_VOLUMES or volume.startswith("secret-")
-    return _MOUNTED.fullmatch(path) is not None and ours
+    is_operators = volume not in volumes or volume in _OUR_VOLUMES or volume.startswith("secret-")
+    return _MOUNTED.fullmatch(path) is not None and is_operators
 
 
 _MOUNTED = re.compile(r"spec\.containers\[[^\[\]]*\]\.volumeMounts\[[^\[\]]*\]\.name")

@@ -56,12 +56,12 @@ _MIB = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "p": 1024
 
 def mebibytes(text: str, setting: str) -> int:
     """Parses a size as in Spark's memory settings: 512m, 2g; a plain number is MiB. Raises ManifestError."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ManifestError(
             f"{setting} is no size", facts=f"it is {text!r}", todo="Write a whole number and k, m, g or t, as 512m"
         )
-    return int(int(found[1]) * _MIB[found[2].lower()])
+    return int(int(match[1]) * _MIB[match[2].lower()])
 
 
 def overhead(heap: int, python_processes: int) -> int:
@@ -220,9 +220,11 @@ _VOLUME_SETTING = re.compile(rf"spark[.]kubernetes[.]executor[.]volumes[.](\w+)[
 def _blocks_outlive_pods(revision: JobRevision) -> bool:
     """Whether Spark writes blocks to a volume that is no emptyDir, as a template or the job's `spark.conf` may say."""
     volumes = executor_template(revision)["spec"]["volumes"]
-    theirs = [volume for volume in volumes if volume["name"].startswith(_BLOCKS_PREFIX) and "emptyDir" not in volume]
+    persistent_volumes = [
+        volume for volume in volumes if volume["name"].startswith(_BLOCKS_PREFIX) and "emptyDir" not in volume
+    ]
     kinds = {match[1] for name in revision.job.spec.spark.conf if (match := _VOLUME_SETTING.match(name))}
-    return bool(theirs) or bool(kinds - {"emptyDir"})
+    return bool(persistent_volumes) or bool(kinds - {"emptyDir"})
 
 
 _CACHE_SETTING, _CACHE_BYTES = "spark.executorEnv.JOINERY_CACHE_BYTES", 10 * 2**30
@@ -244,7 +246,7 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
     Executors mount the job's file and secrets like the driver, because the driver sends none of its secrets. They need
     no rights. Raises ManifestError."""
     spark = revision.job.spec.spark
-    ours = {
+    operator_pod = {
         "metadata": {"labels": labels(revision.resource, "executor", revision=revision.revision)},
         "spec": {
             **identity(spark, revision.settings, token=False),
@@ -275,4 +277,4 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
         },
     }
     template = template_of(spark.executor.pod_template, revision.templates, "spec.spark.executor.podTemplate")
-    return merged_pod(template, ours, main=EXECUTOR_CONTAINER, extra_containers=True)
+    return merged_pod(template, operator_pod, main=EXECUTOR_CONTAINER, extra_containers=True)

@@ -79,10 +79,10 @@ def logs(job: JobName, /, *, follow: Annotated[bool, Parameter(name=["--follow",
     tail
         Number of last lines to print. Default: all.
     """
-    found = find_job(target, job)
+    job_resource = find_job(target, job)
     more = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail is not None else [])]
-    pod = newest_driver(target, found)
-    return target.run("logs", pod, f"--namespace={found.namespace}", f"--container={MAIN_CONTAINER}", *more)
+    pod = newest_driver(target, job_resource)
+    return target.run("logs", pod, f"--namespace={job_resource.namespace}", f"--container={MAIN_CONTAINER}", *more)
 
 
 @app.command
@@ -152,18 +152,18 @@ def savepoint(job: JobName, name: str, /, *, target: KubectlTarget = _HERE) -> i
 @app.command
 def explain(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
     """Print the plan of the job as it is on the cluster. Needs no driver."""
-    found = find_job(target, job)
-    stored = load_stored(found.resource)
+    job_resource = find_job(target, job)
+    stored = load_stored(job_resource.resource)
     _say("\n".join([explain_job(stored.job).render(), *(f"warning: {warning}" for warning in stored.warnings)]))
 
 
 @app.command
 def restart(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
     """Stop the driver after its running epoch and start another one. Loses and repeats nothing."""
-    found = find_job(target, job)
+    job_resource = find_job(target, job)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    place = f"--namespace={found.namespace}"
-    return target.run("annotate", found.reference, place, "--overwrite", f"{RESTARTED_AT}={now}")
+    namespace_option = f"--namespace={job_resource.namespace}"
+    return target.run("annotate", job_resource.reference, namespace_option, "--overwrite", f"{RESTARTED_AT}={now}")
 
 
 @app.command
@@ -180,16 +180,20 @@ def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
 
 def _in_the_driver(target: KubectlTarget, job: str, *command: str) -> int:
     """Runs `joinery COMMAND` in the job's driver pod, or where none runs in a pod of its own. Raises JoineryError."""
-    found = find_job(target, job)
-    pod = running_driver(target, found)
+    job_resource = find_job(target, job)
+    pod = running_driver(target, job_resource)
     if isinstance(pod, NoDriver):
-        return ask(target, found, pod.why, command)
+        return ask(target, job_resource, pod.reason, command)
     # Only the driver reports how the pod ended, not a command that runs beside it.
     inner = ["env", f"--unset={ENDING_FILE}", "joinery", *command]
-    return target.run("exec", pod, f"--namespace={found.namespace}", f"--container={MAIN_CONTAINER}", "--", *inner)
+    return target.run(
+        "exec", pod, f"--namespace={job_resource.namespace}", f"--container={MAIN_CONTAINER}", "--", *inner
+    )
 
 
-def _set_suspend(job: str, wanted: bool, target: KubectlTarget) -> int:
-    found = find_job(target, job)
-    patch = json.dumps({"spec": {"suspend": wanted}})
-    return target.run("patch", found.reference, f"--namespace={found.namespace}", "--type=merge", f"--patch={patch}")
+def _set_suspend(job: str, suspended: bool, target: KubectlTarget) -> int:
+    job_resource = find_job(target, job)
+    patch = json.dumps({"spec": {"suspend": suspended}})
+    return target.run(
+        "patch", job_resource.reference, f"--namespace={job_resource.namespace}", "--type=merge", f"--patch={patch}"
+    )

@@ -20,9 +20,9 @@ from joinery_runtime.job.model.wording import listed
 class KubectlError(JoineryError):
     """kubectl ended with an error of its own."""
 
-    def __init__(self, what: str, message: str, code: int) -> None:
+    def __init__(self, summary: str, message: str, code: int) -> None:
         self.message, self.code = message, code
-        super().__init__(what, facts=message)
+        super().__init__(summary, facts=message)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (KubectlError, (self.summary, self.message, self.code))
@@ -66,8 +66,8 @@ class KubectlTarget:
         kubectl = shutil.which("kubectl")
         if kubectl is None:
             raise EnvironmentProblem("There is no kubectl on PATH", todo="Install it; this command is a plugin of it")
-        given = {"namespace": self.namespace, "context": self.context, "kubeconfig": self.kubeconfig}
-        return [kubectl, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+        options = {"namespace": self.namespace, "context": self.context, "kubeconfig": self.kubeconfig}
+        return [kubectl, *(f"--{name}={value}" for name, value in options.items() if value is not None)]
 
 
 _GROUP = API_VERSION.partition("/")[0]
@@ -112,30 +112,34 @@ def find_job(target: KubectlTarget, name: str) -> JobResource:
     """
     kind, slash, job = name.rpartition("/")
     called = kind.lower().removesuffix(f".{_GROUP}")
-    plurals = [each.plural for each in KINDS if not slash or called in {each.short, each.plural, each.name.lower()}]
+    plurals = [
+        job_kind.plural
+        for job_kind in KINDS
+        if not slash or called in {job_kind.short, job_kind.plural, job_kind.name.lower()}
+    ]
     if not plurals:
-        known = ", ".join(each.short for each in KINDS)
+        kind_names = ", ".join(job_kind.short for job_kind in KINDS)
         raise JoineryError(
-            f"{kind!r} is no kind of job", facts=f"there are {known}", todo=f"Write as in {KINDS[0].short}/NAME"
+            f"{kind!r} is no kind of job", facts=f"there are {kind_names}", todo=f"Write as in {KINDS[0].short}/NAME"
         )
-    asked = ",".join(f"{plural}.{_GROUP}" for plural in plurals)
-    found = target.read("get", asked, f"--field-selector=metadata.name={job}")["items"]
-    if not found:
+    resource_types = ",".join(f"{plural}.{_GROUP}" for plural in plurals)
+    matches = target.read("get", resource_types, f"--field-selector=metadata.name={job}")["items"]
+    if not matches:
         raise JoineryError(
             f"There is no job {job!r}", todo="`kubectl joinery ls -A` lists all; name another -n NAMESPACE"
         )
-    if len(found) > 1:
-        kinds = {each["kind"] for each in found}
-        names = " or ".join(f"{each.short}/{job}" for each in KINDS if each.name in kinds)
+    if len(matches) > 1:
+        kinds = {match["kind"] for match in matches}
+        names = " or ".join(f"{job_kind.short}/{job}" for job_kind in KINDS if job_kind.name in kinds)
         raise JoineryError(f"Several jobs are called {job!r}", facts=listed(sorted(kinds)), todo=f"Write {names}")
-    return JobResource(found[0])
+    return JobResource(matches[0])
 
 
 @dataclass(frozen=True, slots=True)
 class NoDriver:
     """No driver runs, and why."""
 
-    why: str
+    reason: str
 
 
 def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
@@ -163,8 +167,8 @@ def newest_driver(target: KubectlTarget, job: JobResource) -> str:
 def _pod(target: KubectlTarget, job: JobResource) -> dict[str, Any] | None:
     if job.driver is None:
         return None
-    found = target.read("get", "pods", f"--namespace={job.namespace}", f"--field-selector=metadata.name={job.driver}")
-    return next(iter(found["items"]), None)
+    pods = target.read("get", "pods", f"--namespace={job.namespace}", f"--field-selector=metadata.name={job.driver}")
+    return next(iter(pods["items"]), None)
 
 
 def _no_driver(job: JobResource) -> str:

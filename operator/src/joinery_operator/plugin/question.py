@@ -29,63 +29,63 @@ from joinery_runtime.job.crd import KINDS
 _STARTS_WITHIN, _POLL = 180.0, 0.5  # seconds
 
 
-def ask(target: KubectlTarget, job: JobResource, why: str, command: Sequence[str]) -> int:
-    """Runs `joinery COMMAND` in a pod of its own, and returns its exit code. `why` says why no driver runs. If there is
-    no state to look at, or the pod does not start, raises JoineryError, which says what to do."""
-    revision = _in_force(target, job, why)
+def ask(target: KubectlTarget, job: JobResource, no_driver_reason: str, command: Sequence[str]) -> int:
+    """Runs `joinery COMMAND` in a pod of its own, and returns its exit code. `no_driver_reason` says why no driver
+    runs. Raises JoineryError, which says what to do, if there is no state to look at, or the pod does not start."""
+    revision = _in_force(target, job, no_driver_reason)
     name = ChildNames(job.resource).question(secrets.token_hex(3))
-    place = f"--namespace={job.namespace}"
-    sys.stderr.write(f"joinery: {why}. This is asked in a pod of its own, {name}\n")
-    with _made(target, question_pod(revision, name, command), name, place):
-        _wait(target, name, place)
-        code = target.run("logs", name, place, f"--container={MAIN_CONTAINER}", "--follow")
+    namespace_option = f"--namespace={job.namespace}"
+    sys.stderr.write(f"joinery: {no_driver_reason}. This is asked in a pod of its own, {name}\n")
+    with _temporary_pod(target, question_pod(revision, name, command), name, namespace_option):
+        _wait(target, name, namespace_option)
+        code = target.run("logs", name, namespace_option, f"--container={MAIN_CONTAINER}", "--follow")
         if code != 0:
             facts = f"kubectl logs {name} ended with {code}"
             raise JoineryError("The answer may not be whole", facts=facts, todo="Ask again")
-        return _exit_code(target, name, place)
+        return _exit_code(target, name, namespace_option)
 
 
-def _in_force(target: KubectlTarget, job: JobResource, why: str) -> JobRevision:
-    status, told = job.status, f"`kubectl joinery status {job.resource['metadata']['name']}`"
+def _in_force(target: KubectlTarget, job: JobResource, no_driver_reason: str) -> JobRevision:
+    status, status_command = job.status, f"`kubectl joinery status {job.resource['metadata']['name']}`"
     if not status.get("revision") or not status.get("image"):
         facts = "no driver of it has started yet, so it has no state"
-        raise JoineryError(why, facts=facts, todo=f"{told} says what it waits for")
+        raise JoineryError(no_driver_reason, facts=facts, todo=f"{status_command} says what it waits for")
     config_map = ChildNames(job.resource).config_map(status["revision"])
-    (kind,) = (each for each in KINDS if each.name == job.resource["kind"])
-    found = _config_map(target, job, config_map)
-    stored, account = stored_job(found, kind, job.resource), stored_service_account(found)
+    (kind,) = (job_kind for job_kind in KINDS if job_kind.name == job.resource["kind"])
+    manifest = _config_map(target, job, config_map)
+    stored, account = stored_job(manifest, kind, job.resource), stored_service_account(manifest)
     if stored is None or account is None:
         facts = f"ConfigMap {config_map} of its revision in force is gone, or of no use to this kubectl-joinery"
-        raise JoineryError(why, facts=facts, todo=f"{told} says what brings it back")
+        raise JoineryError(no_driver_reason, facts=facts, todo=f"{status_command} says what brings it back")
     spec = stored[0].spec
     if spec.state_store.kind != "postgres":
         facts = f"spec.stateStore is {spec.state_store.kind}, so its state was lost with the driver"
-        raise JoineryError(why, facts=facts, todo="Name a Postgres (stateStore.postgres) to keep it")
+        raise JoineryError(no_driver_reason, facts=facts, todo="Name a Postgres (stateStore.postgres) to keep it")
     ref = spec.spark.driver.pod_template
-    templates: PodTemplates | None = stored_templates(found)
+    templates: PodTemplates | None = stored_templates(manifest)
     if templates is None:  # there is none, or an earlier release stored the revision
         templates = {} if ref is None else {ref.name: _config_map(target, job, ref.name)}
     return JobRevision(*stored, status["revision"], status["image"], Settings(service_account=account), templates)
 
 
 def _config_map(target: KubectlTarget, job: JobResource, name: str) -> Manifest | None:
-    asked = ("get", "configmaps", f"--namespace={job.namespace}", f"--field-selector=metadata.name={name}")
-    return next(iter(target.read(*asked)["items"]), None)
+    query = ("get", "configmaps", f"--namespace={job.namespace}", f"--field-selector=metadata.name={name}")
+    return next(iter(target.read(*query)["items"]), None)
 
 
 @contextmanager
-def _made(target: KubectlTarget, pod: Manifest, name: str, place: str) -> Iterator[None]:
-    target.read("create", "--filename=-", place, stdin=json.dumps(pod))
+def _temporary_pod(target: KubectlTarget, pod: Manifest, name: str, namespace_option: str) -> Iterator[None]:
+    target.read("create", "--filename=-", namespace_option, stdin=json.dumps(pod))
     try:
         yield
     finally:
-        target.do("delete", "pod", name, place, "--wait=false", "--ignore-not-found")
+        target.do("delete", "pod", name, namespace_option, "--wait=false", "--ignore-not-found")
 
 
-def _wait(target: KubectlTarget, name: str, place: str) -> None:
+def _wait(target: KubectlTarget, name: str, namespace_option: str) -> None:
     deadline = time.monotonic() + _STARTS_WITHIN
     while True:
-        pod = target.read("get", "pod", name, place)
+        pod = target.read("get", "pod", name, namespace_option)
         if pod["status"].get("phase") in {"Running", "Succeeded", "Failed"}:
             return
         if time.monotonic() > deadline:
@@ -94,18 +94,20 @@ def _wait(target: KubectlTarget, name: str, place: str) -> None:
 
 
 def _what_keeps(pod: Manifest) -> str:
-    waiting = [each.get("state", {}).get("waiting") for each in pod["status"].get("containerStatuses", ())]
-    unmet = [each for each in pod["status"].get("conditions", ()) if each["status"] == "False"]
-    said = [f"{each.get('reason', '')}: {each.get('message', '')}" for each in [*waiting, *unmet] if each]
-    return "; ".join(said) or f"it is {pod['status'].get('phase')} after {_STARTS_WITHIN:.0f} s"
+    waiting = [container.get("state", {}).get("waiting") for container in pod["status"].get("containerStatuses", ())]
+    unmet = [condition for condition in pod["status"].get("conditions", ()) if condition["status"] == "False"]
+    explanations = [f"{cause.get('reason', '')}: {cause.get('message', '')}" for cause in [*waiting, *unmet] if cause]
+    return "; ".join(explanations) or f"it is {pod['status'].get('phase')} after {_STARTS_WITHIN:.0f} s"
 
 
-def _exit_code(target: KubectlTarget, name: str, place: str) -> int:
+def _exit_code(target: KubectlTarget, name: str, namespace_option: str) -> int:
     """Waits for the container's exit code, which the kubelet may report a moment after the end of the log."""
     while True:
-        pod: Any = target.read("get", "pod", name, place)
+        pod: Any = target.read("get", "pod", name, namespace_option)
         states = [
-            each["state"] for each in pod["status"].get("containerStatuses", ()) if each["name"] == MAIN_CONTAINER
+            container["state"]
+            for container in pod["status"].get("containerStatuses", ())
+            if container["name"] == MAIN_CONTAINER
         ]
         if ended := next((state["terminated"] for state in states if "terminated" in state), None):
             return int(ended["exitCode"])

@@ -63,10 +63,10 @@ def _table(status: Mapping[str, Any]) -> Iterator[str]:
     if not inputs:
         return
     rows = [["INPUT", "LAG", "ROWS/S", "WATERMARK", "BEHIND", "STATE"]]
-    for each in inputs:
-        state = "ended" if each.get("ended") else "idle" if each.get("idle") else ""
-        cells = (each.get(name) for name in ("lag", "rowsPerSecond", "watermark", "watermarkDelay"))
-        rows.append([each["name"], *("-" if cell is None else str(cell) for cell in cells), state])
+    for input_status in inputs:
+        state = "ended" if input_status.get("ended") else "idle" if input_status.get("idle") else ""
+        cells = (input_status.get(name) for name in ("lag", "rowsPerSecond", "watermark", "watermarkDelay"))
+        rows.append([input_status["name"], *("-" if cell is None else str(cell) for cell in cells), state])
     yield from _aligned(rows)
 
 
@@ -75,14 +75,16 @@ def _conditions(status: Mapping[str, Any]) -> Iterator[str]:
     if not conditions:
         return
     rows = [["CONDITION", "", "SINCE", "REASON"]]
-    for each in conditions:
-        warning = "!" if _BAD.get(each["type"]) == each["status"] else ""
-        rows.append([f"{warning}{each['type']}", each["status"], each["lastTransitionTime"], each["reason"]])
+    for condition in conditions:
+        warning = "!" if _BAD.get(condition["type"]) == condition["status"] else ""
+        rows.append(
+            [f"{warning}{condition['type']}", condition["status"], condition["lastTransitionTime"], condition["reason"]]
+        )
     lines = list(_aligned(rows))
     yield lines[0]
-    for line, each in zip(lines[1:], conditions, strict=True):
+    for line, condition in zip(lines[1:], conditions, strict=True):
         yield line
-        yield from (f"      {part}" for part in each["message"].splitlines())
+        yield from (f"      {part}" for part in condition["message"].splitlines())
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -40,9 +40,9 @@ def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
     if isinstance(observed, ObservedSavepoint):
         return savepoint.reconcile_savepoint(observed)
     if isinstance(observed, ObservedEnd):
-        gone = observed.resource
-        left_behind = savepoint.left_behind if gone["kind"] == SAVEPOINT.name else deletion.left_behind
-        return Decision(None, events=tuple(left_behind(gone)))
+        last_copy = observed.resource
+        left_behind = savepoint.left_behind if last_copy["kind"] == SAVEPOINT.name else deletion.left_behind
+        return Decision(None, events=tuple(left_behind(last_copy)))
     status = read_status(observed.resource)
     if observed.resource["metadata"].get("deletionTimestamp"):
         return _reconcile_deleted(ReconcileContext(deletion.without_lost_templates(observed), status))
@@ -60,8 +60,8 @@ def _reconcile_living(ctx: ReconcileContext) -> Decision:
         resource = ctx.observed.resource
         page = None if ctx.page_owner else page_url(resource, ctx.settings)
         status = status.model_copy(update={"page": page, "selector": selector(labels(resource, "executor"))})
-    if (in_force := ctx.revision(status.revision, status.image)) is not None:
-        status = status.model_copy(update={"state_place": state_place_text(in_force.job.spec)})
+    if (current := ctx.revision(status.revision, status.image)) is not None:
+        status = status.model_copy(update={"state_place": state_place_text(current.job.spec)})
     stays = undeleted(children.actions, ctx.observed.delete_refused)
     phase = job_phase(ctx, status, plan, children.blocked, creates=children.creates, undeleted=stays)
     status = with_conditions(ctx, status, phase)
@@ -130,7 +130,7 @@ def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
         yield attempt.ready + timedelta(seconds=settings.healthy_seconds)
     if status.deletion is not None and status.deletion.not_before is not None:
         yield status.deletion.not_before
-    if ctx.observed.templates and any(each.reason in {INCOMPLETE, NOT_ALLOWED} for each in status.conditions):
+    if ctx.observed.templates and any(condition.reason in {INCOMPLETE, NOT_ALLOWED} for condition in status.conditions):
         # No watch reports pod templates: they are the users' own.
         yield ctx.now + timedelta(seconds=settings.poll_seconds)
     if attempt is not None and (waiting := ctx.waiting(attempt)) is not None and waiting.system == EXECUTORS:
@@ -142,11 +142,11 @@ def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
 
 def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
     settings = ctx.settings
-    others = [*ctx.checks.values(), *([ctx.delete_state] if ctx.delete_state else [])]
+    other_pods = [*ctx.checks.values(), *([ctx.delete_state] if ctx.delete_state else [])]
     if not ctx.all_drivers_inactive() and ctx.orphaned_drivers:
         # No watch reports these pods to this job, because they are not its children.
         yield ctx.now + timedelta(seconds=settings.poll_seconds)
-    for pod in (*ctx.drivers.values(), *others):
+    for pod in (*ctx.drivers.values(), *other_pods):
         if pod.deletion_time is not None and pod.ended_at is None:
             yield pod.deletion_time
             yield pod.deletion_time + timedelta(seconds=settings.stuck_seconds)

@@ -46,8 +46,8 @@ class ChildActions:
 
 def undeleted(actions: Iterable[Action], refused: Mapping[str, str]) -> Fault | None:
     """What is still to be deleted and was refused before (`Observed.delete_refused`)."""
-    whys = [refused[each.uid] for each in actions if isinstance(each, Delete) and each.uid in refused]
-    return Fault(DELETE_REFUSED, cut("; ".join(whys))) if whys else None
+    answers = [refused[action.uid] for action in actions if isinstance(action, Delete) and action.uid in refused]
+    return Fault(DELETE_REFUSED, cut("; ".join(answers))) if answers else None
 
 
 def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> ChildActions:
@@ -55,7 +55,7 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     status."""
     attempt = status.driver
     planned = attempt if attempt is not None and plan is not None and plan.fits(attempt) else None
-    found: list[Action] = [*_unplanned_drivers(ctx, planned)]
+    actions: list[Action] = [*_unplanned_drivers(ctx, planned)]
     blocked = None
     unseen = (
         planned is not None
@@ -68,14 +68,14 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
         if isinstance(created, Fault):
             blocked = created
         else:
-            found += created
+            actions += created
     elif planned is not None:
-        found += _repair_driver(ctx, planned)
-    found += [*_check(ctx, status), *_config_maps(ctx, status)]
-    found += _delete([ctx.delete_state] if ctx.delete_state else [])
+        actions += _repair_driver(ctx, planned)
+    actions += [*_check(ctx, status), *_config_maps(ctx, status)]
+    actions += _delete([ctx.delete_state] if ctx.delete_state else [])
     if status.revision:
-        found += _ways_in(ctx)
-    return ChildActions(tuple(_once(found)), blocked)
+        actions += _ways_in(ctx)
+    return ChildActions(tuple(_once(actions)), blocked)
 
 
 def _once(actions: Iterable[Action]) -> Iterator[Action]:
@@ -90,25 +90,25 @@ def _once(actions: Iterable[Action]) -> Iterator[Action]:
         yield action
 
 
-def _if_wanted(kind: ChildKind, expected: Manifest | None, found: Manifest | None) -> Iterator[Action]:
+def _if_wanted(kind: ChildKind, expected: Manifest | None, actual: Manifest | None) -> Iterator[Action]:
     """Ensures an optional child. If the installation does not want it (`expected` None), deletes an existing one."""
     if expected is not None:
-        yield from _ensure(expected, found)
-    elif found is not None and not found["metadata"].get("deletionTimestamp"):
-        yield Delete(kind, found["metadata"]["name"], found["metadata"]["uid"])
+        yield from _ensure(expected, actual)
+    elif actual is not None and not actual["metadata"].get("deletionTimestamp"):
+        yield Delete(kind, actual["metadata"]["name"], actual["metadata"]["uid"])
 
 
 def _ways_in(ctx: ReconcileContext) -> Iterator[Action]:
     """The objects that give access to the job's pods, and the one that restricts it."""
-    resource, settings, names, there = ctx.observed.resource, ctx.settings, ctx.names, ctx.observed.children
+    resource, settings, names, children = ctx.observed.resource, ctx.settings, ctx.names, ctx.observed.children
     policy = network_policy(resource, settings) if settings.status_from else None
-    yield from _if_wanted("NetworkPolicy", policy, there.network_policies.get(names.network_policy))
+    yield from _if_wanted("NetworkPolicy", policy, children.network_policies.get(names.network_policy))
     # After the driver and the policy, so that a foreign Service of this name does not keep a driver from running.
-    yield from _ensure(service(resource), there.services.get(names.service))
+    yield from _ensure(service(resource), children.services.get(names.service))
     ingress = page_ingress(resource, settings) if settings.page_ingress and not ctx.page_owner else None
-    yield from _if_wanted("Ingress", ingress, there.ingresses.get(names.page))
+    yield from _if_wanted("Ingress", ingress, children.ingresses.get(names.page))
     route = page_route(resource, settings) if settings.page_route and not ctx.page_owner else None
-    yield from _if_wanted("HTTPRoute", route, there.http_routes.get(names.page))
+    yield from _if_wanted("HTTPRoute", route, children.http_routes.get(names.page))
 
 
 def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:
@@ -131,12 +131,12 @@ def delete_stuck(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Itera
 def job_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:
     """Ensures the revision's ConfigMap. Raises ManifestError."""
     name = ctx.names.config_map(revision.revision)
-    found = ctx.observed.children.config_maps.get(name)
-    if found is None:
+    actual = ctx.observed.children.config_maps.get(name)
+    if actual is None:
         yield Create(config_map(revision))
     else:
-        about = labels(ctx.observed.resource, "config", revision=revision.revision)
-        yield from _ensure(_repairable(ctx, "ConfigMap", name, about), found)
+        expected_labels = labels(ctx.observed.resource, "config", revision=revision.revision)
+        yield from _ensure(_repairable(ctx, "ConfigMap", name, expected_labels), actual)
 
 
 def _revision_lost(ctx: ReconcileContext, revision: str) -> Fault:
@@ -149,10 +149,10 @@ def _revision_lost(ctx: ReconcileContext, revision: str) -> Fault:
     )
 
 
-def _ensure(expected: Manifest, found: Manifest | None) -> Iterator[Action]:
-    if found is None:
+def _ensure(expected: Manifest, actual: Manifest | None) -> Iterator[Action]:
+    if actual is None:
         yield Create(expected)
-    elif not found["metadata"].get("deletionTimestamp") and (patch := drifted(expected, found)):
+    elif not actual["metadata"].get("deletionTimestamp") and (patch := drifted(expected, actual)):
         yield patch
 
 
@@ -163,11 +163,11 @@ def _delete(pods: Iterable[PodObservation]) -> Iterator[Action]:
 def _unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> Iterator[Action]:
     """Deletes drivers that should not run, and ended ones; the newest ended one stays for its logs until the next
     driver is ready, or until a pod is refused: a quota may leave no room for both."""
-    wanted = attempt.number if attempt is not None else None
+    planned_number = attempt.number if attempt is not None else None
     ended = [number for number, pod in ctx.drivers.items() if pod.ended_at is not None]
     runs_well = attempt is not None and attempt.outcome is None and attempt.ready is not None
     keep = None if runs_well or ctx.observed.create_refused else max(ended, default=None)
-    yield from _delete(pod for number, pod in ctx.drivers.items() if number not in {wanted, keep})
+    yield from _delete(pod for number, pod in ctx.drivers.items() if number not in {planned_number, keep})
 
 
 def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action] | Fault:
@@ -184,7 +184,7 @@ def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action
                 ctx.scale,
                 executors=ctx.status.scaling.executors if ctx.status.scaling else None,
                 migrate=attempt.migrate,
-                anew=attempt.anew,
+                abandon_state=attempt.anew,
             )
         )
         return [*job_config_map(ctx, revision), Create(pod)]
@@ -194,19 +194,19 @@ def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action
 
 def _repair_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> Iterator[Action]:
     name = ctx.names.driver(attempt.number)
-    found = ctx.observed.children.pods.get(name)
-    if found is not None:
-        about = labels(ctx.observed.resource, "driver", attempt.number, attempt.revision)
-        expected = _repairable(ctx, "Pod", name, about)
-        if ctx.scale is not None and SCALE_ANNOTATION in (found["metadata"].get("annotations") or {}):
+    actual = ctx.observed.children.pods.get(name)
+    if actual is not None:
+        expected_labels = labels(ctx.observed.resource, "driver", attempt.number, attempt.revision)
+        expected = _repairable(ctx, "Pod", name, expected_labels)
+        if ctx.scale is not None and SCALE_ANNOTATION in (actual["metadata"].get("annotations") or {}):
             expected["metadata"]["annotations"] = scale_annotation(ctx.scale)
-        yield from _ensure(expected, found)
+        yield from _ensure(expected, actual)
 
 
-def _repairable(ctx: ReconcileContext, kind: str, name: str, about: Manifest) -> dict[str, Any]:
+def _repairable(ctx: ReconcileContext, kind: str, name: str, expected_labels: Manifest) -> dict[str, Any]:
     """What can be repaired in a pod or ConfigMap: labels and owner."""
     owners = [owner_reference(ctx.observed.resource)]
-    return {"kind": kind, "metadata": {"name": name, "labels": about, "ownerReferences": owners}}
+    return {"kind": kind, "metadata": {"name": name, "labels": expected_labels, "ownerReferences": owners}}
 
 
 def _check(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
@@ -232,12 +232,12 @@ def _check_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[
     """Ensures the check's ConfigMap. How a job takes over is not part of a revision, but the check reads it from the
     file: a ConfigMap with a different setting is replaced."""
     name = ctx.names.config_map(revision.revision)
-    found = ctx.observed.children.config_maps.get(name)
+    actual = ctx.observed.children.config_maps.get(name)
     stored = stored_revision(ctx.observed, revision.revision, revision.image)
-    if found is None or (stored is not None and _taking_over(stored) == _taking_over(revision)):
+    if actual is None or (stored is not None and _taking_over(stored) == _taking_over(revision)):
         yield from job_config_map(ctx, revision)
         return
-    yield Delete("ConfigMap", name, found["metadata"]["uid"])
+    yield Delete("ConfigMap", name, actual["metadata"]["uid"])
     yield Create(config_map(revision))
 
 
@@ -250,15 +250,15 @@ def _config_maps(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
     """Creates lost ConfigMaps again if their content is known, and deletes those of revisions no longer needed."""
     rollout, attempt = status.rollout, status.driver
     named = [(status.revision, status.image)]
-    named += [(each.revision, each.image) for each in (rollout, attempt) if each is not None]
+    named += [(source.revision, source.image) for source in (rollout, attempt) if source is not None]
     if rollout is not None and rollout.restorer is not None:
         named.append((rollout.restorer.revision, rollout.restorer.image))
     needed = {ctx.names.config_map(revision) for revision, _ in named if revision}
-    there = ctx.observed.children.config_maps
-    asked = ctx.desired.job
-    if asked is not None and (asked.revision, asked.image) == (status.revision, status.image):
-        yield from job_config_map(ctx, asked)
-    for name, found in there.items():
-        metadata = found["metadata"]
+    config_maps = ctx.observed.children.config_maps
+    desired = ctx.desired.job
+    if desired is not None and (desired.revision, desired.image) == (status.revision, status.image):
+        yield from job_config_map(ctx, desired)
+    for name, manifest in config_maps.items():
+        metadata = manifest["metadata"]
         if name not in needed and not metadata.get("deletionTimestamp"):
             yield Delete("ConfigMap", name, metadata["uid"])

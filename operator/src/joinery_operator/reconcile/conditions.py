@@ -37,25 +37,27 @@ class _Aspect:
 
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """The status with phase, conditions, and the generation to which they apply."""
-    asked, progressing = ctx.desired, _progressing(status, job)
+    desired, progressing = ctx.desired, _progressing(status, job)
     aspects = (
         _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
         progressing,
         _degraded(job),
         _state_compatible(ctx, status),
-        _Aspect("Valid", "True" if asked.job else "False", asked.reason, listed(asked.problems or asked.warnings)),
+        _Aspect(
+            "Valid", "True" if desired.job else "False", desired.reason, listed(desired.problems or desired.warnings)
+        ),
         *_kstatus(ctx, status, job, progressing),
         *_page(ctx),
     )
-    conditions = tuple(_condition(ctx, each) for each in aspects)
+    conditions = tuple(_condition(ctx, aspect) for aspect in aspects)
     update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
     return status.model_copy(update=update)
 
 
 def with_late_rows(ctx: ReconcileContext, status: Status) -> Status:
     """Add the condition that follows from the driver's figures, which the status has to have."""
-    others = tuple(each for each in status.conditions if each.type != LATE_ROWS)
-    return status.model_copy(update={"conditions": (*others, _condition(ctx, _late_rows(status)))})
+    other_conditions = tuple(condition for condition in status.conditions if condition.type != LATE_ROWS)
+    return status.model_copy(update={"conditions": (*other_conditions, _condition(ctx, _late_rows(status)))})
 
 
 def events(old: Status, new: Status) -> Iterator[Event]:
@@ -70,22 +72,22 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         yield _event("Normal", "RolledOut", f"revision {new.revision} is in force, {new.image}")
     if _reason_of(new, "StateCompatible") == IN_MEMORY != _reason_of(old, "StateCompatible"):
         yield _event("Warning", IN_MEMORY, _FORGETS)
-    taken = _of(new, "PageAddress")
-    if taken is not None and _of(old, "PageAddress") is None:
-        yield _event("Warning", taken.reason, taken.message)
-    late = _of(new, LATE_ROWS)
+    page_address = _condition_of(new, "PageAddress")
+    if page_address is not None and _condition_of(old, "PageAddress") is None:
+        yield _event("Warning", page_address.reason, page_address.message)
+    late = _condition_of(new, LATE_ROWS)
     if late is not None and late.status == "True" and _reason_of(old, LATE_ROWS) != late.reason:
         yield _event("Warning", late.reason, late.message)
     if new.scaling is not None and new.scaling != old.scaling:
         yield _event("Normal", "Rescaled", new.scaling.reason)
-    valid, was_valid = _of(new, "Valid"), _of(old, "Valid")
+    valid, was_valid = _condition_of(new, "Valid"), _condition_of(old, "Valid")
     warned = was_valid.message if was_valid is not None else ""
     if valid is not None and valid.status == "True" and valid.message not in {"", warned}:
         yield _event("Warning", "DurationWithoutUnit", valid.message)
-    before, after = _of(old, "Ready"), _of(new, "Ready")
+    before, after = _condition_of(old, "Ready"), _condition_of(new, "Ready")
     failed = new.driver is not None and new.driver.outcome in {"Failed", "Fatal"} and new.driver != old.driver
     if after is not None and (before is None or before.reason != after.reason or failed):
-        degraded = _of(new, "Degraded")
+        degraded = _condition_of(new, "Degraded")
         bad = degraded is not None and degraded.status == "True" and degraded.reason == after.reason
         yield _event("Warning" if bad else "Normal", after.reason, after.message)
 
@@ -113,11 +115,11 @@ def _kstatus(ctx: ReconcileContext, status: Status, job: JobPhase, progressing: 
 def _page(ctx: ReconcileContext) -> Iterator[_Aspect]:
     """Only for a job whose page has no address."""
     if (owner := ctx.page_owner) is not None:
-        about, address = owner["metadata"], page_url(ctx.observed.resource, ctx.settings)
+        address = page_url(ctx.observed.resource, ctx.settings)
+        older = f"{owner['kind']} {owner['metadata']['namespace']}/{owner['metadata']['name']}"
         message = (
-            f"{address} is the page of {owner['kind']} {about['namespace']}/{about['name']}, which is older: addresses "
-            "have hyphens for dots, and tell no kinds apart. This job runs without an address for browsers: give it "
-            "another name, or use kubectl port-forward"
+            f"{address} is the page of {older}, which is older: addresses have hyphens for dots, and tell no kinds "
+            "apart. This job runs without an address for browsers: give it another name, or use kubectl port-forward"
         )
         yield _Aspect("PageAddress", "False", ADDRESS_TAKEN, message)
 
@@ -130,7 +132,7 @@ def _degraded(job: JobPhase) -> _Aspect:
 
 def _late_rows(status: Status) -> _Aspect:
     """Names inputs only: a message with figures would change the status all the time."""
-    late = [each.name for each in status.inputs if each.late_warning]
+    late = [input_status.name for input_status in status.inputs if input_status.late_warning]
     if not late:
         return _Aspect(LATE_ROWS, "False", "AsExpected", "")
     message = (
@@ -156,7 +158,7 @@ def _state_compatible(ctx: ReconcileContext, status: Status) -> _Aspect:
 
 
 def _condition(ctx: ReconcileContext, new: _Aspect) -> Condition:
-    old = _of(ctx.status, new.type)
+    old = _condition_of(ctx.status, new.type)
     since = old.last_transition_time if old is not None and old.status == new.status else ctx.now
     return Condition.model_validate(
         {
@@ -172,19 +174,19 @@ def _condition(ctx: ReconcileContext, new: _Aspect) -> Condition:
 
 def _reason(text: str) -> str:
     """The text in a form that Kubernetes allows as a reason: some reasons come from pods and errors."""
-    word = "".join(each for each in text if each.isascii() and (each.isalnum() or each == "_"))[:128].lstrip(
-        "0123456789_"
-    )
+    word = "".join(
+        character for character in text if character.isascii() and (character.isalnum() or character == "_")
+    )[:128].lstrip("0123456789_")
     return word or "Unknown"
 
 
-def _of(status: Status, type_: str) -> Condition | None:
-    return next((each for each in status.conditions if each.type == type_), None)
+def _condition_of(status: Status, type_: str) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == type_), None)
 
 
 def _reason_of(status: Status, type_: str) -> str | None:
-    found = _of(status, type_)
-    return found.reason if found is not None else None
+    condition = _condition_of(status, type_)
+    return condition.reason if condition is not None else None
 
 
 def _event(kind: str, reason: str, message: str) -> Event:

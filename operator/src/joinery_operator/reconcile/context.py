@@ -88,7 +88,7 @@ class ReconcileContext:
     @cached_property
     def page_owner(self) -> Manifest | None:
         """The older job that has the address of this one's page; None if the address is this job's."""
-        older = [each for each in self.observed.page_conflicts if age(each) < age(self.observed.resource)]
+        older = [job for job in self.observed.page_conflicts if age(job) < age(self.observed.resource)]
         return min(older, key=age, default=None)
 
     @cached_property
@@ -130,9 +130,9 @@ class ReconcileContext:
         if revision is None or image is None:
             return None
         if (revision, image) not in self._revisions:
-            asked = self.desired.job
-            fits = asked is not None and (asked.revision, asked.image) == (revision, image)
-            self._revisions[revision, image] = asked if fits else stored_revision(self.observed, revision, image)
+            desired = self.desired.job
+            fits = desired is not None and (desired.revision, desired.image) == (revision, image)
+            self._revisions[revision, image] = desired if fits else stored_revision(self.observed, revision, image)
         return self._revisions[revision, image]
 
     def driver_status(self, attempt: DriverAttempt) -> DriverStatus | None:
@@ -186,10 +186,10 @@ def _without(data: Any, at: tuple[int | str, ...]) -> Any:
     """The data without the innermost field on the path; an entry of a list is removed as a whole."""
     inner, parent, last = data, None, None
     for step in at:
-        there = (isinstance(inner, dict) and step in inner) or (
+        exists = (isinstance(inner, dict) and step in inner) or (
             isinstance(inner, list) and isinstance(step, int) and step < len(inner)
         )
-        if not there:
+        if not exists:
             break
         parent, last, inner = inner, step, inner[step]
     if parent is not None:

@@ -55,14 +55,19 @@ def left_behind(resource: Manifest) -> Iterator[Event]:
     """Says of a job that is gone that its state stays, against what it asked for: it was deleted before the operator
     had set its finalizer. A job that the operator lets go is `Deleting` before."""
     status, metadata = read_status(resource), resource["metadata"]
-    asked = (resource.get("spec") or {}).get("cleanup") == "deleteState"
-    if not asked or status.driver is None or status.phase == "Deleting" or status.state_place in _GONE_WITH_ITS_POD:
+    deletes_state = (resource.get("spec") or {}).get("cleanup") == "deleteState"
+    if (
+        not deletes_state
+        or status.driver is None
+        or status.phase == "Deleting"
+        or status.state_place in _GONE_WITH_ITS_POD
+    ):
         return
-    place = cut(status.state_place or "the place that spec.stateStore names", _PLACE)
+    location = cut(status.state_place or "the place that spec.stateStore names", _PLACE)
     yield Event(
         "Warning",
         "StateLeftBehind",
-        f"the state of {resource['kind']} {metadata['namespace']}/{metadata['name']} stays in {place}: the job was "
+        f"the state of {resource['kind']} {metadata['namespace']}/{metadata['name']} stays in {location}: the job was "
         f"deleted before it had the finalizer {FINALIZER}, without which cleanup: deleteState deletes nothing. A job "
         "of this name goes on with that state. To delete it, run `joinery state delete JOB.yaml --yes` where Postgres "
         f"can be reached, with metadata.namespace: {metadata['namespace']} in the file",
@@ -72,7 +77,9 @@ def left_behind(resource: Manifest) -> Iterator[Event]:
 def without_lost_templates(observed: Observed) -> Observed:
     """A chart or an application that is removed as a whole takes its pod templates along, and the pod that deletes the
     state does without them. Where the state is does not depend on them."""
-    templates = {name: WITHOUT_TEMPLATE if found is None else found for name, found in observed.templates.items()}
+    templates = {
+        name: WITHOUT_TEMPLATE if template is None else template for name, template in observed.templates.items()
+    }
     return replace(observed, templates=templates)
 
 
@@ -80,13 +87,13 @@ def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
     """The next step for a resource that is being deleted and has the finalizer."""
     if ctx.spec.get("cleanup") == "retainState" or not _has_state(ctx, status):
         return DeletionStep(status, (_set_finalizer(ctx, keep=False),))
-    others = _others(ctx)
-    if not all(ctx.is_inactive(pod) for pod in others) or _BY_KUBERNETES & set(ctx.finalizers):
-        return DeletionStep(status, tuple(stop(others)))
+    job_pods = _job_pods(ctx)
+    if not all(ctx.is_inactive(pod) for pod in job_pods) or _BY_KUBERNETES & set(ctx.finalizers):
+        return DeletionStep(status, tuple(stop(job_pods)))
     return _run_pod(ctx, status, ctx.delete_state)
 
 
-def _others(ctx: ReconcileContext) -> list[PodObservation]:
+def _job_pods(ctx: ReconcileContext) -> list[PodObservation]:
     return [*ctx.drivers.values(), *ctx.checks.values()]
 
 
@@ -108,8 +115,8 @@ def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) 
         failures = tries.failures + 1
         tries = Deletion(failures=failures, not_before=ctx.now + back_off(ctx.settings, failures))
         return DeletionStep(status.model_copy(update={"deletion": tries}), fault=fault)
-    again = () if waits or pod.deletion_time else (Delete("Pod", pod.name, pod.uid),)
-    return DeletionStep(status, again, fault)
+    retry = () if waits or pod.deletion_time else (Delete("Pod", pod.name, pod.uid),)
+    return DeletionStep(status, retry, fault)
 
 
 def _create_pod(ctx: ReconcileContext, status: Status) -> DeletionStep:
@@ -119,7 +126,7 @@ def _create_pod(ctx: ReconcileContext, status: Status) -> DeletionStep:
     refused = ctx.observed.create_refused
     fault = Fault(CREATE_REFUSED, refused) if refused else None
     try:
-        pods = (*make_room(ctx, _others(ctx)), *job_config_map(ctx, revision), Create(delete_state_pod(revision)))
+        pods = (*make_room(ctx, _job_pods(ctx)), *job_config_map(ctx, revision), Create(delete_state_pod(revision)))
         return DeletionStep(status, pods, fault)
     except ManifestError as error:
         return DeletionStep(status, fault=Fault(INCOMPLETE, str(error)))
@@ -129,35 +136,35 @@ def _revision(ctx: ReconcileContext, status: Status) -> JobRevision | None:
     """The revision to which the state belongs: the one in force. If its ConfigMap is gone (a deletion in the foreground
     begins with that), the one that the resource asks for, if it keeps its state in the same place: elsewhere there may
     be the state of another job."""
-    in_force, asked = ctx.revision(status.revision, status.image), ctx.desired.job
-    if in_force is not None or asked is None or status.revision is None:
-        return in_force or asked
-    return asked if state_place_text(asked.job.spec) == status.state_place else None
+    current, desired = ctx.revision(status.revision, status.image), ctx.desired.job
+    if current is not None or desired is None or status.revision is None:
+        return current or desired
+    return desired if state_place_text(desired.job.spec) == status.state_place else None
 
 
 def _out_of_reach(ctx: ReconcileContext, status: Status) -> Fault:
     """Why no pod can delete the state, and what helps."""
-    name, asked = ctx.names.config_map(status.revision or ""), ctx.desired
-    place = cut(status.state_place or "", _PLACE)
-    gone = f"ConfigMap {name} of the revision in force is gone"
-    if asked.job is None:
-        problems = cut("; ".join(asked.problems), _PROBLEMS)
-        where = f", with its state in {place}" if place else " as it was"
+    name, desired = ctx.names.config_map(status.revision or ""), ctx.desired
+    location = cut(status.state_place or "", _PLACE)
+    loss = f"ConfigMap {name} of the revision in force is gone"
+    if desired.job is None:
+        problems = cut("; ".join(desired.problems), _PROBLEMS)
+        where = f", with its state in {location}" if location else " as it was"
         return Fault(
             REVISION_LOST,
-            f"{gone}, and the resource is no valid job: {problems}. Correct the resource{where}: it can be edited "
+            f"{loss}, and the resource is no valid job: {problems}. Correct the resource{where}: it can be edited "
             "while it is being deleted",
         )
-    elsewhere = cut(state_place_text(asked.job.job.spec), _PLACE)
-    if not place:
+    elsewhere = cut(state_place_text(desired.job.job.spec), _PLACE)
+    if not location:
         return Fault(
             REVISION_LOST,
-            f"{gone}, nothing says where it kept its state, and the resource has changed since: nothing is deleted in "
+            f"{loss}, nothing says where it kept its state, and the resource has changed since: nothing is deleted in "
             f"{elsewhere}. Set the resource back to what ran: it can be edited while it is being deleted",
         )
     return Fault(
         STATE_ELSEWHERE,
-        f"{gone}. The state is in {place}; the resource asks for {elsewhere} now, where nothing is deleted: it may "
+        f"{loss}. The state is in {location}; the resource asks for {elsewhere} now, where nothing is deleted: it may "
         "hold another job's state. Set spec.stateStore back: it can be edited while the resource is being deleted",
     )
 
@@ -167,13 +174,13 @@ def _has_state(ctx: ReconcileContext, status: Status) -> bool:
     state."""
     if status.driver is None and not ctx.drivers:
         return False
-    in_force = ctx.revision(status.revision, status.image)
-    if in_force is None and status.state_place in _GONE_WITH_ITS_POD:
+    current = ctx.revision(status.revision, status.image)
+    if current is None and status.state_place in _GONE_WITH_ITS_POD:
         return False
     revision = _revision(ctx, status)
     return revision is None or revision.durable
 
 
 def _set_finalizer(ctx: ReconcileContext, *, keep: bool) -> Action:
-    others = tuple(each for each in ctx.finalizers if each != FINALIZER)
-    return SetFinalizers((*others, FINALIZER) if keep else others)
+    other_finalizers = tuple(finalizer for finalizer in ctx.finalizers if finalizer != FINALIZER)
+    return SetFinalizers((*other_finalizers, FINALIZER) if keep else other_finalizers)

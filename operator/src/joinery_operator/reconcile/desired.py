@@ -74,11 +74,11 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
 
 def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | None:
     """An earlier revision, from its ConfigMap; None if that is gone, or this release cannot use it."""
-    found = observed.children.config_maps.get(ChildNames(observed.resource).config_map(name))
-    stored = stored_job(found, observed.kind, observed.resource)
+    config_map = observed.children.config_maps.get(ChildNames(observed.resource).config_map(name))
+    stored = stored_job(config_map, observed.kind, observed.resource)
     if stored is None:
         return None
-    templates = stored_templates(found)
+    templates = stored_templates(config_map)
     # An earlier release stored no templates: its revisions take them as they are now.
     return JobRevision(*stored, name, image, observed.settings, observed.templates if templates is None else templates)
 
@@ -123,28 +123,28 @@ def _image(observed: Observed, job: Job, status: Status) -> str:
 
 def _state_conflict(observed: Observed, job: Job, status: Status) -> str | None:
     """What to tell a job whose state in this store belongs to another resource; None if the state is its own."""
-    store, mine = job.spec.state_store.postgres, observed.resource
+    store, resource = job.spec.state_store.postgres, observed.resource
     if store is None:
         return None
-    place = state_place_text(job.spec)
+    location = state_place_text(job.spec)
     for other in observed.name_conflicts:
-        theirs = _place_in_force(other) == place
-        if theirs != (status.state_place == place):
-            why = "has" if theirs else None
+        other_has_state = _recorded_location(other) == location
+        if other_has_state != (status.state_place == location):
+            verb = "has" if other_has_state else None
         else:
-            same = _place(other) == _location(store.model_dump(by_alias=True))
-            why = "is older and keeps" if same and age(other) < age(mine) else None
-        if why:
-            name = f"{mine['metadata']['namespace']}/{mine['metadata']['name']}"
+            same_location = _written_location(other) == _location(store.model_dump(by_alias=True))
+            verb = "is older and keeps" if same_location and age(other) < age(resource) else None
+        if verb:
+            name = f"{resource['metadata']['namespace']}/{resource['metadata']['name']}"
             return (
-                f"{other['kind']} {name} {why} its state in the same Postgres and schema, where a state "
+                f"{other['kind']} {name} {verb} its state in the same Postgres and schema, where a state "
                 "is found by namespace and name alone: give one of the two jobs another name, or another "
                 "spec.stateStore.postgres.schema"
             )
     return None
 
 
-def _place_in_force(resource: Manifest) -> object:
+def _recorded_location(resource: Manifest) -> object:
     status = resource.get("status")
     return status.get("statePlace") if isinstance(status, Mapping) else None
 
@@ -156,12 +156,12 @@ def age(resource: Manifest) -> tuple[str, str, str, str]:
     return metadata.get("creationTimestamp", ""), resource["kind"], metadata["namespace"], metadata["name"]
 
 
-def _place(resource: Manifest) -> tuple[object, ...] | None:
+def _written_location(resource: Manifest) -> tuple[object, ...] | None:
     """Where a resource as written, valid or not, keeps its state; None if not in a Postgres."""
-    found: Any = resource
+    section: Any = resource
     for step in ("spec", "stateStore", "postgres"):
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return _location(found) if isinstance(found, Mapping) else None
+        section = section.get(step) if isinstance(section, Mapping) else None
+    return _location(section) if isinstance(section, Mapping) else None
 
 
 def _location(store: Mapping[str, Any]) -> tuple[object, ...]:

@@ -24,19 +24,19 @@ _HEALTHY = {"failures": 0, "interruptions": 0}
 @dataclass(frozen=True, slots=True)
 class DriverPlan:
     """The driver that is to run. `migrate` is the savepoint that its init container pins before it migrates the state
-    (`anew`: leaves it behind). With `restore` no driver runs: the pod returns to that savepoint and ends."""
+    (`abandon_state`: leaves it behind). With `restore` no driver runs: the pod returns to that savepoint and ends."""
 
     revision: str
     image: str
     migrate: str | None = None
-    anew: bool = False
+    abandon_state: bool = False
     restore: str | None = None
 
     def fits(self, attempt: DriverAttempt) -> bool:
         """Whether the attempt does what is planned. What its init container once did is no reason to end it later."""
-        before = (self.migrate, self.anew)
-        same = (attempt.revision, attempt.restore) == (self.revision, self.restore)
-        return same and before in {(None, False), (attempt.migrate, attempt.anew)}
+        before = (self.migrate, self.abandon_state)
+        same_target = (attempt.revision, attempt.restore) == (self.revision, self.restore)
+        return same_target and before in {(None, False), (attempt.migrate, attempt.anew)}
 
 
 def planned_driver(ctx: ReconcileContext, status: Status) -> DriverPlan | None:
@@ -70,9 +70,9 @@ def _in_force(ctx: ReconcileContext, status: Status, revision: str, image: str) 
     if status.proved is not None or attempt is None or attempt.revision != revision:
         return DriverPlan(revision, image)
     if attempt.anew:
-        return DriverPlan(revision, image, attempt.migrate, anew=True)
+        return DriverPlan(revision, image, attempt.migrate, abandon_state=True)
     if attempt.reason == INCOMPATIBLE and attempt.outcome is not None and ctx.desired.mode == "stateless":
-        return DriverPlan(revision, image, savepoint_name(ctx, revision, attempt), anew=True)
+        return DriverPlan(revision, image, savepoint_name(ctx, revision, attempt), abandon_state=True)
     return DriverPlan(revision, image)
 
 
@@ -109,16 +109,16 @@ def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None)
     if plan is None or (attempt is not None and not _due(ctx, attempt, plan)) or not ctx.all_drivers_inactive():
         return status
     last = max([0, *ctx.drivers, *ctx.orphaned_drivers, attempt.number if attempt else 0])
-    again = attempt is not None and plan.fits(attempt)
+    is_retry = attempt is not None and plan.fits(attempt)
     new = DriverAttempt(
         number=last + 1,
         revision=plan.revision,
         image=plan.image,
         created=ctx.now,
-        failures=attempt.failures if attempt and again else 0,
-        interruptions=attempt.interruptions if attempt and again else 0,
+        failures=attempt.failures if attempt and is_retry else 0,
+        interruptions=attempt.interruptions if attempt and is_retry else 0,
         migrate=plan.migrate,
-        anew=plan.anew,
+        anew=plan.abandon_state,
         restore=plan.restore,
     )
     return _set(status, new)
@@ -140,8 +140,8 @@ def reset_failures(status: Status) -> Status:
     attempt = status.driver
     if attempt is None:
         return status
-    again = attempt.again or attempt.outcome == "Fatal"
-    return _set(status, attempt.model_copy(update={**_HEALTHY, "not_before": None, "again": again}))
+    may_retry = attempt.again or attempt.outcome == "Fatal"
+    return _set(status, attempt.model_copy(update={**_HEALTHY, "not_before": None, "again": may_retry}))
 
 
 def back_off(settings: Settings, failures: int) -> timedelta:

@@ -20,7 +20,7 @@ def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Statu
     if alive:
         return status
     # Totals stay. Rates and lags mean nothing for a job that does not run.
-    rest = tuple(each.model_copy(update=_STILL) for each in status.inputs)
+    rest = tuple(input_status.model_copy(update=_STILL) for input_status in status.inputs)
     return status.model_copy(
         update={"inputs": rest, "lag": None, "rows_per_second": None, "watermark_delay": None, "executors": 0}
     )
@@ -65,9 +65,13 @@ _FIGURES = (
 
 
 def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
-    inputs = tuple(_input(each, now) for each in reported.inputs[:_INPUTS])
-    watermarks = [_utc(each.watermark) for each in reported.inputs if each.watermark and not each.ended]
-    lags = [each.lag for each in inputs if each.lag is not None]
+    inputs = tuple(_input(input_status, now) for input_status in reported.inputs[:_INPUTS])
+    watermarks = [
+        _utc(input_status.watermark)
+        for input_status in reported.inputs
+        if input_status.watermark and not input_status.ended
+    ]
+    lags = [input_status.lag for input_status in inputs if input_status.lag is not None]
     totals = {
         "job_generation": reported.job_generation,
         "epoch": reported.epoch,
@@ -87,15 +91,20 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
         "rows_per_second": reported.rows_per_second,
         "watermark_delay": delay_text(now - min(watermarks)) if watermarks else None,
         "hottest_keys": tuple(
-            each.model_copy(update={"key": cut(each.key, _KEY_LENGTH)}) for each in reported.hottest_keys[:_KEYS]
+            hot_key.model_copy(update={"key": cut(hot_key.key, _KEY_LENGTH)})
+            for hot_key in reported.hottest_keys[:_KEYS]
         ),
         "executors": reported.executors or 0,
     }
 
 
-def _input(each: InputStatus, now: datetime) -> InputStatus:
-    delay = delay_text(now - _utc(each.watermark)) if each.watermark is not None and not each.ended else None
-    return each.model_copy(update={"name": each.name[:_NAME_LENGTH], "watermark_delay": delay})
+def _input(input_status: InputStatus, now: datetime) -> InputStatus:
+    delay = (
+        delay_text(now - _utc(input_status.watermark))
+        if input_status.watermark is not None and not input_status.ended
+        else None
+    )
+    return input_status.model_copy(update={"name": input_status.name[:_NAME_LENGTH], "watermark_delay": delay})
 
 
 def delay_text(delay: timedelta) -> str:

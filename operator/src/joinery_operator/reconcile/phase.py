@@ -74,28 +74,28 @@ def job_phase(
 ) -> JobPhase:
     """The phase of a resource that is not being deleted. `blocked`: why the pod that should run cannot be created;
     `creates`: whether a child is missing; `undeleted`: why one that should be gone is there."""
-    found = _driver_phase(ctx, status, plan, blocked)
+    phase = _driver_phase(ctx, status, plan, blocked)
     lasting = _lasting_fault(ctx, status)
-    degraded = found.degraded or lasting
-    if lasting is not None and found.ready:
+    degraded = phase.degraded or lasting
+    if lasting is not None and phase.ready:
         # `kubectl get` shows the reason of Ready. It must not say Running to a user whose edit was refused.
-        found = replace(found, reason=lasting.reason, message=f"{found.message}. {lasting.message}")
+        phase = replace(phase, reason=lasting.reason, message=f"{phase.message}. {lasting.message}")
     if degraded is None and creates and (refused := ctx.observed.create_refused):
         # A driver may run even though its Service, or the check of another revision, cannot be created.
         degraded = Fault(CREATE_REFUSED, cut(refused))
     if undeleted is not None:
         words = f". {undeleted.message}"
         degraded = replace(degraded, message=degraded.message + words) if degraded is not None else undeleted
-        if not found.ready:
-            found = replace(found, message=found.message + words)
-    return JobPhase(found.phase, found.reason, cut(found.message), degraded, found.waits)
+        if not phase.ready:
+            phase = replace(phase, message=phase.message + words)
+    return JobPhase(phase.phase, phase.reason, cut(phase.message), degraded, phase.waits)
 
 
 def _lasting_fault(ctx: ReconcileContext, status: Status) -> Fault | None:
     """What is wrong even while the revision in force runs well; None if nothing is."""
-    asked, refused = ctx.desired, status.refused
-    if asked.job is None:
-        return Fault(asked.reason, listed(asked.problems))
+    desired, refused = ctx.desired, status.refused
+    if desired.job is None:
+        return Fault(desired.reason, listed(desired.problems))
     if refused is not None:
         return Fault(refused.reason, sentence(f"revision {refused.revision} was refused", refused.message))
     return None
@@ -120,7 +120,7 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     if blocked is not None:
         return JobPhase("Failed", blocked.reason, blocked.message, blocked)
     if status.held and plan is None and (rollout is None or rollout.stage == "Checking"):
-        return _held(ctx, status)
+        return _held_phase(ctx, status)
     if attempt is None or plan is None or not plan.fits(attempt):
         return _before_driver(ctx, status)
     if attempt.outcome is not None:
@@ -135,7 +135,7 @@ def _stopped(status: Status, words: str) -> JobPhase:
     return JobPhase("Stopping" if stage == "Stopping" else "Failed", reason, words, Fault(reason, cut(words)))
 
 
-def _held(ctx: ReconcileContext, status: Status) -> JobPhase:
+def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
     """The phase while nothing runs, because the resource asks for another job than the one that was suspended or failed
     for good."""
     rollout = status.rollout
@@ -182,13 +182,13 @@ def _overdue_pod(ctx: ReconcileContext) -> Fault | None:
 
 def _after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt) -> JobPhase:
     """The phase after the current attempt has ended."""
-    what = sentence(f"attempt {attempt.number} failed", attempt.reason or "", status.last_error or "")
+    failure = sentence(f"attempt {attempt.number} failed", attempt.reason or "", status.last_error or "")
     if attempt.outcome == "Fatal":
-        message = f"{what}. Another attempt would fail the same way: it waits until the resource changes"
+        message = f"{failure}. Another attempt would fail the same way: it waits until the resource changes"
         return JobPhase("Failed", attempt.reason or "Failed", message, Fault(attempt.reason or "Failed", cut(message)))
     if attempt.outcome == "Failed":
         when = f"; the next one starts at {attempt.not_before:%H:%M:%S} UTC" if attempt.not_before else ""
-        return JobPhase(_phase(status, "Pending"), "BackOff", cut(what) + when, Fault("BackOff", cut(what)))
+        return JobPhase(_phase(status, "Pending"), "BackOff", cut(failure) + when, Fault("BackOff", cut(failure)))
     when = f" at {attempt.not_before:%H:%M:%S} UTC" if attempt.not_before else ""
     message = f"attempt {attempt.number} was ended by others ({attempt.reason}); the next one starts{when}"
     return JobPhase(_phase(status, "Pending"), "Interrupted", message, _overdue_pod(ctx) or _often_interrupted(attempt))
@@ -214,13 +214,13 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
         return JobPhase(_phase(status, "Stopping"), "Stopping", message, _overdue_pod(ctx))
     if attempt.restore and pod.fault is None:
         return JobPhase("RollingBack", "RollingBack", f"pod {pod.name} returns to savepoint {attempt.restore}")
-    if pod.fault is None and (away := ctx.waiting(attempt)) is not None:
-        since = f"pod {pod.name} waits since {away.since:%H:%M:%S} UTC, and goes on by itself"
-        words = sentence(since, away.reason, ctx.executor_faults(away))
-        fault = Fault(WAITS_FOR.get(away.system, "Waiting"), cut(words))
+    if pod.fault is None and (waiting := ctx.waiting(attempt)) is not None:
+        since = f"pod {pod.name} waits since {waiting.since:%H:%M:%S} UTC, and goes on by itself"
+        words = sentence(since, waiting.reason, ctx.executor_faults(waiting))
+        fault = Fault(WAITS_FOR.get(waiting.system, "Waiting"), cut(words))
         phase = _phase(status, "Running" if attempt.ready is not None else "Starting")
         # Executors take a while to start, and a cluster to grow.
-        soon = away.system == EXECUTORS and not ctx.elapsed(away.since, ctx.deadline_seconds)
+        soon = waiting.system == EXECUTORS and not ctx.elapsed(waiting.since, ctx.deadline_seconds)
         return JobPhase(phase, fault.reason, fault.message, degraded if soon else fault, waits=True)
     if attempt.ready is not None:
         rollout = status.rollout

@@ -47,14 +47,14 @@ def _database(dsn: str) -> str:
         user, hosts, path, query = (url[name] or "" for name in ("user", "hosts", "path", "query"))
         fields = {"user": user.partition(":")[0], **dict(parse_qsl(query))}
         path = path if path.strip("/") else ""
-        return " ".join([f"postgresql://{hosts}{path}", *_which(fields, named=bool(path))])
+        return " ".join([f"postgresql://{hosts}{path}", *_identifying_fields(fields, named=bool(path))])
     pairs = _PAIR.findall(dsn)
     if not pairs or _PAIR.sub("", dsn).strip():
         return f"a dsn of digest {digest_of(dsn)}"
-    return " ".join(_which(dict(pairs)))
+    return " ".join(_identifying_fields(dict(pairs)))
 
 
-def _which(fields: Mapping[str, str], *, named: bool = False) -> Iterator[str]:
+def _identifying_fields(fields: Mapping[str, str], *, named: bool = False) -> Iterator[str]:
     """Without a dbname, libpq takes the user's name for it."""
     for name in ("service", "host", "hostaddr", "port", "dbname", "user"):
         if fields.get(name) and not (name == "user" and (named or "dbname" in fields)):
@@ -63,17 +63,17 @@ def _which(fields: Mapping[str, str], *, named: bool = False) -> Iterator[str]:
 
 def names_another(new: Job, old: Job, system: str) -> bool:
     """Whether `new` names a system of this kind (`Waiting.system`), or a way in, that `old` does not."""
-    known = list(_places(old, system))
-    return any(place is not None and place not in known for place in _places(new, system))
+    old_addresses = list(_addresses(old, system))
+    return any(address is not None and address not in old_addresses for address in _addresses(new, system))
 
 
-def _places(job: Job, system: str) -> Iterator[object]:
+def _addresses(job: Job, system: str) -> Iterator[object]:
     match system:
         case "store":
             yield state_place(job.spec)
         case "input":
-            for each in job.inputs:
-                yield from (_brokers(each.kafka), each.schema_registry)
+            for input_spec in job.inputs:
+                yield from (_brokers(input_spec.kafka), input_spec.schema_registry)
         case _:
             output = job.spec.output
             yield from (_brokers(output.kafka), output.schema_registry, _brokers(job.dead_letter_kafka))

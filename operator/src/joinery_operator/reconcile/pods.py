@@ -63,7 +63,7 @@ def observe_pod(pod: Manifest) -> PodObservation:
     main_status = _main(status)
     main = _terminated(main_status)
     terminations = _terminations(status, main)
-    reported = next((text for each in terminations if (text := (each.get("message") or "").strip())), "")
+    reported = next((text for termination in terminations if (text := (termination.get("message") or "").strip())), "")
     ending = _parsed(Ending, reported)
     created = _time(metadata["creationTimestamp"])
     return PodObservation(
@@ -106,17 +106,19 @@ def _containers(status: Manifest) -> Iterator[Manifest]:
 
 
 def _main(status: Manifest) -> Manifest:
-    ours = (each for each in status.get("containerStatuses") or () if each.get("name") == MAIN_CONTAINER)
-    return next(ours, {})
+    main_containers = (
+        container for container in status.get("containerStatuses") or () if container.get("name") == MAIN_CONTAINER
+    )
+    return next(main_containers, {})
 
 
 def _steps(status: Manifest) -> int:
     """Counts the pod's steps. Each counts once, because a restart is no progress."""
-    found = sum(_since(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready"))
-    for each in _containers(status):
-        ended = _terminated(each)
-        found += (ended is not None or _is_running(each)) + (ended is not None and ended.get("exitCode") == 0)
-    return found
+    steps = sum(_since(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready"))
+    for container in _containers(status):
+        ended = _terminated(container)
+        steps += (ended is not None or _is_running(container)) + (ended is not None and ended.get("exitCode") == 0)
+    return steps
 
 
 def _terminated(container: Manifest) -> Mapping[str, Any] | None:
@@ -131,8 +133,8 @@ def _terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapp
     """The ends of containers that explain the pod's end. Containers beside ours do not matter."""
     if main is not None:
         return [main]
-    first = [_terminated(each) for each in status.get("initContainerStatuses") or ()]
-    return [each for each in first if each is not None and each.get("exitCode") != 0]
+    first = [_terminated(container) for container in status.get("initContainerStatuses") or ()]
+    return [termination for termination in first if termination is not None and termination.get("exitCode") != 0]
 
 
 def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetime) -> datetime | None:
@@ -140,23 +142,27 @@ def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetim
     phase_over = status.get("phase") in {"Succeeded", "Failed"}
     if main is None and not phase_over:
         return None
-    times = [each["finishedAt"] for each in map(_terminated, _containers(status)) if each and each.get("finishedAt")]
+    times = [
+        termination["finishedAt"]
+        for termination in map(_terminated, _containers(status))
+        if termination and termination.get("finishedAt")
+    ]
     if main is not None and main.get("finishedAt"):
         times = [main["finishedAt"]]
     return max((_time(text) for text in times), default=created)
 
 
 def _since(status: Manifest, condition: str, value: str = "True") -> datetime | None:
-    for each in status.get("conditions") or ():
-        if each.get("type") == condition and each.get("status") == value:
-            return _time(each["lastTransitionTime"]) if each.get("lastTransitionTime") else None
+    for pod_condition in status.get("conditions") or ():
+        if pod_condition.get("type") == condition and pod_condition.get("status") == value:
+            return _time(pod_condition["lastTransitionTime"]) if pod_condition.get("lastTransitionTime") else None
     return None
 
 
 def _end_reason(status: Manifest, terminations: list[Mapping[str, Any]], ending: Ending | None) -> str:
     if ending is not None and ending.kind:
         return ending.kind
-    reasons = [each.get("reason") or "" for each in terminations]
+    reasons = [termination.get("reason") or "" for termination in terminations]
     return next((reason for reason in [*reasons, status.get("reason") or ""] if reason), "Error")
 
 
@@ -164,35 +170,35 @@ def _end_message(status: Manifest, terminations: list[Mapping[str, Any]], ending
     if ending is not None and ending.error:
         return cut(ending.error)
     exits = [
-        f"exit code {each['exitCode']} ({each.get('reason') or 'no reason'})"
-        for each in terminations
-        if "exitCode" in each
+        f"exit code {termination['exitCode']} ({termination.get('reason') or 'no reason'})"
+        for termination in terminations
+        if "exitCode" in termination
     ]
     return cut(sentence(*exits[:1], status.get("reason") or "", status.get("message") or "", reported))
 
 
 def _fault(status: Manifest) -> Fault | None:
-    for each in _containers(status):
-        waiting = (each.get("state") or {}).get("waiting") or {}
+    for container in _containers(status):
+        waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason") or "", waiting.get("message") or ""
         if reason in _PULLING:
-            return Fault(IMAGE_PULL, cut(sentence(reason, f"image {each.get('image', '?')}", message)))
+            return Fault(IMAGE_PULL, cut(sentence(reason, f"image {container.get('image', '?')}", message)))
         if reason not in _NORMAL_WAITS:
             return Fault(NOT_CREATED, cut(sentence(reason, message)))
-    for each in status.get("conditions") or ():
-        if each.get("type") == "PodScheduled" and each.get("status") == "False":
-            return Fault(UNSCHEDULABLE, cut(sentence(each.get("reason") or "", each.get("message") or "")))
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return Fault(UNSCHEDULABLE, cut(sentence(condition.get("reason") or "", condition.get("message") or "")))
     return None
 
 
 def _waiting_for(status: Manifest) -> str:
     """What the pod waits for: the first container that waits, else the init container that runs, else the driver."""
-    for each in _containers(status):
-        waiting = (each.get("state") or {}).get("waiting")
+    for container in _containers(status):
+        waiting = (container.get("state") or {}).get("waiting")
         if waiting is not None:
             words = sentence(waiting.get("reason") or "", waiting.get("message") or "")
-            return cut(f"container {each.get('name', '?')} waits: {words or 'no reason is told'}")
-    for each in status.get("initContainerStatuses") or ():
-        if _is_running(each):
-            return f"container {each.get('name', '?')} runs first"
+            return cut(f"container {container.get('name', '?')} waits: {words or 'no reason is told'}")
+    for container in status.get("initContainerStatuses") or ():
+        if _is_running(container):
+            return f"container {container.get('name', '?')} runs first"
     return "the driver runs and is not ready" if _is_running(_main(status)) else "no container of it was started"

@@ -19,10 +19,10 @@ from joinery_operator.reconcile.reasons import COMMITTED_SINCE, CREATE_REFUSED, 
 from joinery_operator.reconcile.rollout_table import (
     STAGES,
     Act,
-    Asked,
     AtStake,
     Check,
     Deadline,
+    Desired,
     Helper,
     Mode,
     NewDriver,
@@ -66,13 +66,13 @@ def record_hold(ctx: ReconcileContext, status: Status) -> Status:
     """The status with whether the revision in force may start a driver (`held`: it may not). After a suspension or a
     fatal end, it may only if the resource asks for that revision: if the resource asks for another job, that job is
     checked before anything runs."""
-    attempt, asked = status.driver, asked_of(ctx, status)
+    attempt, desired = status.driver, classify_desired(ctx, status)
     failed = attempt is not None and attempt.outcome == "Fatal" and not attempt.restore
     in_force = attempt is not None and attempt.revision == status.revision
-    goes_on = asked is Asked.ROLLOUT and stage_of(status) in {RolloutStage.STARTING, RolloutStage.ROLLING_BACK}
-    if ctx.suspended or (failed and in_force and asked in {Asked.ANOTHER, Asked.ROLLOUT} and not goes_on):
+    goes_on = desired is Desired.ROLLOUT and stage_of(status) in {RolloutStage.STARTING, RolloutStage.ROLLING_BACK}
+    if ctx.suspended or (failed and in_force and desired in {Desired.ANOTHER, Desired.ROLLOUT} and not goes_on):
         return status.model_copy(update={"held": True})
-    return status.model_copy(update={"held": False}) if asked is Asked.IN_FORCE or goes_on else status
+    return status.model_copy(update={"held": False}) if desired is Desired.IN_FORCE or goes_on else status
 
 
 def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
@@ -143,13 +143,13 @@ def _waits_as_any(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bo
     """Whether the driver waits for a system that the revision in force names as well: an address that is new may be
     wrong, and what keeps executors away is most often the edit. In doubt it names it."""
     attempt = status.driver
-    away = ctx.waiting(attempt) if attempt is not None else None
-    if attempt is None or away is None or away.system == EXECUTORS:
+    waiting = ctx.waiting(attempt) if attempt is not None else None
+    if attempt is None or waiting is None or waiting.system == EXECUTORS:
         return False
     new, old = ctx.revision(rollout.revision, rollout.image), ctx.revision(status.revision, status.image)
     if attempt.revision != rollout.revision or new is None or old is None:
         return True
-    return not names_another(new.job, old.job, away.system)
+    return not names_another(new.job, old.job, waiting.system)
 
 
 _NOTHING_DONE: Mapping[str, int] = {"steps": 0, "segments": 0, "tasks": 0}
@@ -176,37 +176,37 @@ def _progress(ctx: ReconcileContext, status: Status, rollout: Rollout) -> dict[s
 # --- what was observed, in the terms of the table ---------------------------------------------------------------------
 
 
-def asked_of(ctx: ReconcileContext, status: Status) -> Asked:
+def classify_desired(ctx: ReconcileContext, status: Status) -> Desired:
     new, rollout = ctx.desired.job, status.rollout
     if new is None:
-        return Asked.NOTHING
+        return Desired.NOTHING
     if rollout is not None and (new.revision, ctx.desired.mode) == (rollout.revision, rollout.mode):
-        return Asked.ROLLOUT
-    same = (new.revision, new.image) == (status.revision, status.image)
-    return Asked.IN_FORCE if same else Asked.ANOTHER
+        return Desired.ROLLOUT
+    is_current = (new.revision, new.image) == (status.revision, status.image)
+    return Desired.IN_FORCE if is_current else Desired.ANOTHER
 
 
 def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
     rollout, suspend = status.rollout, Suspend.YES if ctx.suspended else Suspend.NO
-    stage, asked = stage_of(status), asked_of(ctx, status)
+    stage, desired = stage_of(status), classify_desired(ctx, status)
     if rollout is None:
-        return _classify_stable(ctx, status, asked, suspend)
+        return _classify_stable(ctx, status, desired, suspend)
     over = _deadline(ctx, status)
     match stage:
         case RolloutStage.CHECKING:
             check = _check(ctx.check(rollout))
             return RolloutObservation(
-                stage, asked=asked, suspend=suspend, mode=_takes_over(rollout), check=check, deadline=over
+                stage, desired=desired, suspend=suspend, mode=_takes_over(rollout), check=check, deadline=over
             )
         case RolloutStage.STOPPING:
             old = status.driver
-            gone = (old is None or old.outcome is not None) and ctx.all_drivers_inactive()
-            old_driver = OldDriver.GONE if gone else OldDriver.ACTIVE
-            return RolloutObservation(stage, asked=asked, suspend=suspend, old_driver=old_driver, deadline=over)
+            old_ended = (old is None or old.outcome is not None) and ctx.all_drivers_inactive()
+            old_driver = OldDriver.GONE if old_ended else OldDriver.ACTIVE
+            return RolloutObservation(stage, desired=desired, suspend=suspend, old_driver=old_driver, deadline=over)
         case RolloutStage.STARTING:
             return RolloutObservation(
                 stage,
-                asked=asked,
+                desired=desired,
                 suspend=suspend,
                 new_driver=_new_driver(ctx, _attempt_of(status, rollout)),
                 rollback=Rollback(ctx.upgrade.rollback),
@@ -215,7 +215,7 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
         case _:
             return RolloutObservation(
                 stage,
-                asked=asked,
+                desired=desired,
                 suspend=suspend,
                 restore=_restore(ctx, status, rollout),
                 restorer=_restorer(ctx, rollout),
@@ -232,14 +232,14 @@ def _deadline(ctx: ReconcileContext, status: Status) -> Deadline:
     return Deadline.PASSED if end is not None and ctx.now >= end else Deadline.AHEAD
 
 
-def _classify_stable(ctx: ReconcileContext, status: Status, asked: Asked, suspend: Suspend) -> RolloutObservation:
+def _classify_stable(ctx: ReconcileContext, status: Status, desired: Desired, suspend: Suspend) -> RolloutObservation:
     new, mode = ctx.desired.job, ctx.desired.mode
-    if new is None or asked is Asked.IN_FORCE:
-        return RolloutObservation(RolloutStage.STABLE, asked=asked)
+    if new is None or desired is Desired.IN_FORCE:
+        return RolloutObservation(RolloutStage.STABLE, desired=desired)
     in_memory = NewStore.GIVES_UP if mode == "stateless" else NewStore.IN_MEMORY
     return RolloutObservation(
         RolloutStage.STABLE,
-        asked=asked,
+        desired=desired,
         at_stake=AtStake.STATE if _has_durable_state(ctx, status) else AtStake.NOTHING,
         new_store=NewStore.KEEPS if new.durable else in_memory,
         suspend=suspend,
@@ -288,15 +288,19 @@ def _new_driver(ctx: ReconcileContext, attempt: DriverAttempt | None) -> NewDriv
 
 def _restore(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Restore:
     attempt, (revision, image) = status.driver, restoring_revision(status, rollout)
-    ours = attempt if attempt is not None and attempt.restore == rollout.savepoint else None
-    if ours is not None and ours.outcome == "Finished":
+    restoring_attempt = attempt if attempt is not None and attempt.restore == rollout.savepoint else None
+    if restoring_attempt is not None and restoring_attempt.outcome == "Finished":
         return Restore.RESTORED
-    if ours is not None and ours.outcome == "Fatal" and ours.reason == COMMITTED_SINCE:
+    if (
+        restoring_attempt is not None
+        and restoring_attempt.outcome == "Fatal"
+        and restoring_attempt.reason == COMMITTED_SINCE
+    ):
         return Restore.COMMITTED_SINCE
-    current = ours is not None and ours.revision == revision
-    failed = current and ours is not None and ours.outcome == "Fatal"
-    there = current and ours is not None and ours.number in ctx.drivers
-    lost = not there and ctx.revision(revision, image) is None
+    current = restoring_attempt is not None and restoring_attempt.revision == revision
+    failed = current and restoring_attempt is not None and restoring_attempt.outcome == "Fatal"
+    has_pod = current and restoring_attempt is not None and restoring_attempt.number in ctx.drivers
+    lost = not has_pod and ctx.revision(revision, image) is None
     return Restore.STUCK if failed or lost or _deadline(ctx, status) is Deadline.PASSED else Restore.UNDERWAY
 
 
@@ -304,8 +308,8 @@ def _restorer(ctx: ReconcileContext, rollout: Rollout) -> Restorer:
     new, by = ctx.desired.job, rollout.restorer
     if by is None:
         return Restorer.IN_FORCE
-    asked = new is not None and (new.revision, new.image) == (by.revision, by.image)
-    return Restorer.ASKED if asked else Restorer.PAST
+    is_desired = new is not None and (new.revision, new.image) == (by.revision, by.image)
+    return Restorer.ASKED if is_desired else Restorer.PAST
 
 
 def _helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
@@ -316,9 +320,9 @@ def _helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
         return Helper.UNABLE
     if not new.durable:
         return Helper.GIVES_UP if new.mode == "stateless" else Helper.UNABLE
-    known = ctx.revision(rollout.revision, rollout.image) or ctx.revision(status.revision, status.image)
-    same = known is None or state_place(known.job.spec) == state_place(new.job.spec)
-    return Helper.ABLE if same else Helper.UNABLE
+    known_revision = ctx.revision(rollout.revision, rollout.image) or ctx.revision(status.revision, status.image)
+    same_location = known_revision is None or state_place(known_revision.job.spec) == state_place(new.job.spec)
+    return Helper.ABLE if same_location else Helper.UNABLE
 
 
 def _committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
@@ -384,7 +388,7 @@ class _Execution:
 
     def restore_anew(self) -> Status:
         new = self.new
-        in_force = asked_of(self.ctx, self.status) is Asked.IN_FORCE
+        in_force = classify_desired(self.ctx, self.status) is Desired.IN_FORCE
         by = None if in_force else RestoringRevision(revision=new.revision, image=new.image)
         return self._with(rollout=self._entered(restorer=by))
 
@@ -407,11 +411,11 @@ class _Execution:
         return self._with(rollout=None, held=self.status.held or self.rollout.restorer is not None)
 
     def _in_force(self, new: JobRevision | Rollout, *, proved: datetime | None) -> Status:
-        taken = {"revision": new.revision, "image": new.image, "proved": proved, "refused": None}
+        revision_fields = {"revision": new.revision, "image": new.image, "proved": proved, "refused": None}
         # This rollout may have committed unseen before a suspension. If the resource asks for something else by now,
         # that is checked before anything runs.
-        of_another = new is self.status.rollout and asked_of(self.ctx, self.status) is not Asked.ROLLOUT
-        return self._with(**taken, rollout=None, held=self.status.held and of_another)
+        of_another = new is self.status.rollout and classify_desired(self.ctx, self.status) is not Desired.ROLLOUT
+        return self._with(**revision_fields, rollout=None, held=self.status.held and of_another)
 
     def _with(self, **update: object) -> Status:
         return self.status.model_copy(update=update)
@@ -522,17 +526,17 @@ def _why_not_restored(ctx: ReconcileContext, status: Status, rollout: Rollout) -
     revision, image = restoring_revision(status, rollout)
     attempt = status.driver
     if attempt is not None and attempt.restore and attempt.outcome == "Fatal":
-        why = status.last_error or ""
+        reason = status.last_error or ""
     elif ctx.revision(revision, image) is None:
-        why = f"its ConfigMap {ctx.names.config_map(revision)} is gone"
+        reason = f"its ConfigMap {ctx.names.config_map(revision)} is gone"
     else:
-        why = _not_ready(ctx, status, attempt)
+        reason = _not_ready(ctx, status, attempt)
     elsewhere = ""
-    if asked_of(ctx, status) is Asked.ANOTHER and _helper(ctx, status, rollout) is Helper.UNABLE:
+    if classify_desired(ctx, status) is Desired.ANOTHER and _helper(ctx, status, rollout) is Helper.UNABLE:
         elsewhere = "; the job that is asked for now cannot, because it keeps its state elsewhere"
     return (
         f"the return to savepoint {rollout.savepoint} with revision {revision} and image {cut(image, 256)} is stuck: "
-        f"{cut(why, 512)}{elsewhere}"
+        f"{cut(reason, 512)}{elsewhere}"
     )
 
 
@@ -567,8 +571,8 @@ def _not_ready(ctx: ReconcileContext, status: Status, attempt: DriverAttempt | N
     fault = pod.fault if pod else refused
     if fault is not None:
         return sentence(limit, fault.reason, fault.message)
-    away = ctx.waiting(attempt) if attempt else None
+    waiting = ctx.waiting(attempt) if attempt else None
     failed = attempt is not None and attempt.failures > 0
-    if away is not None:
-        return sentence(limit, away.reason, ctx.executor_faults(away))
+    if waiting is not None:
+        return sentence(limit, waiting.reason, ctx.executor_faults(waiting))
     return sentence(limit, (status.last_error or "") if failed else "")

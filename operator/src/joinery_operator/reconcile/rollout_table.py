@@ -35,7 +35,7 @@ def stage_of(status: Status) -> RolloutStage:
     return RolloutStage(status.rollout.stage) if status.rollout else RolloutStage.STABLE
 
 
-class Asked(Enum):
+class Desired(Enum):
     """What the resource asks for."""
 
     NOTHING = "no valid job"
@@ -157,7 +157,7 @@ class RolloutObservation:
     """What was observed, as far as the stage's rows depend on it; None for what they do not depend on."""
 
     stage: RolloutStage
-    asked: Asked | None = None
+    desired: Desired | None = None
     suspend: Suspend | None = None
     at_stake: AtStake | None = None
     new_store: NewStore | None = None
@@ -174,7 +174,7 @@ class RolloutObservation:
 
 
 DIMENSIONS: Final[Mapping[str, type[Enum]]] = {
-    "asked": Asked,
+    "desired": Desired,
     "suspend": Suspend,
     "at_stake": AtStake,
     "new_store": NewStore,
@@ -221,41 +221,41 @@ STAGES: Final[Mapping[RolloutStage, StageRules]] = {
     RolloutStage.STABLE: StageRules(
         DriverRole.IN_FORCE,
         None,
-        ("asked", "at_stake", "new_store", "suspend", "refused"),
-        {"asked": (Asked.NOTHING, Asked.IN_FORCE, Asked.ANOTHER)},
+        ("desired", "at_stake", "new_store", "suspend", "refused"),
+        {"desired": (Desired.NOTHING, Desired.IN_FORCE, Desired.ANOTHER)},
     ),
     RolloutStage.CHECKING: StageRules(
         DriverRole.IN_FORCE,
         None,
-        ("asked", "suspend", "mode", "check", "deadline"),
+        ("desired", "suspend", "mode", "check", "deadline"),
         _CLOCK,
         way_out=_TAKE_BACK,
-        leaves=(Asked.IN_FORCE,),
+        leaves=(Desired.IN_FORCE,),
     ),
     RolloutStage.STOPPING: StageRules(
         DriverRole.NONE,
         "Stopping",
-        ("asked", "suspend", "old_driver", "deadline"),
+        ("desired", "suspend", "old_driver", "deadline"),
         _CLOCK,
         way_out=f"{_TAKE_BACK}. To go on without waiting for the old pod, delete it by force "
         "(kubectl delete pod --grace-period=0 --force)",
-        leaves=(Asked.IN_FORCE,),
+        leaves=(Desired.IN_FORCE,),
     ),
     RolloutStage.STARTING: StageRules(
         DriverRole.MIGRATES,
         "Migrating",
-        ("asked", "suspend", "new_driver", "rollback", "deadline"),
+        ("desired", "suspend", "new_driver", "rollback", "deadline"),
         way_out=_TAKE_BACK,
-        leaves=(Asked.IN_FORCE,),
+        leaves=(Desired.IN_FORCE,),
     ),
     RolloutStage.ROLLING_BACK: StageRules(
         DriverRole.RESTORES,
         "RollingBack",
-        ("asked", "suspend", "restore", "restorer", "helper"),
+        ("desired", "suspend", "restore", "restorer", "helper"),
         way_out="If that cannot be mended, apply another job with an image that can be pulled and the same "
         "spec.stateStore (an annotation joinery.dev/restartedAt makes it another one): then that image returns to the "
         "savepoint",
-        leaves=(Asked.ANOTHER, Suspend.NO, Helper.ABLE, Restorer.PAST),
+        leaves=(Desired.ANOTHER, Suspend.NO, Helper.ABLE, Restorer.PAST),
     ),
 }
 
@@ -283,7 +283,7 @@ class Act(Enum):
 def _when(*conditions: Enum | tuple[Enum, ...]) -> Mapping[str, frozenset[Enum]]:
     """The conditions by dimension, which the type of the enum gives. A tuple means any of its values."""
     names = {kind: name for name, kind in DIMENSIONS.items()}
-    groups = [each if isinstance(each, tuple) else (each,) for each in conditions]
+    groups = [condition if isinstance(condition, tuple) else (condition,) for condition in conditions]
     return {names[type(group[0])]: frozenset(group) for group in groups}
 
 
@@ -296,7 +296,7 @@ class Transition:
     when: Mapping[str, frozenset[Enum]]
     act: Act
     to: RolloutStage
-    why: str
+    rationale: str
     refused: RefusalReason | None = None
 
     def matches(self, observation: RolloutObservation) -> bool:
@@ -306,10 +306,10 @@ class Transition:
 
 
 _NOT_GIVEN_UP = (NewStore.KEEPS, NewStore.IN_MEMORY)
-_GOES_ON = (Asked.NOTHING, Asked.ROLLOUT)
-_LEAVES = (Asked.IN_FORCE, Asked.ANOTHER)
+_GOES_ON = (Desired.NOTHING, Desired.ROLLOUT)
+_LEAVES = (Desired.IN_FORCE, Desired.ANOTHER)
 _UNFIT = (Check.NO_STATE, Check.MISFIT, Check.DIFFERS)
-_BEGUN = tuple(each for each in NewDriver if each not in {NewDriver.NONE, NewDriver.COMMITTED})
+_BEGUN = tuple(new_driver for new_driver in NewDriver if new_driver not in {NewDriver.NONE, NewDriver.COMMITTED})
 _NOT_COMMITTED = (NewDriver.NONE, *_BEGUN)
 _WAITED_FOR = (NewDriver.NONE, NewDriver.UNDERWAY, NewDriver.READY)
 _ENDED = (NewDriver.MISFIT, NewDriver.NOT_MIGRATED, NewDriver.FAILED)
@@ -320,21 +320,21 @@ _STABLE, _CHECKING, _STOPPING, _STARTING, _ROLLING_BACK = RolloutStage
 # fmt: off
 TABLE: Final[tuple[Transition, ...]] = (
     # Stable: no rollout.
-    Transition(_STABLE, _when(Asked.NOTHING), Act.WAIT, _STABLE,
+    Transition(_STABLE, _when(Desired.NOTHING), Act.WAIT, _STABLE,
         "What runs goes on; what does not run does not start."),
-    Transition(_STABLE, _when(Asked.IN_FORCE), Act.WAIT, _STABLE,
+    Transition(_STABLE, _when(Desired.IN_FORCE), Act.WAIT, _STABLE,
         "It is what is asked for."),
-    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.YES), Act.WAIT, _STABLE,
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.YES), Act.WAIT, _STABLE,
         "What is asked for counts from the resumption on; until then it may change again."),
-    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.NOTHING), Act.TAKE_OVER, _STABLE,
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.NOTHING), Act.TAKE_OVER, _STABLE,
         "Nothing can be lost or returned to."),
-    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.GIVES_UP), Act.TAKE_OVER, _STABLE,
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.GIVES_UP), Act.TAKE_OVER, _STABLE,
         "The resource gives the state up."),
-    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.STATE, _NOT_GIVEN_UP, Refused.YES),
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, _NOT_GIVEN_UP, Refused.YES),
         Act.WAIT, _STABLE, "What was refused is not tried again."),
-    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.KEEPS, Refused.NO),
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.KEEPS, Refused.NO),
         Act.BEGIN, _CHECKING, "A check shows whether the job fits its state."),
-    Transition(_STABLE, _when(Asked.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.IN_MEMORY, Refused.NO),
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.IN_MEMORY, Refused.NO),
         Act.REFUSE, _STABLE, "All of the state would be left behind.", INCOMPATIBLE),
     # Checking: the check pod runs with the new image and job; the old driver goes on, if it ran.
     Transition(_CHECKING, _when(_LEAVES), Act.DROP, _STABLE,
@@ -414,18 +414,18 @@ TABLE: Final[tuple[Transition, ...]] = (
         "The old revision runs only on its own state."),
     Transition(_ROLLING_BACK, _when(_GOES_ON, Suspend.NO, Restore.STUCK), Act.REPORT, _ROLLING_BACK,
         "It is tried again; another job leads out as well, by its own image."),
-    Transition(_ROLLING_BACK, _when(Asked.IN_FORCE, Suspend.NO, Restore.STUCK, Restorer.IN_FORCE),
+    Transition(_ROLLING_BACK, _when(Desired.IN_FORCE, Suspend.NO, Restore.STUCK, Restorer.IN_FORCE),
         Act.REPORT, _ROLLING_BACK, "It is tried again; another job leads out as well, by its own image."),
-    Transition(_ROLLING_BACK, _when(Asked.IN_FORCE, Suspend.NO, Restore.STUCK, (Restorer.ASKED, Restorer.PAST)),
+    Transition(_ROLLING_BACK, _when(Desired.IN_FORCE, Suspend.NO, Restore.STUCK, (Restorer.ASKED, Restorer.PAST)),
         Act.RESTORE_ANEW, _ROLLING_BACK, "The other image was of no use either, and is not asked for any more."),
-    Transition(_ROLLING_BACK, _when(Asked.ANOTHER, Suspend.NO, Restore.STUCK, Helper.GIVES_UP),
+    Transition(_ROLLING_BACK, _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.GIVES_UP),
         Act.TAKE_OVER, _STABLE, "The resource gives the state up."),
-    Transition(_ROLLING_BACK, _when(Asked.ANOTHER, Suspend.NO, Restore.STUCK, Helper.UNABLE),
+    Transition(_ROLLING_BACK, _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.UNABLE),
         Act.REPORT, _ROLLING_BACK, "It would look for the savepoint where it is not."),
     Transition(_ROLLING_BACK,
-        _when(Asked.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, (Restorer.IN_FORCE, Restorer.PAST)),
+        _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, (Restorer.IN_FORCE, Restorer.PAST)),
         Act.RESTORE_ANEW, _ROLLING_BACK, "The savepoint knows no image: the one that is asked for returns to it."),
-    Transition(_ROLLING_BACK, _when(Asked.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, Restorer.ASKED),
+    Transition(_ROLLING_BACK, _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, Restorer.ASKED),
         Act.REPORT, _ROLLING_BACK, "It is tried again; another job leads out as well, by its own image."),
 )
 # fmt: on
@@ -440,14 +440,19 @@ def observations() -> Iterator[RolloutObservation]:
     """Yields every possible observation once."""
     for stage, rules in STAGES.items():
         values = (rules.values.get(name, tuple(DIMENSIONS[name])) for name in rules.dimensions)
-        found = (
-            RolloutObservation(stage, **dict(zip(rules.dimensions, each, strict=True)))  # type: ignore[arg-type]
-            for each in product(*values)
+        possible = (
+            RolloutObservation(stage, **dict(zip(rules.dimensions, combination, strict=True)))  # type: ignore[arg-type]
+            for combination in product(*values)
         )
         if stage is RolloutStage.STABLE:
             # A resource that asks for nothing new has no new store, and cannot be refused.
-            found = (each if each.asked is Asked.ANOTHER else RolloutObservation(stage, each.asked) for each in found)
-        yield from dict.fromkeys(found)
+            possible = (
+                observation
+                if observation.desired is Desired.ANOTHER
+                else RolloutObservation(stage, observation.desired)
+                for observation in possible
+            )
+        yield from dict.fromkeys(possible)
 
 
 def rendered() -> str:
@@ -469,13 +474,13 @@ def rendered() -> str:
     lines += ["", "| in | when | then | next | refused as | why |", "|---|---|---|---|---|---|"]
     lines += [
         f"| `{row.stage.value}` | {_conditions(row)} | {row.act.value} | `{row.to.value}` | "
-        f"{f'`{row.refused}`' if row.refused else ''} | {row.why} |"
+        f"{f'`{row.refused}`' if row.refused else ''} | {row.rationale} |"
         for row in TABLE
     ]
     lines += ["", "| observed | is | values |", "|---|---|---|"]
     lines += [
         f"| {name.replace('_', ' ')} | {' '.join((kind.__doc__ or '').split())} | "
-        f"{'; '.join(f'{_code(each)} {each.value}' for each in kind)} |"
+        f"{'; '.join(f'{_code(member)} {member.value}' for member in kind)} |"
         for name, kind in DIMENSIONS.items()
     ]
     return "\n".join([*lines, ""])
@@ -485,9 +490,9 @@ def _conditions(row: Transition) -> str:
     parts = []
     for name, values in row.when.items():
         kind = DIMENSIONS[name]
-        some = [_code(each) for each in kind if each in values]
-        others = [_code(each) for each in kind if each not in values]
-        text = f"not {others[0]}" if len(others) == 1 < len(some) else " or ".join(some)
+        included = [_code(member) for member in kind if member in values]
+        excluded = [_code(member) for member in kind if member not in values]
+        text = f"not {excluded[0]}" if len(excluded) == 1 < len(included) else " or ".join(included)
         parts.append(f"{name.replace('_', ' ')} {text}")
     return ", ".join(parts)
 

@@ -50,38 +50,38 @@ def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
         return _deleted(observed, status)
     if status.phase == "Completed":
         actions = (*_finalizer(observed), *(_delete(pod) for pod in _pods(observed).values()))
-        reason, message = _made(observed, status)
-        return _said(observed, status, "Completed", reason, message, actions)
+        reason, message = _completion(observed, status)
+        return _decision(observed, status, "Completed", reason, message, actions)
     return _try(observed, status, delete=False)
 
 
 def left_behind(resource: Manifest) -> Iterator[Event]:
     """Says of a Savepoint that is gone that the state store still has its savepoint, against what it asked for: it was
     deleted before the operator had set its finalizer. One that the operator lets go is `Deleting` before."""
-    status, metadata, of = _read(resource), resource["metadata"], resource["spec"]["job"]
-    reason = next((each.reason for each in status.conditions if each.type == "Ready"), _NOT_STARTED)
+    status, metadata, job_ref = _read(resource), resource["metadata"], resource["spec"]["job"]
+    reason = next((condition.reason for condition in status.conditions if condition.type == "Ready"), _NOT_STARTED)
     if _cleanup(resource) == "retain" or status.phase == "Deleting" or reason in _NOTHING_MADE:
         return
     stays = "stays" if status.epoch is not None else "stays, if its pod has made it,"
-    name, job = metadata["name"], of["name"]
+    name, job = metadata["name"], job_ref["name"]
     yield Event(
         "Warning",
         "SavepointLeftBehind",
-        f"savepoint {name} of {of['kind']} {metadata['namespace']}/{job} {stays} in the state store: the Savepoint was "
-        f"deleted before it had the finalizer {FINALIZER}, without which cleanup: delete deletes nothing. To delete "
-        f"it, run `kubectl joinery state {job} savepoint {name} --delete`, or without the job "
+        f"savepoint {name} of {job_ref['kind']} {metadata['namespace']}/{job} {stays} in the state store: the "
+        f"Savepoint was deleted before it had the finalizer {FINALIZER}, without which cleanup: delete deletes "
+        f"nothing. To delete it, run `kubectl joinery state {job} savepoint {name} --delete`, or without the job "
         f"`joinery state savepoint JOB.yaml {name} --delete` where Postgres can be reached, with "
         f"metadata.namespace: {metadata['namespace']} in the file",
     )
 
 
-def _made(observed: ObservedSavepoint, status: SavepointState) -> tuple[str, str]:
+def _completion(observed: ObservedSavepoint, status: SavepointState) -> tuple[str, str]:
     """Reason and message of a savepoint that was made: whether the state that holds it goes, or is gone, with its job.
     Once the job is gone, only what was seen before tells. A job that is there and lives is then another one."""
-    of = observed.resource["spec"]["job"]
-    name, pinned = f"{of['kind']} {of['name']}", _pinned(status)
+    job_ref = observed.resource["spec"]["job"]
+    name, pinned = f"{job_ref['kind']} {job_ref['name']}", _pinned(status)
     job = observed.job.resource if observed.job is not None else None
-    before = {each.reason for each in status.conditions}
+    before = {condition.reason for condition in status.conditions}
     if _STATE_GONE not in before and job is not None and job["metadata"].get("deletionTimestamp"):
         with_state = DELETE_STATE in (job["metadata"].get("finalizers") or ())
         if with_state and (job.get("spec") or {}).get("cleanup") != "retainState":
@@ -100,7 +100,7 @@ def _made(observed: ObservedSavepoint, status: SavepointState) -> tuple[str, str
 def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
     if FINALIZER not in _finalizers(observed):
         return Decision(None)
-    release = SetFinalizers(tuple(each for each in _finalizers(observed) if each != FINALIZER))
+    release = SetFinalizers(tuple(finalizer for finalizer in _finalizers(observed) if finalizer != FINALIZER))
     if _cleanup(observed.resource) == "retain":
         return Decision(None, (release,))
     revision = _revision(observed)
@@ -117,7 +117,7 @@ def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
         stuck = observed.settings.stuck_seconds
         stop = _delete(making, grace_seconds=0 if making.stuck(observed.now, stuck) else None)
         message = "the pod that pins ends first"
-        return _said(observed, status, "Deleting", "Stopping", message, (stop,), again_after=stuck)
+        return _decision(observed, status, "Deleting", "Stopping", message, (stop,), again_after=stuck)
     done = _pods(observed).get(_name(observed, delete=True))
     if done is not None and done.succeeded:
         return Decision(None, (release,))
@@ -135,8 +135,8 @@ def _try(observed: ObservedSavepoint, status: SavepointState, *, delete: bool) -
         stuck = observed.settings.stuck_seconds
         actions = (_delete(pod, grace_seconds=0),) if pod.stuck(observed.now, stuck) else ()
         fault = pod.fault or Fault("Running", "its pod starts or runs")
-        again = stuck if pod.deletion_time and not actions else None
-        return _said(observed, status, phase, fault.reason, fault.message, actions, again_after=again)
+        again_after = stuck if pod.deletion_time and not actions else None
+        return _decision(observed, status, phase, fault.reason, fault.message, actions, again_after=again_after)
     if pod.savepoint is not None and pod.succeeded and not delete:
         return _completed(observed, pod)
     return _failed(observed, status, pod, phase)
@@ -149,25 +149,25 @@ def _create(observed: ObservedSavepoint, status: SavepointState, phase: Savepoin
     status = status.model_copy(update={"not_before": None})
     revision = _revision(observed)
     if isinstance(revision, Fault):
-        return _said(observed, status, phase, revision.reason, revision.message, again_after=poll)
+        return _decision(observed, status, phase, revision.reason, revision.message, again_after=poll)
     try:
         manifest = savepoint_pod(revision, observed.resource, delete=delete)
     except ManifestError as error:
-        return _said(observed, status, phase, INCOMPLETE, str(error), again_after=poll)
+        return _decision(observed, status, phase, INCOMPLETE, str(error), again_after=poll)
     actions: tuple[Action, ...] = (Create(manifest),)
     if not delete:
         # Before anything is pinned.
         actions = (*_finalizer(observed), *actions)
     if observed.create_refused:
-        return _said(observed, status, phase, CREATE_REFUSED, observed.create_refused, actions)
-    return _said(observed, status, phase, "Running", "its pod is made", actions)
+        return _decision(observed, status, phase, CREATE_REFUSED, observed.create_refused, actions)
+    return _decision(observed, status, phase, "Running", "its pod is made", actions)
 
 
 def _completed(observed: ObservedSavepoint, pod: PodObservation) -> Decision:
-    made = pod.savepoint
-    assert made is not None, "a pod that pins reports what it made"
-    status = SavepointState(epoch=made.epoch, time=made.time, rows=made.rows, bytes=made.bytes)
-    return _said(observed, status, "Completed", "Completed", _pinned(status), (*_finalizer(observed), _delete(pod)))
+    savepoint = pod.savepoint
+    assert savepoint is not None, "a pod that pins reports what it made"
+    status = SavepointState(epoch=savepoint.epoch, time=savepoint.time, rows=savepoint.rows, bytes=savepoint.bytes)
+    return _decision(observed, status, "Completed", "Completed", _pinned(status), (*_finalizer(observed), _delete(pod)))
 
 
 def _pinned(status: SavepointState) -> str:
@@ -184,18 +184,18 @@ def _failed(
         wait = (status.not_before - observed.now).total_seconds()
         if wait > 0:
             return Decision(None, again_after=wait)
-        return _said(observed, status, failed, "Failed", status.last_error or "", (_delete(pod),))
+        return _decision(observed, status, failed, "Failed", status.last_error or "", (_delete(pod),))
     failures = status.failures + 1
     pause: timedelta = back_off(observed.settings, failures)
     text = cut(pod.end_message) or "its pod reported nothing"
     status = status.model_copy(update={"failures": failures, "not_before": observed.now + pause, "last_error": text})
-    return _said(observed, status, failed, "Failed", text, again_after=pause.total_seconds())
+    return _decision(observed, status, failed, "Failed", text, again_after=pause.total_seconds())
 
 
 def _revision(observed: ObservedSavepoint) -> JobRevision | Fault:
     """The job's revision in force, whose pod can reach the state; or why there is none yet."""
-    asked = observed.resource["spec"]["job"]
-    kind, name = asked["kind"], asked["name"]
+    job_ref = observed.resource["spec"]["job"]
+    kind, name = job_ref["kind"], job_ref["name"]
     if observed.job is None:
         return Fault(_JOB_MISSING, f"there is no {kind} {name} in this namespace")
     job = read_status(observed.job.resource)
@@ -209,7 +209,7 @@ def _revision(observed: ObservedSavepoint) -> JobRevision | Fault:
     return revision
 
 
-def _said(
+def _decision(
     observed: ObservedSavepoint,
     status: SavepointState,
     phase: SavepointPhase,
@@ -228,7 +228,7 @@ def _said(
         message = f"{message}. {stays.message}"
     if phase == "Deleting":
         message = sentence(message, _WAY_OUT)
-    before = {each.type: each for each in old.conditions}
+    before = {condition.type: condition for condition in old.conditions}
     conditions = tuple(
         Condition.model_validate(
             {
@@ -246,12 +246,12 @@ def _said(
     )
     new = status.model_copy(update={"phase": phase, "conditions": conditions, "observed_generation": generation})
     ready = before.get("Ready")
-    told = (
+    events = (
         ()
         if ready is not None and ready.reason == reason and status.failures == old.failures
         else (Event("Warning" if failed else "Normal", reason, cut(message)),)
     )
-    return Decision(None if new == old else new, actions, told, again_after)
+    return Decision(None if new == old else new, actions, events, again_after)
 
 
 def _read(resource: Manifest) -> SavepointState:
@@ -280,10 +280,10 @@ def _finalizers(observed: ObservedSavepoint) -> tuple[str, ...]:
 
 def _finalizer(observed: ObservedSavepoint) -> Iterator[Action]:
     """For a resource that lives: what `cleanup` says may change at any time."""
-    wanted = _cleanup(observed.resource) == "delete"
-    others = [each for each in _finalizers(observed) if each != FINALIZER]
-    if wanted != (FINALIZER in _finalizers(observed)):
-        yield SetFinalizers((*others, FINALIZER) if wanted else tuple(others))
+    needs_finalizer = _cleanup(observed.resource) == "delete"
+    other_finalizers = [finalizer for finalizer in _finalizers(observed) if finalizer != FINALIZER]
+    if needs_finalizer != (FINALIZER in _finalizers(observed)):
+        yield SetFinalizers((*other_finalizers, FINALIZER) if needs_finalizer else tuple(other_finalizers))
 
 
 def _delete(pod: PodObservation, grace_seconds: int | None = None) -> Delete:
