@@ -6,7 +6,7 @@ from joinery_runtime.cli.app import app
 
 
 def commands(job):
-    containers = list(job.driver(migrate="rollout-abc", anew=True)["spec"]["initContainers"])
+    containers = list(job.driver(migrate="rollout-abc", abandon_state=True)["spec"]["initContainers"])
     pods = (job.driver(), job.restore(), job.check(), job.delete_state())
     containers += [pod["spec"]["containers"][0] for pod in pods]
     return [container["args"] for container in containers]

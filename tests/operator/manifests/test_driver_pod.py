@@ -23,7 +23,7 @@ def volume(pod, name):
     return next(volume for volume in pod["spec"]["volumes"] if volume["name"] == name)
 
 
-BEFORE = [{}, {"migrate": "rollout-abc"}, {"migrate": "rollout-abc", "anew": True}]
+BEFORE = [{}, {"migrate": "rollout-abc"}, {"migrate": "rollout-abc", "abandon_state": True}]
 
 
 @pytest.mark.parametrize("before", BEFORE)
@@ -188,7 +188,7 @@ def test_probes_ask_the_status_port_and_let_it_recover_for_minutes(job):
     [
         ({"migrate": "rollout-abc"}, "migrate", "joinery state migrate /etc/joinery/job.yaml --savepoint rollout-abc"),
         (
-            {"migrate": "rollout-abc", "anew": True},
+            {"migrate": "rollout-abc", "abandon_state": True},
             "migrate",
             "joinery state migrate /etc/joinery/job.yaml --savepoint rollout-abc --anew",
         ),

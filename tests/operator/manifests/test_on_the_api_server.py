@@ -56,7 +56,7 @@ def stored(job, kubectl, api_namespace):
 
 
 def children_of(job):
-    before = [{}, {"migrate": "s", "anew": True}]
+    before = [{}, {"migrate": "s", "abandon_state": True}]
     drivers = [*(job.driver(attempt, **each) for attempt, each in enumerate(before)), job.restore()]
     return [job.config_map(), service(job.resource), *drivers, job.check(), job.delete_state()]
 
