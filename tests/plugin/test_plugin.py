@@ -133,7 +133,7 @@ def _questions_are_pods(kubectl: FakeKubectl, phase: str, container: Manifest) -
 def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
     kubectl: FakeKubectl, plugin: Run, job: Manifest, pod: dict[str, str] | None, why: str
 ) -> None:
-    """With what a driver sees: the image, the job, the secrets and the service account of the revision in force.
+    """With what a driver sees: the image, the job, the secrets and the service account of the current revision.
     Nothing of it is left."""
     kubectl.knows(job)
     if pod is not None:
@@ -166,7 +166,7 @@ def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
     ("status", "found", "told"),
     [
         ({}, None, r"has started yet, so it has no state. `kubectl joinery status orders-payments` says what"),
-        (IN_FORCE, None, r"ConfigMap orders-payments-job-1a2b of its revision in force is gone"),
+        (IN_FORCE, None, r"ConfigMap orders-payments-job-1a2b of its current revision is missing"),
         (IN_FORCE, MEMORY, r"stateStore is memory.* Name a Postgres"),
     ],
     ids=["never started", "ConfigMap lost", "memory"],
@@ -282,7 +282,7 @@ def test_status_is_readable(kubectl: FakeKubectl, plugin: Run) -> None:
         "  !StateCompatible  False  2026-11-21T10:00:00Z  IncompatibleState",
         "      keys differ:",
         "      was a, is b",
-        "  refused: revision ffff (IncompatibleState): keys differ",
+        "  rejected: revision ffff (IncompatibleState): keys differ",
     ]
 
 

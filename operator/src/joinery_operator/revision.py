@@ -105,8 +105,8 @@ def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def resolved_image(job: Job, settings: Settings, in_force_image: str | None, changed: bool) -> str:
-    """The image of the job, else the one in force, else the installation's. `changed`: the job differs from the one in
-    force, so it restarts anyway and takes the installation's image. Raises ManifestError if there is none."""
+    """Returns the image of the job, else the current one, else the installation's. `changed`: the job differs from the
+    current one, so it restarts anyway and takes the installation's image. Raises ManifestError if there is none."""
     if job.spec.spark.image:
         return job.spec.spark.image
     image = in_force_image if in_force_image and not changed else settings.runtime_image or in_force_image

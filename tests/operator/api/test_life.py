@@ -224,7 +224,7 @@ def test_out_of_a_way_back_without_its_config_map_leads_the_edit_that_its_condit
     wait_until("it starts", lambda: _phase(world, world.names.driver(2)) == "Running")
     world.cluster.delete("ConfigMap", world.namespace, world.names.config_map(before))
     ends(world.names.driver(2), fatal, code=1)
-    gone = f"ConfigMap {world.names.config_map(before)} is gone"
+    gone = f"ConfigMap {world.names.config_map(before)} is missing"
     wait_until("it is stuck", lambda: gone in _message(world, "Degraded"))
     assert world.condition("Degraded") == ("True", "RollbackFailed")
     assert "apply another job" in _message(world, "Degraded")

@@ -173,7 +173,7 @@ def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
     with start(**SMALL_RECONCILE) as operator:
         assert operator.process.wait(240) == 1
         expected = "; ".join(f"delete {plural} in namespace {shop}" for plural in ("pods", "configmaps", "services"))
-        assert f"The operator's service account lacks rights: {expected}. Bind it to" in operator.log
+        assert f"The operator's service account lacks permissions: {expected}. Bind it to" in operator.log
 
 
 def test_a_namespace_without_rights_stops_no_other_one(start, cluster, shop, manifest):

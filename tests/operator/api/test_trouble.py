@@ -75,7 +75,7 @@ def test_a_namespace_that_is_deleted_stops_no_other_and_is_worked_on_when_it_is_
             wait_until("it is forbidden there", lambda: not kubectl.may(*asked))
             proxy.cut()
             proxy.restore()
-            wait_until("it is left out", lambda: "a namespace is left out" in operator.log)
+            wait_until("it is left out", lambda: "a namespace is excluded" in operator.log)
             cluster.create(manifest, shop)
             wait_until("the driver is there", lambda: cluster.ours(shop)["Pod"] == [f"{JOB}-driver-1"])
             metric = f'joinery_operator_namespace_left_out{{namespace="{other}"}}'

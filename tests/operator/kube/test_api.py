@@ -49,7 +49,7 @@ def test_a_refusal_is_not_tried_again_and_says_what_to_do():
     message = 'User "x" cannot create resource "pods"'
     server.before = lambda method, path: (403, {"reason": "Forbidden", "message": message})
     _, run = call(server, lambda api: api.create(POD, "shop", {}))
-    with pytest.raises(ApiError, match=r"cannot create.*Give the operator's role that right"):
+    with pytest.raises(ApiError, match=r"cannot create.*Give the operator's role that permission"):
         run()
     assert server.calls == ["POST pods"]
 

@@ -158,7 +158,7 @@ def test_a_child_is_repaired(world):
     world.act(Patch("Pod", "a", {"metadata": {"labels": {"x": "y"}}}))
     assert world.store.get(POD)["metadata"]["labels"] == {"x": "y"}
     world.server.remove("Pod", "shop", "a")
-    with pytest.raises(ResourceChanged, match="Pod shop/a is gone"):
+    with pytest.raises(ResourceChanged, match="Pod shop/a was deleted"):
         world.act(Patch("Pod", "a", {"metadata": {"labels": {}}}))
     assert world.store.get(POD) is None
 

@@ -389,7 +389,7 @@ def test_a_driver_that_waits_for_a_system_says_which(running: SimulatedCluster, 
     assert running.condition("Ready") == ("False", reason)
     assert running.condition("Degraded") == ("True", reason)
     assert running.condition("Stalled")[0] == "False"
-    assert "goes on by itself: 10.0.0.5:5432: Connection refused" in running.status.conditions[0].message
+    assert "continues by itself: 10.0.0.5:5432: Connection refused" in running.status.conditions[0].message
     assert running.status.phase == "Running"
     running.tell(FIRST)
     running.pass_time(20)

@@ -149,7 +149,7 @@ def test_what_does_not_fit_the_state_is_refused_and_the_old_driver_goes_on(clust
     assert "the keys of step 1 differ" in cluster.status.refused.message  # type: ignore[union-attr]
     # What `kubectl get` shows: the old driver goes on, and the edit was refused.
     assert cluster.condition("Ready") == ("True", "IncompatibleState")
-    assert "was refused: the keys of step 1 differ" in cluster.status.conditions[0].message
+    assert "was rejected: the keys of step 1 differ" in cluster.status.conditions[0].message
     assert list(cluster.pods) == [OLD]
     cluster.pass_time(10_000)
     assert cluster.step().again_after is None

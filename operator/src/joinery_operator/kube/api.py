@@ -33,12 +33,13 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class ApiError(JoineryError):
-    """The API server refused a call, or gave no answer (`code` 0). `reason` is the API server's, such as
+    """The API server rejected a call, or gave no answer (`code` 0). `reason` is the API server's, such as
     AlreadyExists."""
 
     def __init__(self, call: str, code: int, reason: str, message: str) -> None:
         self.code, self.reason, self.message = code, reason, message
-        todo = "Give the operator's role that right (chart value rbac)" if code == 403 and "cannot" in message else ""
+        is_forbidden = code == 403 and "cannot" in message
+        todo = "Give the operator's role that permission (chart value rbac)" if is_forbidden else ""
         super().__init__(call, facts=f"{code or 'no answer'} {reason}: {message}", todo=todo)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -120,7 +121,7 @@ class Api:
         return await self._call("DELETE", resource, resource.path(namespace, name), body)
 
     async def may(self, resource: ApiResource, namespace: str | None, verb: str, subresource: str = "") -> bool:
-        """Whether the operator has this right. Anybody may ask this."""
+        """Returns whether the operator has this permission. Anybody may ask the API server."""
         attributes = {
             "namespace": namespace or "",
             "verb": verb,

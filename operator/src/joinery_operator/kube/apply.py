@@ -127,7 +127,7 @@ class Applier:
         self._cached(created, resource)
 
     def _remember(self, job: Manifest, key: ObjectKey, message: str) -> None:
-        """Remembers one refusal of a kind: an earlier one may be of a pod that nobody asks for any more."""
+        """Remembers one rejection of a kind: an earlier one may concern a pod that is no longer wanted."""
         remaining = {uid: refusals for uid, refusals in self._refusals.items() if self._cache.by_uid(uid) is not None}
         self._refusals = {
             **remaining,
@@ -145,7 +145,7 @@ class Applier:
             if cached is not None:
                 self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(cached))
             raise ResourceChanged(
-                f"{resource.kind} {namespace}/{name} is gone", facts="before it could be repaired"
+                f"{resource.kind} {namespace}/{name} was deleted", facts="before it could be repaired"
             ) from error
 
     async def _delete(
@@ -192,7 +192,7 @@ class Applier:
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]
-        # With the resourceVersion, the API server refuses the merge patch if somebody else has changed the list.
+        # With the resourceVersion, the API server rejects the merge patch if somebody else has changed the list.
         body = {"metadata": {"finalizers": list(finalizers), "resourceVersion": metadata["resourceVersion"]}}
         try:
             patched = await self._api.patch(resource, metadata["namespace"], metadata["name"], body)
@@ -224,7 +224,8 @@ class Applier:
 
 
 def was_answered(error: JoineryError) -> bool:
-    """Whether an error is about this one call. Otherwise the API server is away, and answers no other call either."""
+    """Returns whether an error concerns this one call. Otherwise the API server is unavailable, and answers no other
+    call either."""
     return not isinstance(error, ApiError) or error.code not in _AWAY
 
 

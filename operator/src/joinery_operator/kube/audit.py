@@ -56,8 +56,8 @@ class Auditor:
                 self._due(key)
 
     async def round(self) -> None:
-        """Runs one audit of all kinds. A namespace that cannot be listed (it may be deleted, and the operator's rights
-        with it) does not stop the audit of the others."""
+        """Runs one audit of all kinds. A namespace that cannot be listed (it may be deleted, and the operator's
+        permissions with it) does not stop the audit of the others."""
         for namespace in self._namespaces:
             try:
                 with self._metrics.audit_failures.count_exceptions():

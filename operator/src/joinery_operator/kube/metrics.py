@@ -44,7 +44,7 @@ class Metrics:
         self.watch_time = self._gauge("watch_last_event_timestamp_seconds", "When a watch last delivered", "kind")
         self.missed = self._counter("watch_missed", "Changes that an audit found before a watch reported them", "kind")
         self.excluded = self._gauge(
-            "namespace_left_out", "1 for a watched namespace where the operator has no rights", "namespace"
+            "namespace_left_out", "1 for a watched namespace where the operator has no permissions", "namespace"
         )
         self.audit_failures = self._counter("audit_failures", "Audits that could not be made")
 

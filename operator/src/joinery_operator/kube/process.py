@@ -66,7 +66,7 @@ _log = structlog.get_logger(COMPONENT)
 
 _KOPF_STOP_SECONDS = 10.0
 REGAIN_SECONDS = 30.0
-"""How often the operator asks whether it has rights again in namespaces that it excludes."""
+"""How often the operator asks whether it has permissions again in namespaces that it excludes."""
 
 MakeApi = Callable[[Configuration, Metrics], Api]
 LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
@@ -104,7 +104,7 @@ async def serve(
                 continue
             for name in ended:
                 metrics.excluded.labels(name).set(0)
-                _log.info("a namespace that was left out is worked on again", namespace=name)
+                _log.info("the operator works again in a namespace that was excluded", namespace=name)
             usable = tuple(name for name in settings.namespaces if name in {*usable, *ended})
     _log.info("the operator has ended")
 
@@ -126,8 +126,8 @@ def _cancel_at_signals() -> None:
 async def _without_forbidden(
     api: Api, namespaces: tuple[str, ...], metrics: Metrics, ended: Exception
 ) -> tuple[str, ...]:
-    """The namespaces without forbidden ones. kopf gives up if a single namespace is forbidden; the operator goes on at
-    once without it."""
+    """Returns the namespaces without forbidden ones. kopf gives up if a single namespace is forbidden; the operator
+    continues at once without it."""
     usable = await check_environment(api, namespaces, metrics)
     if usable == namespaces:
         raise EnvironmentProblem(
@@ -137,15 +137,15 @@ async def _without_forbidden(
 
 
 async def regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """Waits until the operator has all of its rights again in some of these namespaces, and returns those: a namespace
-    and the operator's role in it were created again."""
+    """Waits until the operator has all of its permissions again in some of these namespaces, and returns those: a
+    namespace and the operator's role in it were created again."""
     permissions = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
     while True:
         await asyncio.sleep(REGAIN_SECONDS)
         try:
             lacking = {namespace for namespace, _ in await _refused(api, excluded, permissions)}
         except ApiError as error:
-            _log.warning("the rights in namespaces that are left out could not be asked for", error=str(error))
+            _log.warning("the permissions in excluded namespaces could not be checked", error=str(error))
             continue
         if back := tuple(name for name in excluded if name not in lacking):
             return back
@@ -223,20 +223,20 @@ class Permission:
 
 _OF_CHILDREN = ("get", "list", "watch", "create", "patch", "delete")
 ROUTE_PERMISSIONS: Sequence[Permission] = tuple(Permission(HTTP_ROUTE, verb) for verb in _OF_CHILDREN)
-"""The rights needed if jobs' pages have HTTPRoutes."""
+"""The permissions needed if jobs' pages have HTTPRoutes."""
 PERMISSIONS: Sequence[Permission] = (
     *(Permission(owner, verb) for owner in OWNERS for verb in ("get", "list", "watch", "patch")),
     *(Permission(owner, "update", "status") for owner in OWNERS),
     *(Permission(child, verb) for child in CHILDREN for verb in _OF_CHILDREN),
     *(Permission(EVENT, verb) for verb in ("create", "patch")),
 )
-"""The rights that the operator needs in each of its namespaces. If the API server checks owner references, it also
+"""The permissions that the operator needs in each of its namespaces. If the API server checks owner references, it also
 needs `update` of the owners' subresource `finalizers`."""
 
 
 async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
-    """The namespaces to work in. Raises EnvironmentProblem if the API server does not answer, or if CRDs or rights are
-    missing; the error names all missing rights."""
+    """Returns the namespaces to work in. Raises EnvironmentProblem if the API server does not answer, or if CRDs or
+    permissions are missing; the error names all missing permissions."""
     try:
         missing = [owner for owner in OWNERS if not await api.served(owner)]
     except ApiError as error:
@@ -269,7 +269,7 @@ async def watches_routes(api: Api, settings: Settings) -> bool:
     if required and refused:
         scopes = ", ".join(map(_scope_text, refused))
         raise EnvironmentProblem(
-            "The operator's service account lacks rights",
+            "The operator's service account lacks permissions",
             facts=f"{', '.join(_OF_CHILDREN)} {HTTP_ROUTE.plural}.{HTTP_ROUTE.group} in {scopes}",
             todo="Bind it to the chart's role there, or turn jobPage.httpRoute of the chart off",
         )
@@ -277,15 +277,15 @@ async def watches_routes(api: Api, settings: Settings) -> bool:
 
 
 async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
-    """The namespaces in which the operator has rights. One without any was usually deleted, and its RoleBinding with
-    it. It is excluded, because kopf ends all watches if a single namespace is forbidden."""
+    """Returns the namespaces in which the operator has permissions. A namespace without any was usually deleted, and
+    its RoleBinding with it. It is excluded, because kopf ends all watches if a single namespace is forbidden."""
     refused = await _refused(api, namespaces or (None,), PERMISSIONS)
     lacking = Counter(namespace for namespace, _ in refused)
     usable = tuple(name for name in dict.fromkeys(namespaces) if lacking[name] < len(PERMISSIONS))
     needed = [f"{permission} in {_scope_text(name)}" for name, permission in refused if not usable or name in usable]
     if needed:
         raise EnvironmentProblem(
-            "The operator's service account lacks rights",
+            "The operator's service account lacks permissions",
             facts="; ".join(needed),
             todo="Bind it to the chart's role there, or set JOINERY_OPERATOR_NAMESPACES to where it has them",
         )
@@ -294,7 +294,7 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
         metrics.excluded.labels(namespace).set(excluded)
         if excluded:
             _log.warning(
-                "a namespace is left out, because the operator has no rights there; the other ones are worked on",
+                "a namespace is excluded, because the operator has no permissions there; it works in the others",
                 namespace=namespace,
                 todo="take a deleted namespace out of watch.namespaces, or make it and its RoleBinding again (helm "
                 "upgrade): the operator then works on it by itself",
@@ -305,7 +305,7 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
 async def _refused(
     api: Api, namespaces: Sequence[str | None], permissions: Sequence[Permission]
 ) -> list[tuple[str | None, Permission]]:
-    """Which of these rights the operator lacks, and where (None: in all namespaces). Raises ApiError."""
+    """Returns which of these permissions the operator lacks, and where (None: in all namespaces). Raises ApiError."""
     requirements = [(namespace, permission) for namespace in namespaces for permission in permissions]
     answers = await asyncio.gather(
         *(

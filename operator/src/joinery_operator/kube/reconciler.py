@@ -179,8 +179,8 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """After how many seconds the next reconcile is due even if nothing happens. `failed`: some actions were refused,
-    and are to be tried again."""
+    """`again_after`: the next reconcile is due after this many seconds even if nothing happens. `failed`: some actions
+    were rejected, and are to be tried again."""
 
     again_after: float | None = None
     failed: bool = False
@@ -260,7 +260,7 @@ class JobReconciler:
                 if isinstance(action, SetFinalizers) or not was_answered(error):
                     failure = error
                     break
-                # What a policy or a foreign object may refuse for ever holds up nothing else.
+                # A policy or a foreign object may prevent this action for ever; it must not hold up the others.
                 undone.append(action)
                 await self._report(job, key, error)
             else:
@@ -275,7 +275,7 @@ class JobReconciler:
     def _again_after(self, observed: Observed | ObservedSavepoint, decision: Decision, *, failed: bool) -> float | None:
         resource = observed.resource
         refused = (self._applier.create_refused(resource), self._applier.delete_refused(resource))
-        # What was refused is done, and the status still says that it is refused.
+        # An action that failed before has succeeded, and the status still reports the failure.
         over = not failed and refused != (observed.create_refused, observed.delete_refused)
         delays = [decision.again_after]
         if isinstance(observed, Observed) and observed.templates:

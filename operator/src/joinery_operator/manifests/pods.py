@@ -72,7 +72,7 @@ def driver_pod(
 ) -> Manifest:
     """The pod of one attempt. `scale` is the scale asked for now (None: the revision's); `executors` is the number that
     the driver before it had asked Spark for. `migrate` names the savepoint that is pinned before the state is migrated
-    (`abandon_state`: abandoned). Raises ManifestError."""
+    (with `abandon_state`: left behind). Raises ManifestError."""
     settings, scale = revision.settings, scale or scale_of(revision.job)
     container = {
         **_container(revision),

@@ -84,7 +84,7 @@ def defaults_file(revision: JobRevision) -> str:
 
 def submit_arguments(revision: JobRevision, attempt: int, scale: Scale, executors: int | None = None) -> str:
     """`PYSPARK_SUBMIT_ARGS` of one attempt. Its pod owns the executors, as many as are asked for at its start. An
-    autoscaled job goes on with the number of `executors` that its last driver asked for."""
+    autoscaled job continues with the number of `executors` that its last driver asked for."""
     names = ChildNames(revision.resource)
     instances = scale.instances or revision.job.spec.spark.executor.instances
     if scale.autoscale is not None:
@@ -100,7 +100,7 @@ def submit_arguments(revision: JobRevision, attempt: int, scale: Scale, executor
     )
 
 
-# Settings that Joinery decides in a cluster, and where a job states them instead. The models cannot refuse these: on a
+# Settings that Joinery decides in a cluster, and where a job states them instead. The models cannot reject these: on a
 # laptop `spark.conf` may set a master.
 _OWN_SETTINGS = {
     "spark.master": "leave it out: the operator starts executors in its own cluster",
@@ -110,7 +110,7 @@ _OWN_SETTINGS = {
     "spark.kubernetes.executor.podNamePrefix": "leave it out: the operator names the pods",
     "spark.kubernetes.executor.podTemplateFile": "name a template in spec.spark.executor.podTemplate",
     "spark.kubernetes.executor.podTemplateContainerName": "name a template in spec.spark.executor.podTemplate",
-    "spark.kubernetes.executor.disableConfigMap": "leave it out: drivers have no right on ConfigMaps",
+    "spark.kubernetes.executor.disableConfigMap": "leave it out: drivers have no permission for ConfigMaps",
     "spark.kubernetes.container.image": "write spec.spark.image",
     "spark.kubernetes.driver.container.image": "write spec.spark.image",
     "spark.kubernetes.executor.container.image": "write spec.spark.image",
@@ -161,7 +161,7 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         "spark.kubernetes.container.image.pullPolicy": spark.image_pull_policy,
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG}/{EXECUTOR_FILE}",
         "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
-        # Executors need none of Spark's files, and without this ConfigMap the driver needs rights on pods only.
+        # Executors need none of Spark's files, and without this ConfigMap the driver needs permissions for pods only.
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
@@ -244,7 +244,7 @@ def _blocks_limit(spark: SparkSpec) -> str:
 def executor_template(revision: JobRevision) -> dict[str, Any]:
     """The template of executor pods, to which Spark adds image, environment, resources, owner, name and `args`.
     Executors mount the job's file and secrets like the driver, because the driver sends none of its secrets. They need
-    no rights. Raises ManifestError."""
+    no permissions. Raises ManifestError."""
     spark = revision.job.spec.spark
     operator_pod = {
         "metadata": {"labels": labels(revision.resource, "executor", revision=revision.revision)},

@@ -1,5 +1,5 @@
 """Runs a command on a job's state when no driver runs: in a pod of its own, with the image, the file and the secrets of
-the revision in force. The pod is deleted once it has answered."""
+the current revision. The pod is deleted once it has answered."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _in_force(target: KubectlTarget, job: JobResource, no_driver_reason: str) ->
     manifest = _config_map(target, job, config_map)
     stored, account = stored_job(manifest, kind, job.resource), stored_service_account(manifest)
     if stored is None or account is None:
-        facts = f"ConfigMap {config_map} of its revision in force is gone, or of no use to this kubectl-joinery"
+        facts = f"ConfigMap {config_map} of its current revision is missing, or of no use to this kubectl-joinery"
         raise JoineryError(no_driver_reason, facts=facts, todo=f"{status_command} says what brings it back")
     spec = stored[0].spec
     if spec.state_store.kind != "postgres":

@@ -96,6 +96,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def _problems(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     refused = status.get("refused")
     if refused:
-        yield "refused", f"revision {refused['revision']} ({refused['reason']}): {refused['message']}"
+        yield "rejected", f"revision {refused['revision']} ({refused['reason']}): {refused['message']}"
     if status.get("lastError"):
         yield "last error", status["lastError"]

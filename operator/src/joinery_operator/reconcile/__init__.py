@@ -1,6 +1,6 @@
 """`reconcile`: decides what to do about a job from what was observed of it. Pure: no clock, no API.
 
-    base      what the resource asks for has changed: failures are reset, a refusal is dropped
+    base      what the resource asks for has changed: failures are reset, a rejection is dropped
     driver    what became of the driver's pod                           (`observe_attempt`)
     rollout   another revision, one step further by `rollout_table`     (`advance_rollout`)
     driver    the next pod's number, when one is due                    (`next_attempt`)

@@ -45,7 +45,8 @@ class ChildActions:
 
 
 def undeleted(actions: Iterable[Action], refused: Mapping[str, str]) -> Fault | None:
-    """What is still to be deleted and was refused before (`Observed.delete_refused`)."""
+    """Returns the fault of children that are still to be deleted, although a deletion failed before
+    (`Observed.delete_refused`)."""
     answers = [refused[action.uid] for action in actions if isinstance(action, Delete) and action.uid in refused]
     return Fault(DELETE_REFUSED, cut("; ".join(answers))) if answers else None
 
@@ -117,7 +118,7 @@ def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:
 
 
 def make_room(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator[Action]:
-    """Deletes pods that have ended, if another one was refused: a quota of `count/pods` counts them too."""
+    """Deletes pods that have ended, if another one could not be created: a quota of `count/pods` counts them too."""
     return _delete(pod for pod in pods if ctx.observed.create_refused and pod.ended_at is not None)
 
 
@@ -143,7 +144,7 @@ def _revision_lost(ctx: ReconcileContext, revision: str) -> Fault:
     name = ctx.names.config_map(revision)
     return Fault(
         REVISION_LOST,
-        f"revision {revision} cannot be started: its ConfigMap {name} is gone or of no use to this release, and the "
+        f"revision {revision} cannot be started: its ConfigMap {name} is missing or of no use to this release, and the "
         "resource asks for another job now. Set the resource back to what ran, or annotate it with "
         "joinery.dev/restartedAt to have what it asks for now tried again",
     )
@@ -162,7 +163,7 @@ def _delete(pods: Iterable[PodObservation]) -> Iterator[Action]:
 
 def _unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> Iterator[Action]:
     """Deletes drivers that should not run, and ended ones; the newest ended one stays for its logs until the next
-    driver is ready, or until a pod is refused: a quota may leave no room for both."""
+    driver is ready, or until a pod cannot be created: a quota may leave no room for both."""
     planned_number = attempt.number if attempt is not None else None
     ended = [number for number, pod in ctx.drivers.items() if pod.ended_at is not None]
     runs_well = attempt is not None and attempt.outcome is None and attempt.ready is not None

@@ -20,8 +20,8 @@ LATE_ROWS = "LateRows"
 
 _MESSAGE = 4096
 _FORGETS = (
-    "spec.stateStore is memory: the state is lost with each driver pod, and every start reads the inputs anew; name a "
-    "Postgres (stateStore.postgres) to keep it"
+    "spec.stateStore is memory: the state is lost with each driver pod, and every start reads the inputs from the "
+    "beginning; name a Postgres (stateStore.postgres) to keep it"
 )
 
 
@@ -64,12 +64,12 @@ def events(old: Status, new: Status) -> Iterator[Event]:
     """Yields what has changed, for people who watch the job."""
     refused = new.refused
     if refused is not None and refused != old.refused:
-        yield _event("Warning", refused.reason, f"revision {refused.revision} was refused: {refused.message}")
+        yield _event("Warning", refused.reason, f"revision {refused.revision} was rejected: {refused.message}")
     if new.rollout and (old.rollout is None or old.rollout.stage != new.rollout.stage):
         message = sentence(f"revision {new.rollout.revision}, {new.rollout.image}", new.rollout.reason)
         yield _event("Normal", f"Rollout{new.rollout.stage}", message)
     if old.revision is not None and new.revision != old.revision:
-        yield _event("Normal", "RolledOut", f"revision {new.revision} is in force, {new.image}")
+        yield _event("Normal", "RolledOut", f"revision {new.revision} is now current, {new.image}")
     if _reason_of(new, "StateCompatible") == IN_MEMORY != _reason_of(old, "StateCompatible"):
         yield _event("Warning", IN_MEMORY, _FORGETS)
     page_address = _condition_of(new, "PageAddress")
@@ -153,7 +153,7 @@ def _state_compatible(ctx: ReconcileContext, status: Status) -> _Aspect:
     if revision is not None and revision.job.spec.state_store.kind == "memory":
         return _Aspect("StateCompatible", "True" if status.proved else "Unknown", IN_MEMORY, _FORGETS)
     if status.proved is not None:
-        return _Aspect("StateCompatible", "True", "InUse", "the revision in force runs on the state")
+        return _Aspect("StateCompatible", "True", "InUse", "the current revision runs on the state")
     return _Aspect("StateCompatible", "Unknown", "NotStarted", "no driver of this revision was ready yet")
 
 

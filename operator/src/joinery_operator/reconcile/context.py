@@ -57,7 +57,8 @@ class ReconcileContext:
 
     @cached_property
     def upgrade(self) -> Upgrade:
-        """`spec.upgrade`; while the resource is not a valid job, that of the revision being rolled out or in force."""
+        """`spec.upgrade`. While the resource is not a valid job: that of the revision being rolled out, or of the
+        current one."""
         rollout, status = self.status.rollout, self.status
         job = self.desired.job or (self.revision(rollout.revision, rollout.image) if rollout else None)
         job = job or self.revision(status.revision, status.image)

@@ -69,8 +69,8 @@ def left_behind(resource: Manifest) -> Iterator[Event]:
         "StateLeftBehind",
         f"the state of {resource['kind']} {metadata['namespace']}/{metadata['name']} stays in {location}: the job was "
         f"deleted before it had the finalizer {FINALIZER}, without which cleanup: deleteState deletes nothing. A job "
-        "of this name goes on with that state. To delete it, run `joinery state delete JOB.yaml --yes` where Postgres "
-        f"can be reached, with metadata.namespace: {metadata['namespace']} in the file",
+        "of this name continues with that state. To delete it, run `joinery state delete JOB.yaml --yes` where "
+        f"Postgres can be reached, with metadata.namespace: {metadata['namespace']} in the file",
     )
 
 
@@ -133,9 +133,9 @@ def _create_pod(ctx: ReconcileContext, status: Status) -> DeletionStep:
 
 
 def _revision(ctx: ReconcileContext, status: Status) -> JobRevision | None:
-    """The revision to which the state belongs: the one in force. If its ConfigMap is gone (a deletion in the foreground
-    begins with that), the one that the resource asks for, if it keeps its state in the same place: elsewhere there may
-    be the state of another job."""
+    """Returns the revision to which the state belongs: the current one. If its ConfigMap is missing (a deletion in the
+    foreground begins with that), returns the one that the resource asks for, if it keeps its state in the same place:
+    elsewhere there may be the state of another job."""
     current, desired = ctx.revision(status.revision, status.image), ctx.desired.job
     if current is not None or desired is None or status.revision is None:
         return current or desired
@@ -146,7 +146,7 @@ def _out_of_reach(ctx: ReconcileContext, status: Status) -> Fault:
     """Why no pod can delete the state, and what helps."""
     name, desired = ctx.names.config_map(status.revision or ""), ctx.desired
     location = cut(status.state_place or "", _PLACE)
-    loss = f"ConfigMap {name} of the revision in force is gone"
+    loss = f"ConfigMap {name} of the current revision is missing"
     if desired.job is None:
         problems = cut("; ".join(desired.problems), _PROBLEMS)
         where = f", with its state in {location}" if location else " as it was"

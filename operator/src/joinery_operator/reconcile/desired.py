@@ -104,8 +104,8 @@ def _names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:
 
 
 def _image(observed: Observed, job: Job, status: Status) -> str:
-    """The image that was chosen for this very job when it was put in force or its rollout began, so that a new release
-    of the operator with another image restarts nothing."""
+    """Returns the image that was chosen for this very job when it became current or its rollout began, so that a new
+    release of the operator with another image restarts nothing."""
     rollout = status.rollout
     decided = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
     for name, its_image in decided:
@@ -116,9 +116,9 @@ def _image(observed: Observed, job: Job, status: Status) -> str:
 
 
 # Jobs of different kinds may have the same name, but a store finds a state by `namespace/name` alone, so only one of
-# them can have it. The state's signature would refuse the second job's driver, but before that the second job could be
-# told to delete the state, or to leave it behind. So the state is that of the resource whose revision in force keeps it
-# there, else that of the older resource, and the other one asks for nothing.
+# them can have it. The state's signature would reject the second job's driver, but before that the second job could be
+# told to delete the state, or to leave it behind. So the state belongs to the resource whose current revision keeps it
+# there, else to the older resource, and the other one asks for nothing.
 
 
 def _state_conflict(observed: Observed, job: Job, status: Status) -> str | None:

@@ -24,7 +24,8 @@ _HEALTHY = {"failures": 0, "interruptions": 0}
 @dataclass(frozen=True, slots=True)
 class DriverPlan:
     """The driver that is to run. `migrate` is the savepoint that its init container pins before it migrates the state
-    (`abandon_state`: leaves it behind). With `restore` no driver runs: the pod returns to that savepoint and ends."""
+    (with `abandon_state`: leaves it behind). With `restore` no driver runs: the pod returns to that savepoint and
+    ends."""
 
     revision: str
     image: str
@@ -63,8 +64,8 @@ def restoring_revision(status: Status, rollout: Rollout) -> tuple[str, str]:
 
 
 def _in_force(ctx: ReconcileContext, status: Status, revision: str, image: str) -> DriverPlan:
-    """The driver of the revision in force. A job that never ran here may find state of an earlier job that does not
-    fit. Then the resource says whether to leave that state behind; the savepoint keeps its name, so that a second
+    """Returns the driver of the current revision. A job that never ran here may find state of an earlier job that does
+    not fit. Then the resource says whether to leave that state behind; the savepoint keeps its name, so that a second
     attempt does not do so again."""
     attempt = status.driver
     if status.proved is not None or attempt is None or attempt.revision != revision:

@@ -30,7 +30,7 @@ WAITS_FOR = {
     "output": "WaitingForOutput",
     "store": "WaitingForStateStore",
 }
-"""The reason for each kind of outside system that is away."""
+"""The reason for each kind of outside system that is unavailable."""
 
 SETTLED: frozenset[Phase] = frozenset({"Running", "Suspended", "Finished", "Failed"})
 
@@ -78,7 +78,7 @@ def job_phase(
     lasting = _lasting_fault(ctx, status)
     degraded = phase.degraded or lasting
     if lasting is not None and phase.ready:
-        # `kubectl get` shows the reason of Ready. It must not say Running to a user whose edit was refused.
+        # `kubectl get` shows the reason of Ready. It must not say Running to a user whose edit was rejected.
         phase = replace(phase, reason=lasting.reason, message=f"{phase.message}. {lasting.message}")
     if degraded is None and creates and (refused := ctx.observed.create_refused):
         # A driver may run even though its Service, or the check of another revision, cannot be created.
@@ -92,12 +92,12 @@ def job_phase(
 
 
 def _lasting_fault(ctx: ReconcileContext, status: Status) -> Fault | None:
-    """What is wrong even while the revision in force runs well; None if nothing is."""
+    """Returns what is wrong even while the current revision runs well; None if nothing is."""
     desired, refused = ctx.desired, status.refused
     if desired.job is None:
         return Fault(desired.reason, listed(desired.problems))
     if refused is not None:
-        return Fault(refused.reason, sentence(f"revision {refused.revision} was refused", refused.message))
+        return Fault(refused.reason, sentence(f"revision {refused.revision} was rejected", refused.message))
     return None
 
 
@@ -215,7 +215,7 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
     if attempt.restore and pod.fault is None:
         return JobPhase("RollingBack", "RollingBack", f"pod {pod.name} returns to savepoint {attempt.restore}")
     if pod.fault is None and (waiting := ctx.waiting(attempt)) is not None:
-        since = f"pod {pod.name} waits since {waiting.since:%H:%M:%S} UTC, and goes on by itself"
+        since = f"pod {pod.name} waits since {waiting.since:%H:%M:%S} UTC, and continues by itself"
         words = sentence(since, waiting.reason, ctx.executor_faults(waiting))
         fault = Fault(WAITS_FOR.get(waiting.system, "Waiting"), cut(words))
         phase = _phase(status, "Running" if attempt.ready is not None else "Starting")

@@ -138,7 +138,8 @@ def _terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapp
 
 
 def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetime) -> datetime | None:
-    """When the pod ended. Only the driver counts: containers beside it (a service mesh's, say) may go on for ever."""
+    """Returns when the pod ended. Only the driver counts: containers beside it (a service mesh's, say) may run for
+    ever."""
     phase_over = status.get("phase") in {"Succeeded", "Failed"}
     if main is None and not phase_over:
         return None

@@ -26,7 +26,7 @@ STATE_ELSEWHERE = "StateElsewhere"
 INCOMPATIBLE: Final = "IncompatibleState"
 """The job does not fit its state."""
 COMMITTED_SINCE = "CommittedSince"
-"""A restore is refused because an epoch was committed after the savepoint."""
+"""A restore is rejected because an epoch was committed after the savepoint."""
 
 MESSAGE = 1024
 """The most characters of one message."""

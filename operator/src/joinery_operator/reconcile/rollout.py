@@ -1,7 +1,7 @@
 """Rolls out another revision: checks it, puts it in place of the old one, and takes it back if it does not start.
 
 Each reconcile classifies what it observes and carries out one row of `rollout_table`. Observations alone end a stage,
-so an operator that died in one goes on where it was.
+so an operator that died in one resumes where it was.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def record_proof(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with the time at which the revision in force was first seen to be ready."""
+    """Returns the status with the time at which the current revision was first seen to be ready."""
     attempt = status.driver
     if status.proved is not None or attempt is None or attempt.restore or attempt.revision != status.revision:
         return status
@@ -63,9 +63,9 @@ def record_proof(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def record_hold(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with whether the revision in force may start a driver (`held`: it may not). After a suspension or a
-    fatal end, it may only if the resource asks for that revision: if the resource asks for another job, that job is
-    checked before anything runs."""
+    """Returns the status with whether the current revision may start a driver (`held`: it may not). After a suspension
+    or a fatal end, it may only if the resource asks for that revision: if the resource asks for another job, that job
+    is checked before anything runs."""
     attempt, desired = status.driver, classify_desired(ctx, status)
     failed = attempt is not None and attempt.outcome == "Fatal" and not attempt.restore
     in_force = attempt is not None and attempt.revision == status.revision
@@ -121,8 +121,9 @@ def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
 
 
 def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with how far the stage of its rollout got: the deadline counts from the last progress, and not while
-    the job is suspended, or its driver waits for a system that is away and no other revision would get further."""
+    """Returns the status with how far the stage of its rollout got. The deadline counts from the last progress, and not
+    while the job is suspended, or its driver waits for a system that is unavailable and no other revision would get
+    further."""
     rollout = status.rollout
     if rollout is None:
         return status
@@ -140,8 +141,8 @@ def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def _waits_as_any(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bool:
-    """Whether the driver waits for a system that the revision in force names as well: an address that is new may be
-    wrong, and what keeps executors away is most often the edit. In doubt it names it."""
+    """Returns whether the driver waits for a system that the current revision names as well: a new address may be
+    wrong, and what prevents executors is most often the edit. In doubt, the current revision names it."""
     attempt = status.driver
     waiting = ctx.waiting(attempt) if attempt is not None else None
     if attempt is None or waiting is None or waiting.system == EXECUTORS:
@@ -248,8 +249,8 @@ def _classify_stable(ctx: ReconcileContext, status: Status, desired: Desired, su
 
 
 def _has_durable_state(ctx: ReconcileContext, status: Status) -> bool:
-    """Whether the revision in force was ready, with state that outlives a pod. If that is unknown, assumes that it has
-    such state."""
+    """Returns whether the current revision was ready, with state that outlives a pod. If that is unknown, assumes that
+    it has such state."""
     if status.revision is None or status.image is None or status.proved is None:
         return False
     old = ctx.revision(status.revision, status.image)
@@ -406,7 +407,7 @@ class _Execution:
         return self._in_force(self.rollout, proved=None)
 
     def keep(self) -> Status:
-        # A restorer means that the resource asks for another revision, which did what the one in force could not do. It
+        # A restorer means that the resource asks for another revision, which did what the current one could not do. It
         # is checked first.
         return self._with(rollout=None, held=self.status.held or self.rollout.restorer is not None)
 
@@ -440,7 +441,7 @@ class _Execution:
             return (
                 f"the job's state is in Postgres, and spec.stateStore.{self.new.job.spec.state_store.kind} keeps none: "
                 "all of it would be left behind. Name the Postgres again (stateStore.postgres), or set upgrade.mode: "
-                "stateless to start anew without the state"
+                "stateless to start from the beginning without the state"
             )
         if self.row.stage is RolloutStage.CHECKING:
             return _check_refusal(self.ctx, self.rollout)
@@ -468,7 +469,7 @@ _ACTS: Mapping[Act, Callable[[_Execution], Status]] = {
 }
 
 
-# --- why a revision is refused ----------------------------------------------------------------------------------------
+# --- why a revision is rejected ---------------------------------------------------------------------------------------
 
 
 def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:
@@ -513,7 +514,7 @@ def _not_gone(ctx: ReconcileContext, pod: PodObservation) -> str:
     if pod.deletion_time is None:
         return f"pod {pod.name} is not being deleted yet"
     given_up = pod.deletion_time + timedelta(seconds=ctx.settings.stuck_seconds)
-    return f"pod {pod.name} is taken for dead at {given_up:%H:%M:%S} UTC, and then the rollout goes on"
+    return f"pod {pod.name} is taken for dead at {given_up:%H:%M:%S} UTC, and then the rollout continues"
 
 
 def _not_started(ctx: ReconcileContext, status: Status) -> str:
@@ -528,7 +529,7 @@ def _why_not_restored(ctx: ReconcileContext, status: Status, rollout: Rollout) -
     if attempt is not None and attempt.restore and attempt.outcome == "Fatal":
         reason = status.last_error or ""
     elif ctx.revision(revision, image) is None:
-        reason = f"its ConfigMap {ctx.names.config_map(revision)} is gone"
+        reason = f"its ConfigMap {ctx.names.config_map(revision)} is missing"
     else:
         reason = _not_ready(ctx, status, attempt)
     elsewhere = ""
@@ -560,7 +561,7 @@ def _no_state(ctx: ReconcileContext, rollout: Rollout) -> str:
         where = f"in schema {store.schema_name} at {dsn}"
     return (
         f"there is no state of this job {where}; move it with `joinery state move`, or set upgrade.mode: stateless to "
-        "start anew without the state"
+        "start from the beginning without the state"
     )
 
 

@@ -39,7 +39,7 @@ class Desired(Enum):
     """What the resource asks for."""
 
     NOTHING = "no valid job"
-    IN_FORCE = "the revision in force"
+    IN_FORCE = "the current revision"
     ROLLOUT = "what is being rolled out"
     ANOTHER = "another"
 
@@ -52,7 +52,7 @@ class Suspend(Enum):
 
 
 class AtStake(Enum):
-    """What could be lost or returned to: durable state of a revision in force that was ready once (`status.proved`)."""
+    """What could be lost or returned to: durable state of a current revision that was ready once (`status.proved`)."""
 
     NOTHING = "nothing"
     STATE = "state"
@@ -67,7 +67,7 @@ class NewStore(Enum):
 
 
 class Refused(Enum):
-    """Whether `status.refused` is about the revision asked for, in this mode."""
+    """Whether `status.refused` names the revision asked for, in this mode."""
 
     NO = "no"
     YES = "yes"
@@ -124,14 +124,14 @@ class Restore(Enum):
 
     UNDERWAY = "under way"
     RESTORED = "restored"
-    COMMITTED_SINCE = "refused: CommittedSince"
+    COMMITTED_SINCE = "rejected: CommittedSince"
     STUCK = "failed for good, cannot be made, or got no further within the deadline"
 
 
 class Restorer(Enum):
     """Whose image and job return to the savepoint."""
 
-    IN_FORCE = "those of the revision in force"
+    IN_FORCE = "those of the current revision"
     ASKED = "those that the resource asks for"
     PAST = "those that it asked for before"
 
@@ -195,7 +195,7 @@ class DriverRole(Enum):
     """Which driver is to run."""
 
     NONE = "none"
-    IN_FORCE = "of the revision in force, unless it is held"
+    IN_FORCE = "of the current revision, unless it is blocked (`status.held`)"
     MIGRATES = "of the new revision, migrates first"
     RESTORES = "none: a pod returns to the savepoint"
 
@@ -237,7 +237,7 @@ STAGES: Final[Mapping[RolloutStage, StageRules]] = {
         "Stopping",
         ("desired", "suspend", "old_driver", "deadline"),
         _CLOCK,
-        way_out=f"{_TAKE_BACK}. To go on without waiting for the old pod, delete it by force "
+        way_out=f"{_TAKE_BACK}. To continue without waiting for the old pod, delete it by force "
         "(kubectl delete pod --grace-period=0 --force)",
         leaves=(Desired.IN_FORCE,),
     ),
@@ -265,19 +265,19 @@ class Act(Enum):
 
     WAIT = "wait"
     REPORT = "wait, and report what keeps the stage"
-    TAKE_OVER = "put the revision asked for in force without a rollout"
+    TAKE_OVER = "make the revision asked for current without a rollout"
     BEGIN = "begin a rollout"
-    REFUSE = "refuse the revision"
+    REFUSE = "reject the revision"
     STOP = "stop the old driver"
     START = "start the new driver"
     DROP = "drop the rollout, then as Stable"
     LIFT = "lift the deadline"
     ROLL_BACK = "roll back"
-    REFUSE_AND_ROLL_BACK = "refuse the revision and roll back"
+    REFUSE_AND_ROLL_BACK = "reject the revision and roll back"
     RESTORE_ANEW = "return to the savepoint with the image and job asked for"
-    COMPLETE = "put the new revision in force"
-    GO_FORWARD = "put the new revision in force as one that was never ready"
-    KEEP = "keep the revision in force"
+    COMPLETE = "make the new revision current"
+    GO_FORWARD = "make the new revision current as one that was never ready"
+    KEEP = "keep the current revision"
 
 
 def _when(*conditions: Enum | tuple[Enum, ...]) -> Mapping[str, frozenset[Enum]]:
@@ -289,8 +289,8 @@ def _when(*conditions: Enum | tuple[Enum, ...]) -> Mapping[str, frozenset[Enum]]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A row: in `stage`, if all of `when` hold, do `act`; then the stage is `to`. `refused` is the reason of a
-    refusal."""
+    """A row: in `stage`, if all of `when` hold, do `act`; then the stage is `to`. `refused` is the reason if the
+    revision is rejected."""
 
     stage: RolloutStage
     when: Mapping[str, frozenset[Enum]]
@@ -321,22 +321,22 @@ _STABLE, _CHECKING, _STOPPING, _STARTING, _ROLLING_BACK = RolloutStage
 TABLE: Final[tuple[Transition, ...]] = (
     # Stable: no rollout.
     Transition(_STABLE, _when(Desired.NOTHING), Act.WAIT, _STABLE,
-        "What runs goes on; what does not run does not start."),
+        "What runs keeps running; what does not run does not start."),
     Transition(_STABLE, _when(Desired.IN_FORCE), Act.WAIT, _STABLE,
         "It is what is asked for."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.YES), Act.WAIT, _STABLE,
-        "What is asked for counts from the resumption on; until then it may change again."),
+        "The resource counts once the job resumes; until then it may change again."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.NOTHING), Act.TAKE_OVER, _STABLE,
         "Nothing can be lost or returned to."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.GIVES_UP), Act.TAKE_OVER, _STABLE,
         "The resource gives the state up."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, _NOT_GIVEN_UP, Refused.YES),
-        Act.WAIT, _STABLE, "What was refused is not tried again."),
+        Act.WAIT, _STABLE, "A rejected revision is not tried again."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.KEEPS, Refused.NO),
         Act.BEGIN, _CHECKING, "A check shows whether the job fits its state."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.IN_MEMORY, Refused.NO),
         Act.REFUSE, _STABLE, "All of the state would be left behind.", INCOMPATIBLE),
-    # Checking: the check pod runs with the new image and job; the old driver goes on, if it ran.
+    # Checking: the check pod runs with the new image and job; the old driver keeps running, if it ran.
     Transition(_CHECKING, _when(_LEAVES), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.YES), Act.DROP, _STABLE,
@@ -378,7 +378,7 @@ TABLE: Final[tuple[Transition, ...]] = (
     Transition(_STARTING, _when(_LEAVES, _BEGUN, _RETURNS), Act.ROLL_BACK, _ROLLING_BACK,
         "The state may be migrated, and the resource asks for another job."),
     Transition(_STARTING, _when(_LEAVES, _BEGUN, Rollback.DISABLED), Act.GO_FORWARD, _STABLE,
-        "No savepoint is returned to: what is asked for now goes on from here."),
+        "No savepoint is returned to: what is asked for now continues from here."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.YES, _NOT_COMMITTED), Act.WAIT, _STARTING,
         "No driver runs while the job is suspended, and its time does not count."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.MISFIT, Rollback.AUTOMATIC),
@@ -394,7 +394,7 @@ TABLE: Final[tuple[Transition, ...]] = (
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, _WAITED_FOR, (Deadline.AHEAD, Deadline.LIFTED)),
         Act.WAIT, _STARTING, "The first commit is awaited; a failure that may pass is tried again."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.READY, Deadline.PASSED), Act.LIFT, _STARTING,
-        "Without records there is no commit: the driver goes on, and until its first commit there is a way back."),
+        "Without records there is no commit: the driver keeps running, and until it commits there is a way back."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.NONE, Deadline.PASSED), Act.REFUSE, _STABLE,
         "Nothing has happened to the state: there is nothing to roll back.", "DeadlineExceeded"),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.UNDERWAY, Rollback.AUTOMATIC, Deadline.PASSED),
@@ -403,7 +403,7 @@ TABLE: Final[tuple[Transition, ...]] = (
         Act.REPORT, _STARTING, "A person decides; meanwhile it is tried again."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.UNDERWAY, Rollback.DISABLED, Deadline.PASSED),
         Act.GO_FORWARD, _STABLE, "No savepoint is returned to: it is tried again as any driver."),
-    # RollingBack: a pod returns to the savepoint; then the revision in force runs again.
+    # RollingBack: a pod returns to the savepoint; then the current revision runs again.
     Transition(_ROLLING_BACK, _when(Restore.RESTORED), Act.KEEP, _STABLE,
         "The state is as it was before the migration."),
     Transition(_ROLLING_BACK, _when(Restore.COMMITTED_SINCE), Act.COMPLETE, _STABLE,
@@ -445,7 +445,7 @@ def observations() -> Iterator[RolloutObservation]:
             for combination in product(*values)
         )
         if stage is RolloutStage.STABLE:
-            # A resource that asks for nothing new has no new store, and cannot be refused.
+            # A resource that asks for nothing new has no new store, and cannot be rejected.
             possible = (
                 observation
                 if observation.desired is Desired.ANOTHER
@@ -471,7 +471,7 @@ def rendered() -> str:
         f"{'' if stage is RolloutStage.STABLE else '`upgrade.progressDeadline`'} | {rules.way_out} |"
         for stage, rules in STAGES.items()
     ]
-    lines += ["", "| in | when | then | next | refused as | why |", "|---|---|---|---|---|---|"]
+    lines += ["", "| in | when | then | next | rejected as | why |", "|---|---|---|---|---|---|"]
     lines += [
         f"| `{row.stage.value}` | {_conditions(row)} | {row.act.value} | `{row.to.value}` | "
         f"{f'`{row.refused}`' if row.refused else ''} | {row.rationale} |"

@@ -193,7 +193,7 @@ def _failed(
 
 
 def _revision(observed: ObservedSavepoint) -> JobRevision | Fault:
-    """The job's revision in force, whose pod can reach the state; or why there is none yet."""
+    """Returns the job's current revision, whose pod can reach the state; or why there is none yet."""
     job_ref = observed.resource["spec"]["job"]
     kind, name = job_ref["kind"], job_ref["name"]
     if observed.job is None:
@@ -203,7 +203,7 @@ def _revision(observed: ObservedSavepoint) -> JobRevision | Fault:
         return Fault(_NOT_STARTED, f"no driver of {kind} {name} has started, so it has no state yet")
     revision = stored_revision(observed.job, job.revision, job.image)
     if revision is None:
-        return Fault(REVISION_LOST, f"the ConfigMap of revision {job.revision} of {kind} {name} is gone")
+        return Fault(REVISION_LOST, f"the ConfigMap of revision {job.revision} of {kind} {name} is missing")
     if not revision.durable:
         return Fault(_IN_MEMORY, f"{kind} {name} keeps its state in memory; name a Postgres under stateStore")
     return revision
