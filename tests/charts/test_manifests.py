@@ -14,7 +14,7 @@ from charts.rendering import CHART, NAMESPACE, ROOT, Chart, HelmFailed, Manifest
 from joinery_operator.kube.process import PERMISSIONS, ROUTE_PERMISSIONS
 from joinery_operator.kube.resources import JOBS, OWNERS
 from joinery_operator.names import labels as driver_labels
-from joinery_operator.settings import settings_from
+from joinery_operator.settings import read_settings
 
 pytestmark = pytest.mark.services
 
@@ -310,11 +310,11 @@ def test_who_reaches_a_jobs_status_port(chart: Chart) -> None:
 
 
 def test_the_job_page_has_an_address_and_an_ingress(chart: Chart) -> None:
-    assert settings_from(chart.render().environment).page_url == ""
+    assert read_settings(chart.render().environment).page_url == ""
     url = "https://joinery.example.com/{namespace}/{name}/"
     ingress = {"enabled": True, "className": "nginx", "annotations": {"a/b": "c"}, "tlsSecretName": "cert"}
     rendered = chart.render({"jobPage": {"url": url, "ingress": ingress}})
-    settings = settings_from(rendered.environment)
+    settings = read_settings(rendered.environment)
     assert settings.page_url == url
     assert json.loads(settings.page_ingress) == {key: value for key, value in ingress.items() if key != "enabled"}
     assert _status_from(rendered)[1:] == [{"namespaceSelector": {}}], "an ingress controller may run anywhere"
@@ -323,7 +323,7 @@ def test_the_job_page_has_an_address_and_an_ingress(chart: Chart) -> None:
 def test_the_job_page_has_an_http_route(chart: Chart) -> None:
     route = {"enabled": True, "parentRefs": [{"name": "public", "namespace": "edge"}], "annotations": {"a/b": "c"}}
     rendered = chart.render({"jobPage": {"url": "https://{name}.example.com/", "httpRoute": route}})
-    settings = settings_from(rendered.environment)
+    settings = read_settings(rendered.environment)
     assert json.loads(settings.page_route) == {key: value for key, value in route.items() if key != "enabled"}
     assert settings.page_ingress == ""
     assert _status_from(rendered)[1:] == [{"namespaceSelector": {}}], "a gateway may run anywhere"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from charts.rendering import CHART, Chart, HelmFailed
-from joinery_operator.settings import AllowedByInstallation, Settings, allowed_by, settings_from
+from joinery_operator.settings import AllowedByInstallation, Settings, allowed_by, read_settings
 
 pytestmark = pytest.mark.services
 
@@ -75,7 +75,7 @@ def test_every_time_of_the_operator_can_be_set(chart: Chart) -> None:
     times = {each.name: each for each in fields(Settings) if each.name.endswith("_seconds")}
     camel = {"".join([head, *map(str.title, rest)]): name for name in times for head, *rest in [name.split("_")]}
     environment = chart.render({"operator.settings": dict.fromkeys(camel, 7)}).environment
-    settings = settings_from(environment)
+    settings = read_settings(environment)
     assert {name: getattr(settings, name) for name in times} == dict.fromkeys(times, 7)
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(schema["properties"]["operator"]["properties"]["settings"]["properties"]) == set(camel)
@@ -85,7 +85,7 @@ def test_every_time_of_the_operator_can_be_set(chart: Chart) -> None:
 
 
 def test_the_operator_reads_what_the_chart_sets(chart: Chart) -> None:
-    settings = settings_from(
+    settings = read_settings(
         chart.render(
             {
                 "watch.namespaces": ["a", "b"],
@@ -109,5 +109,5 @@ def test_the_operator_allows_jobs_what_the_chart_says(chart: Chart) -> None:
         "properties": ["plugin.library.paths"],
         "inputFiles": ["/run/x"],
     }
-    settings = settings_from(chart.render({"jobs.allow": allow}).environment)
+    settings = read_settings(chart.render({"jobs.allow": allow}).environment)
     assert allowed_by(settings.jobs_allow).model_dump(mode="json", by_alias=True) == allow

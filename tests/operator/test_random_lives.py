@@ -94,7 +94,7 @@ class Lives(WholeOperator):
             now=lambda: self.now + timedelta(seconds=skew),
             watched=(*WATCHED, HTTP_ROUTE),
         )
-        controller.poller.last_of = lambda _: self._said() if self.resource else None  # type: ignore[method-assign]
+        controller.poller.last_status = lambda _: self._said() if self.resource else None  # type: ignore[method-assign]
         await controller.auditor.fill()
         listed = {key: found for key, found in self.server.objects.items() if key[0] != "events"}
         told = {key: (found["metadata"]["uid"], json.dumps(found)) for key, found in listed.items()}
@@ -117,12 +117,12 @@ class Lives(WholeOperator):
         try:
             result = await operator.controller._reconciler.run(key)
         except JoineryError:
-            queue.failed(key, self.seconds)
+            queue.retry(key, self.seconds)
         except Died:
             await self.stop(operator)
             await self.start()
         else:
-            end = queue.failed if result.failed else queue.done
+            end = queue.retry if result.failed else queue.finish
             end(key, self.seconds, result.again_after)
         operator.api.calls_left = None
         self._pull()

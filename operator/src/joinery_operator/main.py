@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from joinery_operator.settings import settings_from
+from joinery_operator.settings import read_settings
 from joinery_runtime.errors import JoineryError
 
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from joinery_operator.reconcile import reconcile  # noqa: PLC0415
 
     try:
-        settings = settings_from()
+        settings = read_settings()
         log_json()
         with suppress(asyncio.CancelledError):
             asyncio.run(serve(settings, reconcile, options.kubeconfig))

@@ -136,7 +136,7 @@ def _stem(kind: str, job: str) -> str:
     return f"{readable[: _STEM - _HASH - 1].rstrip('-')}-{digest_of(f'{kind}/{job}')}"
 
 
-def shortened(label: str, full_name: str) -> str:
+def shorten_label(label: str, full_name: str) -> str:
     """Returns the text as a DNS label. If it is too long for one, returns its beginning and a hash of `full_name`, for
     which the label stands."""
     if len(label) <= _LABEL:

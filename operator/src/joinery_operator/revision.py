@@ -72,17 +72,17 @@ def revision_hash(
     earlier releases, `prefixes: always` and no `prefixes` have one hash. `with_scale` makes the hash of yet earlier
     releases, whose drivers followed no changes at all."""
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
-    spec = _without(spec, *_NOT_FOR_DRIVERS)
+    spec = _without_fields(spec, *_NOT_FOR_DRIVERS)
     if spec.get("prefixes") == "always":
         del spec["prefixes"]
     elif with_naming and job.column_naming is not None:
         spec.setdefault("prefixes", None)
     # The resolved image stands for this field: naming the image that already runs changes nothing.
-    spec["spark"] = _without(spec.get("spark", {}), "image")
+    spec["spark"] = _without_fields(spec.get("spark", {}), "image")
     if not with_scale:
-        spec = _without(spec, "shards", "autoscale")
+        spec = _without_fields(spec, "shards", "autoscale")
         if job.spec.autoscale is not None or scale_of(job).instances is not None:
-            executor = _without(spec["spark"].pop("executor", {}), "instances")
+            executor = _without_fields(spec["spark"].pop("executor", {}), "instances")
             spec["spark"] |= {"executor": executor} if executor else {}
     annotations = resource["metadata"].get("annotations") or {}
     seen = {"spec": spec, "image": image, "restartedAt": annotations.get(RESTARTED_AT)}
@@ -100,16 +100,16 @@ def scale_of(job: Job) -> Scale:
     return Scale(shards=spec.shards, instances=executor.instances if fixed else None, autoscale=spec.autoscale)
 
 
-def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _without_fields(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def resolved_image(job: Job, settings: Settings, in_force_image: str | None, changed: bool) -> str:
+def resolved_image(job: Job, settings: Settings, current_image: str | None, changed: bool) -> str:
     """Returns the image of the job, else the current one, else the installation's. `changed`: the job differs from the
     current one, so it restarts anyway and takes the installation's image. Raises ManifestError if there is none."""
     if job.spec.spark.image:
         return job.spec.spark.image
-    image = in_force_image if in_force_image and not changed else settings.runtime_image or in_force_image
+    image = current_image if current_image and not changed else settings.runtime_image or current_image
     if not image:
         raise ManifestError(
             f"Job {job.name} has no image",

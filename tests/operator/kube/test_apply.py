@@ -4,7 +4,7 @@ import pytest
 
 from joinery_operator.decision import Create, Delete, Patch, SetFinalizers
 from joinery_operator.kube.api import ApiError, Conflict
-from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, completed
+from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, complete_manifest
 from joinery_operator.kube.cache import ObjectCache
 from joinery_operator.kube.resources import POD as POD_RESOURCE
 from joinery_operator.kube.resources import ObjectKey
@@ -52,7 +52,7 @@ def test_the_store_has_the_status_that_was_written(world):
 
 def test_what_is_kept_says_what_it_is_and_not_who_wrote_it():
     item = {"metadata": {"name": "a", "managedFields": [{"manager": "kubelet"}]}, "spec": {"x": 1}}
-    kept = completed(item, POD_RESOURCE)
+    kept = complete_manifest(item, POD_RESOURCE)
     assert kept == {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"x": 1}}
     assert "managedFields" in item["metadata"]
 

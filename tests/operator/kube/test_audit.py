@@ -38,7 +38,7 @@ class World:
         asyncio.run(run())
 
     def told(self, manifest, deleted=False):
-        self.store.watched(manifest, manifest["kind"], deleted)
+        self.store.apply_watch_event(manifest, manifest["kind"], deleted)
 
     def edit(self):
         return self.server.change("StreamJoin", "shop", "orders", lambda each: each["spec"].update(shards=4))

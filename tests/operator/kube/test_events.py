@@ -196,7 +196,7 @@ def test_a_namespace_is_regained_with_all_rights_and_not_before(monkeypatch, log
     async def run():
         async with MemoryApi(server) as api:
             api._sleep = lambda seconds: asyncio.sleep(0)
-            return await process.regained(api, ["gone", "back"], Settings())
+            return await process.wait_until_regained(api, ["gone", "back"], Settings())
 
     assert asyncio.run(run()) == ("back",)
     assert asked["back"] > len(PERMISSIONS)
@@ -215,7 +215,7 @@ ROUTED = Settings(page_url="https://{name}.x/", page_route='{"parentRefs": [{"na
 def routes(server, settings):
     async def run():
         async with MemoryApi(server) as api:
-            return await process.watches_routes(api, settings)
+            return await process.should_watch_routes(api, settings)
 
     return asyncio.run(run())
 

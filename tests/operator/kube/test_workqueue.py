@@ -17,9 +17,9 @@ def test_one_worker_at_a_time_and_one_more_look_for_whatever_came_meanwhile():
     keys.add("a")
     keys.add("a")
     assert keys.take(0.0) is None
-    keys.done("a", 1.0)
+    keys.finish("a", 1.0)
     assert keys.take(1.0) == "a"
-    keys.done("a", 1.0)
+    keys.finish("a", 1.0)
     assert keys.take(1.0) is None
 
 
@@ -29,7 +29,7 @@ def test_a_busy_key_does_not_keep_others_waiting():
     keys.add("other")
     assert keys.take(0.0) == "busy"
     keys.add("busy")
-    keys.done("busy", 0.0)
+    keys.finish("busy", 0.0)
     assert [keys.take(0.0), keys.take(0.0)] == ["other", "busy"]
 
 
@@ -37,15 +37,15 @@ def test_the_last_look_says_when_the_next_is_due():
     keys = WorkQueue()
     keys.add("a")
     keys.take(0.0)
-    keys.done("a", 0.0, again_after=10.0)
+    keys.finish("a", 0.0, again_after=10.0)
     assert keys.next_due() == 10.0
     keys.add("a")  # something happens before
     keys.take(3.0)
-    keys.done("a", 3.0, again_after=60.0)
+    keys.finish("a", 3.0, again_after=60.0)
     assert keys.next_due() == 63.0
     assert keys.take(62.9) is None
     assert keys.take(63.0) == "a"
-    keys.done("a", 63.0)
+    keys.finish("a", 63.0)
     assert keys.next_due() is None
 
 
@@ -55,15 +55,15 @@ def test_failures_are_tried_again_ever_later_and_success_begins_anew():
     keys.add("a")
     for _ in range(10):
         assert keys.take(now) == "a"
-        delays.append(keys.failed("a", now))
+        delays.append(keys.retry("a", now))
         now += delays[-1]
     assert delays[:4] == [0.5, 1.0, 2.0, 4.0]
     assert delays[-1] == 120.0
     keys.take(now)
-    keys.done("a", now)
+    keys.finish("a", now)
     keys.add("a")
     keys.take(now)
-    assert keys.failed("a", now) == 0.5
+    assert keys.retry("a", now) == 0.5
 
 
 def test_a_failure_does_not_delay_what_time_alone_makes_due():
@@ -71,7 +71,7 @@ def test_a_failure_does_not_delay_what_time_alone_makes_due():
     keys.add("a")
     for again_after, delay in ((None, 0.5), (60.0, 1.0), (1.5, 1.5), (3.0, 3.0)):
         keys.take(1000.0)
-        assert keys.failed("a", 0.0, again_after) == delay
+        assert keys.retry("a", 0.0, again_after) == delay
 
 
 def test_what_runs_is_known_with_its_start():
@@ -79,7 +79,7 @@ def test_what_runs_is_known_with_its_start():
     keys.add("a")
     keys.take(7.0)
     assert keys.running() == {"a": 7.0}
-    keys.done("a", 8.0)
+    keys.finish("a", 8.0)
     assert keys.running() == {}
 
 
@@ -104,7 +104,7 @@ def test_a_waiting_worker_wakes_for_a_timed_key():
         feed = WorkQueueFeed(loop.time)
         feed.add("a")
         await feed.take()
-        feed.done("a", again_after=0.01)
+        feed.finish("a", again_after=0.01)
         return await asyncio.wait_for(feed.take(), 5)
 
     assert asyncio.run(run()) == "a"

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from joinery_operator.manifests import drifted, network_policy
+from joinery_operator.manifests import network_policy, repair_patch
 from joinery_operator.names import labels
-from joinery_operator.settings import Settings, settings_from
+from joinery_operator.settings import Settings, read_settings
 from joinery_runtime.errors import EnvironmentProblem
 
 OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "joinery-system"}}}
@@ -67,24 +67,24 @@ def merged(there, patch):
 def test_what_others_change_of_it_comes_back(job):
     expected = network_policy(job.resource, SETTINGS)
     found = copy.deepcopy(expected)
-    assert drifted(expected, found) is None
+    assert repair_patch(expected, found) is None
     found["spec"]["ingress"].append({})
-    patch = drifted(expected, found)
+    patch = repair_patch(expected, found)
     assert patch is not None
     assert (patch.kind, patch.body) == ("NetworkPolicy", {"spec": {"ingress": expected["spec"]["ingress"]}})
     found = copy.deepcopy(expected)
     found["spec"]["podSelector"]["matchLabels"]["team"] = "a"
     found["spec"]["podSelector"]["matchExpressions"] = [{"key": "team", "operator": "Exists"}]
-    patch = drifted(expected, found)
+    patch = repair_patch(expected, found)
     assert patch is not None
     assert merged(found, patch.body) == expected, "what others added to the selector goes, at every depth"
     named = replace(SETTINGS, status_from="[]")
-    changed = drifted(network_policy(job.resource, named), expected)
+    changed = repair_patch(network_policy(job.resource, named), expected)
     assert changed is not None, "as the installation says now"
 
 
 @pytest.mark.parametrize("text", ["operator", "{}", "[1]"])
 def test_peers_that_are_none_are_refused(text):
     with pytest.raises(EnvironmentProblem, match=r"JOINERY_OPERATOR_STATUS_FROM is .*NetworkPolicyPeers") as caught:
-        settings_from({"JOINERY_OPERATOR_STATUS_FROM": text})
+        read_settings({"JOINERY_OPERATOR_STATUS_FROM": text})
     assert "networkPolicy.jobs" in caught.value.todo

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from joinery_devkit.kubernetes.kubectl import KubectlFailed
-from joinery_operator.manifests import drifted, service
+from joinery_operator.manifests import repair_patch, service
 from joinery_operator.manifests.yaml import from_yaml
 from simulated_cluster.resources import hash_of
 
@@ -73,7 +73,7 @@ def as_kept(kubectl, manifest):
 def test_it_takes_all_children_and_adds_nothing_that_is_drift(kubectl, stored):
     expected = children_of(stored)
     create(kubectl, *expected)
-    assert [drifted(each, as_kept(kubectl, each)) for each in expected] == [None] * len(expected)
+    assert [repair_patch(each, as_kept(kubectl, each)) for each in expected] == [None] * len(expected)
 
 
 def test_it_takes_executors_as_their_template_says(kubectl, stored, api_namespace):
@@ -100,8 +100,8 @@ def test_what_others_changed_is_repaired_by_the_patch(kubectl, stored, api_names
         patched({"metadata": {"labels": {"joinery.dev/role": "nobody"}, "ownerReferences": None}})
         if kind == "Service":
             patched({"spec": {"ports": [{"name": "other", "port": 1}], "selector": {"their": "own"}}})
-        patched(drifted(expected, as_kept(kubectl, expected)).body)
-        assert drifted(expected, as_kept(kubectl, expected)) is None
+        patched(repair_patch(expected, as_kept(kubectl, expected)).body)
+        assert repair_patch(expected, as_kept(kubectl, expected)) is None
 
 
 def test_defaults_of_the_crd_make_no_other_revision(job, stored, kind):

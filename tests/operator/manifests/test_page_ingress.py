@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from joinery_operator.manifests import drifted, page_ingress, page_route, page_url, service
-from joinery_operator.settings import Settings, settings_from
+from joinery_operator.manifests import page_ingress, page_route, page_url, repair_patch, service
+from joinery_operator.settings import Settings, read_settings
 from joinery_runtime.errors import EnvironmentProblem
 
 LOGIN = {"nginx.ingress.kubernetes.io/auth-type": "basic"}
@@ -97,17 +97,17 @@ def test_a_path_holds_a_name_of_any_length(job):
 
 def test_what_others_change_of_it_comes_back_and_a_filled_in_class_stays(job):
     expected = page_ingress(job.resource, SETTINGS)
-    assert drifted(expected, copy.deepcopy(expected)) is None
+    assert repair_patch(expected, copy.deepcopy(expected)) is None
     found = copy.deepcopy(expected)
     found["spec"]["rules"][0]["host"] = "elsewhere.example.com"
-    patch = drifted(expected, found)
+    patch = repair_patch(expected, found)
     assert patch is not None
     assert (patch.kind, patch.body) == ("Ingress", {"spec": expected["spec"]})
     plain = page_ingress(job.resource, replace(SETTINGS, page_ingress="{}"))
     filled = copy.deepcopy(plain)
     filled["spec"]["ingressClassName"] = "the-default"
-    assert drifted(plain, filled) is None
-    patch = drifted(plain, {**filled, "spec": {**filled["spec"], "tls": []}})
+    assert repair_patch(plain, filled) is None
+    patch = repair_patch(plain, {**filled, "spec": {**filled["spec"], "tls": []}})
     assert patch is not None
     assert patch.body["spec"]["tls"] is None
 
@@ -134,9 +134,9 @@ def test_a_route_leads_the_same_way_through_a_gateway(job):
         "rules": [{"matches": [{"path": path}], "backendRefs": [backend]}],
     }
     changed = copy.deepcopy(found)
-    assert drifted(found, changed) is None
+    assert repair_patch(found, changed) is None
     changed["spec"] |= {"hostnames": ["elsewhere.example.com"], "useDefaultGateways": "All"}
-    patch = drifted(found, changed)
+    patch = repair_patch(found, changed)
     assert patch is not None
     assert (patch.kind, patch.body["spec"]) == ("HTTPRoute", {**found["spec"], "useDefaultGateways": None})
 
@@ -147,7 +147,7 @@ def test_a_route_leads_the_same_way_through_a_gateway(job):
 def test_route_settings_that_are_none_are_refused(text):
     given = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.x/", "JOINERY_OPERATOR_PAGE_ROUTE": text}
     with pytest.raises(EnvironmentProblem, match="JOINERY_OPERATOR_PAGE_ROUTE is") as caught:
-        settings_from(given)
+        read_settings(given)
     assert "jobPage.httpRoute.parentRefs" in caught.value.todo
 
 
@@ -161,7 +161,7 @@ def test_route_settings_that_are_none_are_refused(text):
 )  # fmt: skip
 def test_addresses_that_are_none_are_refused(text):
     with pytest.raises(EnvironmentProblem, match="JOINERY_OPERATOR_PAGE_URL is") as caught:
-        settings_from({"JOINERY_OPERATOR_PAGE_URL": text})
+        read_settings({"JOINERY_OPERATOR_PAGE_URL": text})
     assert "jobPage.url" in caught.value.todo
 
 
@@ -169,11 +169,11 @@ def test_addresses_that_are_none_are_refused(text):
 def test_ingress_settings_that_are_none_are_refused(text):
     given = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.x/", "JOINERY_OPERATOR_PAGE_INGRESS": text}
     with pytest.raises(EnvironmentProblem, match="JOINERY_OPERATOR_PAGE_INGRESS is") as caught:
-        settings_from(given)
+        read_settings(given)
     assert "jobPage.ingress" in caught.value.todo
 
 
 @pytest.mark.parametrize("name", ["PAGE_INGRESS", "PAGE_ROUTE"])
 def test_a_way_to_the_page_needs_an_address(name):
     with pytest.raises(EnvironmentProblem, match=f"{name} is set, and JOINERY_OPERATOR_PAGE_URL is not"):
-        settings_from({f"JOINERY_OPERATOR_{name}": '{"parentRefs": [{"name": "a"}]}' if "ROUTE" in name else "{}"})
+        read_settings({f"JOINERY_OPERATOR_{name}": '{"parentRefs": [{"name": "a"}]}' if "ROUTE" in name else "{}"})

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from joinery_operator.manifests import forbidden, spark_problems
-from joinery_operator.settings import Settings, settings_from
+from joinery_operator.manifests import forbidden_requests, spark_problems
+from joinery_operator.settings import Settings, read_settings
 from joinery_runtime.errors import EnvironmentProblem
 
 OURS = Settings(service_account="driver-account", runtime_image="images.example:5000/joinery:1@sha256:0")
@@ -18,7 +18,7 @@ OURS = Settings(service_account="driver-account", runtime_image="images.example:
 
 def refused(job, **allow):
     settings = replace(OURS, jobs_allow=json.dumps(allow) if allow else "")
-    return [str(problem) for problem in forbidden(replace(job, settings=settings).revision)]
+    return [str(problem) for problem in forbidden_requests(replace(job, settings=settings).revision)]
 
 
 def template(main, spec="", metadata=""):
@@ -357,4 +357,4 @@ def test_secrets_do_not_run_code_either(job):
 @pytest.mark.parametrize("text", ["[]", "{", '{"pods": []}', '{"images": "*"}', '{"images": [""]}'])
 def test_an_installations_mistake_is_named(text):
     with pytest.raises(EnvironmentProblem, match=r"JOINERY_OPERATOR_JOBS_ALLOW is .*Correct jobs\.allow of the chart"):
-        settings_from({"JOINERY_OPERATOR_JOBS_ALLOW": text})
+        read_settings({"JOINERY_OPERATOR_JOBS_ALLOW": text})

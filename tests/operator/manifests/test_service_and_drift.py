@@ -3,7 +3,7 @@ import copy
 import pytest
 
 from joinery_operator.decision import Patch
-from joinery_operator.manifests import drifted, service
+from joinery_operator.manifests import repair_patch, service
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def test_the_service_finds_drivers_before_they_are_ready(expected, job):
 
 
 def test_what_the_api_server_adds_is_no_drift(expected, found):
-    assert drifted(expected, found) is None
+    assert repair_patch(expected, found) is None
 
 
 def test_what_others_add_is_left_alone(expected, found):
     found["metadata"]["labels"]["their/own"] = "x"
     found["metadata"]["ownerReferences"].append({"kind": "Other", "uid": "o"})
-    assert drifted(expected, found) is None
+    assert repair_patch(expected, found) is None
 
 
 def test_labels_that_others_changed_come_back(job):
@@ -48,12 +48,12 @@ def test_labels_that_others_changed_come_back(job):
     found["metadata"]["labels"]["joinery.dev/role"] = "nobody"
     del found["metadata"]["labels"]["joinery.dev/attempt"]
     body = {"metadata": {"labels": {"joinery.dev/role": "driver", "joinery.dev/attempt": "1"}}}
-    assert drifted(expected, found) == Patch("Pod", job.names.driver(1), body)
+    assert repair_patch(expected, found) == Patch("Pod", job.names.driver(1), body)
 
 
 def test_labels_and_owners_that_are_gone_altogether_come_back(job):
     expected = job.config_map()
-    patch = drifted(expected, {"metadata": {"name": job.names.config_map("abc")}})
+    patch = repair_patch(expected, {"metadata": {"name": job.names.config_map("abc")}})
     assert patch is not None
     assert patch.body["metadata"]["labels"] == expected["metadata"]["labels"]
     assert patch.body["metadata"]["ownerReferences"] == expected["metadata"]["ownerReferences"]
@@ -63,7 +63,7 @@ def test_the_owner_comes_back_and_others_that_own_it_too_stay(job, expected, fou
     ours = expected["metadata"]["ownerReferences"][0]
     other, usurper = {"kind": "Other", "uid": "o"}, {"kind": "Other", "uid": "u", "controller": True}
     found["metadata"]["ownerReferences"] = [{**ours, "controller": False}, other, usurper]
-    patch = drifted(expected, found)
+    patch = repair_patch(expected, found)
     assert patch == Patch("Service", job.names.service, {"metadata": {"ownerReferences": [ours, other]}})
 
 
@@ -71,7 +71,7 @@ def test_a_services_spec_comes_back(expected, found):
     found["spec"]["publishNotReadyAddresses"] = False
     found["spec"]["ports"] = found["spec"]["ports"][:1]
     found["spec"]["selector"] = {**found["spec"]["selector"], "joinery.dev/role": "x", "their/own": "x"}
-    patch = drifted(expected, found)
+    patch = repair_patch(expected, found)
     assert patch is not None
     spec = patch.body["spec"]
     assert spec.keys() == {"publishNotReadyAddresses", "ports", "selector"}
@@ -84,4 +84,4 @@ def test_a_pods_spec_is_not_looked_at(job):
     found = copy.deepcopy(expected)
     found["spec"]["nodeName"] = "n"
     found["spec"]["containers"][0]["image"] = "other"
-    assert drifted(expected, found) is None
+    assert repair_patch(expected, found) is None

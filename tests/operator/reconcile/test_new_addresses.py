@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from joinery_operator.reconcile.places import names_another
+from joinery_operator.reconcile.places import names_new_system
 from joinery_runtime.job.crd import KINDS, DriverStatus, Waiting
 from simulated_cluster.simulation import SimulatedCluster, resource
 
@@ -72,8 +72,8 @@ def test_which_system_an_edit_names(edited: str) -> None:
     def job(**spec: Any) -> Any:
         return KINDS[0].model.model_validate(resource(**spec), by_alias=True, by_name=False)
 
-    named = {system: names_another(job(**EDITS[edited]), job(), system) for system in ("input", "output", "store")}
+    named = {system: names_new_system(job(**EDITS[edited]), job(), system) for system in ("input", "output", "store")}
     assert [system for system, another in named.items() if another] == [
         "output" if edited == "dead letters" else edited
     ]
-    assert not any(names_another(job(), job(), system) for system in named)
+    assert not any(names_new_system(job(), job(), system) for system in named)

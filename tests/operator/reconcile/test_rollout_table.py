@@ -26,16 +26,16 @@ from joinery_runtime.job.crd import Refusal, Rollout
 from simulated_cluster.simulation import SimulatedCluster, resource
 
 OBSERVATIONS = list(observations())
-REFUSING = {Act.REFUSE, Act.REFUSE_AND_ROLL_BACK}
+REFUSING = {Act.REJECT, Act.REJECT_AND_ROLL_BACK}
 # Acts that begin a stage; the others stay in theirs or end the rollout.
 ENTERS = {
     Act.BEGIN: RolloutStage.CHECKING,
     Act.STOP: RolloutStage.STOPPING,
     Act.START: RolloutStage.STARTING,
     Act.ROLL_BACK: RolloutStage.ROLLING_BACK,
-    Act.REFUSE_AND_ROLL_BACK: RolloutStage.ROLLING_BACK,
+    Act.REJECT_AND_ROLL_BACK: RolloutStage.ROLLING_BACK,
 }
-STAYS = {Act.WAIT, Act.REPORT, Act.LIFT, Act.RESTORE_ANEW}
+STAYS = {Act.WAIT, Act.REPORT, Act.LIFT, Act.RESTORE_WITH_DESIRED}
 
 
 def test_there_are_observations_of_every_stage_and_value() -> None:
@@ -80,7 +80,7 @@ def test_the_way_out_that_a_stage_names_leads_out_of_it_whatever_is_observed(sta
     assert any(row_for(each).act is Act.REPORT for each in kept)
     for each in kept:
         after = row_for(replace(each, **taken))  # type: ignore[arg-type]
-        assert after.to is not stage or after.act is Act.RESTORE_ANEW, each
+        assert after.to is not stage or after.act is Act.RESTORE_WITH_DESIRED, each
 
 
 def test_the_rendering_is_in_the_docs() -> None:
@@ -148,7 +148,7 @@ def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: Simulat
     ending = {"outcome": "failed", "kind": "IncompatibleState", "error": "written by a newer release", "retry": False}
     cluster.end(check(cluster), ending)
     cluster.step()
-    assert taken == [(RolloutStage.CHECKING, Act.REFUSE)]
+    assert taken == [(RolloutStage.CHECKING, Act.REJECT)]
     refused = cluster.status.refused
     assert refused is not None
     assert (refused.reason, refused.message) == (
@@ -171,6 +171,6 @@ def test_without_a_new_driver_the_deadline_refuses_and_restores_nothing(
     starting(cluster, taken)
     cluster.pass_time(601)
     cluster.step()
-    assert taken[0] == (RolloutStage.STARTING, Act.REFUSE)
+    assert taken[0] == (RolloutStage.STARTING, Act.REJECT)
     assert cluster.status.refused is not None
     assert (cluster.status.rollout, cluster.status.refused.reason) == (None, "DeadlineExceeded")

@@ -25,7 +25,7 @@ from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.process import log_json
 from joinery_operator.kube.reconciler import Reconcile
 from joinery_operator.kube.resources import ApiResource
-from joinery_operator.settings import settings_from
+from joinery_operator.settings import read_settings
 from joinery_runtime.errors import JoineryError
 
 _IMPORTS_FROM = Path(__file__).parents[1]
@@ -120,6 +120,6 @@ if __name__ == "__main__":
         process.REGAIN_SECONDS = 0.5
     try:
         with suppress(asyncio.CancelledError):
-            asyncio.run(process.serve(settings_from(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))
+            asyncio.run(process.serve(read_settings(), chosen_reconcile(), Path(sys.argv[1]), KilledApi))
     except JoineryError as error:
         sys.exit(str(error))

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from joinery_operator.decision import Manifest
-from joinery_operator.kube.apply import completed
+from joinery_operator.kube.apply import complete_manifest
 from joinery_operator.kube.cache import owner_uid
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
@@ -115,7 +115,7 @@ class WholeOperator(SimulatedCluster):
             now=lambda: self.now,
             watched=(*WATCHED, HTTP_ROUTE),
         )
-        self.controller.poller.last_of = lambda _: self._said()  # type: ignore[method-assign]
+        self.controller.poller.last_status = lambda _: self._said()  # type: ignore[method-assign]
         self._told: dict[Id, tuple[str, str]] = {}
         if self.resource is not None:
             self.resource = self.apply(self.resource)
@@ -158,9 +158,9 @@ class WholeOperator(SimulatedCluster):
         try:
             result = await self.controller._reconciler.run(key)
         except JoineryError:
-            queue.failed(key, self.seconds)
+            queue.retry(key, self.seconds)
         else:
-            end = queue.failed if result.failed else queue.done
+            end = queue.retry if result.failed else queue.finish
             end(key, self.seconds, result.again_after)
         self._pull()
 
@@ -188,7 +188,7 @@ class WholeOperator(SimulatedCluster):
 
     async def _tell(self, key: Id, manifest: Manifest, *, deleted: bool) -> None:
         resource = _BY_PLURAL[key[0]]
-        await self.controller.on_watch_event(resource, completed(manifest, resource), deleted)
+        await self.controller.on_watch_event(resource, complete_manifest(manifest, resource), deleted)
 
     def _collect_garbage(self) -> None:
         uids = {each["metadata"]["uid"] for each in self.server.objects.values() if each["kind"] in OWNER_KINDS}

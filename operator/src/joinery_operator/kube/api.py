@@ -120,7 +120,9 @@ class Api:
             body["gracePeriodSeconds"] = grace_seconds
         return await self._call("DELETE", resource, resource.path(namespace, name), body)
 
-    async def may(self, resource: ApiResource, namespace: str | None, verb: str, subresource: str = "") -> bool:
+    async def has_permission(
+        self, resource: ApiResource, namespace: str | None, verb: str, subresource: str = ""
+    ) -> bool:
         """Returns whether the operator has this permission. Anybody may ask the API server."""
         attributes = {
             "namespace": namespace or "",
@@ -138,7 +140,7 @@ class Api:
         answer = await self._call("POST", review, review.path(None), body)
         return bool(answer["status"]["allowed"])
 
-    async def served(self, resource: ApiResource) -> bool:
+    async def is_served(self, resource: ApiResource) -> bool:
         """Whether the API server knows the kind."""
         root = f"/apis/{resource.group}/{resource.version}"
         try:
@@ -210,10 +212,10 @@ class Api:
             return ApiResponse(
                 0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"}
             )
-        return ApiResponse(response.status, _parsed(text), response.headers.get("Retry-After"))
+        return ApiResponse(response.status, _parse_answer(text), response.headers.get("Retry-After"))
 
 
-def _parsed(text: bytes) -> Any:
+def _parse_answer(text: bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError:

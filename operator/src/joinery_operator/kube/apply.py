@@ -55,8 +55,8 @@ class Applier:
         try:
             written = await self._api.replace_status(resource, {**job, "status": body})
         except (Conflict, NotFound) as error:
-            raise await self._refreshed(job, error) from error
-        return self._cached(written, resource)
+            raise await self._refresh(job, error) from error
+        return self._cache_copy(written, resource)
 
     def create_refused(self, job: Manifest) -> str:
         """Which children of the job could not be created, and why: the API server's answer, or the owner of an object
@@ -70,11 +70,11 @@ class Applier:
         """Which children of the job could not be deleted, by their uid, and the API server's answer. One that is gone
         or going by now does not count."""
         refused = self._undeleted.pop(uid_of(job), {})
-        if remaining := {uid: refusal for uid, refusal in refused.items() if self._stays(refusal.key, uid)}:
+        if remaining := {uid: refusal for uid, refusal in refused.items() if self._is_live(refusal.key, uid)}:
             self._undeleted[uid_of(job)] = remaining
         return {uid: refusal.message for uid, refusal in remaining.items()}
 
-    def _stays(self, key: ObjectKey, uid: str) -> bool:
+    def _is_live(self, key: ObjectKey, uid: str) -> bool:
         cached = self._cache.get(key)
         return cached is not None and uid_of(cached) == uid and not cached["metadata"].get("deletionTimestamp")
 
@@ -113,7 +113,7 @@ class Applier:
             except NotFound:
                 raise error from None  # of a quota, which others use at the same moment
             try:
-                _refuse_others(job, resource, created)
+                _check_owner(job, resource, created)
             except NameTaken as error:
                 self._remember(job, key, str(error))
                 raise
@@ -124,7 +124,7 @@ class Applier:
                 self._remember(job, key, str(refusal_error))
             raise
         self._refusals.get(uid_of(job), {}).pop(key.kind, None)
-        self._cached(created, resource)
+        self._cache_copy(created, resource)
 
     def _remember(self, job: Manifest, key: ObjectKey, message: str) -> None:
         """Remembers one rejection of a kind: an earlier one may concern a pod that is no longer wanted."""
@@ -138,7 +138,7 @@ class Applier:
         namespace = job["metadata"]["namespace"]
         cached = self._cache.get(ObjectKey(resource.kind, namespace, name))
         try:
-            patched = self._cached(await self._api.patch(resource, namespace, name, body), resource)
+            patched = self._cache_copy(await self._api.patch(resource, namespace, name, body), resource)
             if cached is None or cached.get("status") != patched.get("status"):
                 self._news.add(uid_of(job))  # of its kubelet
         except NotFound as error:
@@ -171,7 +171,7 @@ class Applier:
         metadata = deleted.get("metadata") or {}
         # An object that went at once comes as a Status, or as a copy that was never stored.
         if metadata.get("deletionTimestamp") and metadata.get("resourceVersion"):
-            self._cached(deleted, resource)
+            self._cache_copy(deleted, resource)
         else:
             self._forget_deleted(job, key, uid)
 
@@ -187,7 +187,7 @@ class Applier:
             return False
         if uid_of(current) != uid:
             return False
-        self._cached(current, BY_KIND[key.kind])
+        self._cache_copy(current, BY_KIND[key.kind])
         return True
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
@@ -197,13 +197,13 @@ class Applier:
         try:
             patched = await self._api.patch(resource, metadata["namespace"], metadata["name"], body)
         except (Conflict, NotFound) as error:
-            raise await self._refreshed(job, error) from error
+            raise await self._refresh(job, error) from error
         if patched["metadata"].get("deletionTimestamp") and not patched["metadata"].get("finalizers"):
             self._cache.remove(ObjectKey(resource.kind, metadata["namespace"], metadata["name"]), uid_of(job))
             return patched
-        return self._cached(patched, resource)
+        return self._cache_copy(patched, resource)
 
-    async def _refreshed(self, job: Manifest, error: Conflict | NotFound) -> ResourceChanged:
+    async def _refresh(self, job: Manifest, error: Conflict | NotFound) -> ResourceChanged:
         """Updates the cache without waiting for the watch, which may be late or dead. Returns the error to raise."""
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]
         key = ObjectKey(resource.kind, metadata["namespace"], metadata["name"])
@@ -214,11 +214,11 @@ class Applier:
         else:
             if uid_of(newest) != uid_of(job):
                 self._cache.remove(key, uid_of(job))
-            self._cached(newest, resource)
+            self._cache_copy(newest, resource)
         return ResourceChanged(f"{key} has changed", facts=error.message)
 
-    def _cached(self, manifest: Manifest, resource: ApiResource) -> Manifest:
-        complete = completed(manifest, resource)
+    def _cache_copy(self, manifest: Manifest, resource: ApiResource) -> Manifest:
+        complete = complete_manifest(manifest, resource)
         self._cache.put(complete, resource.kind)
         return complete
 
@@ -229,14 +229,14 @@ def was_answered(error: JoineryError) -> bool:
     return not isinstance(error, ApiError) or error.code not in _AWAY
 
 
-def completed(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:
+def complete_manifest(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:
     """The object as the cache holds it: with its type, which items of a list lack, and without `managedFields`, which
     make up half of an object's size (a write without them does not change them)."""
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
     return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest, "metadata": metadata}
 
 
-def _refuse_others(job: Manifest, resource: ApiResource, existing: Manifest) -> None:
+def _check_owner(job: Manifest, resource: ApiResource, existing: Manifest) -> None:
     owners = existing["metadata"].get("ownerReferences", ())
     if any(owner["uid"] == uid_of(job) for owner in owners):
         return

@@ -11,7 +11,7 @@ import structlog
 
 from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
-from joinery_operator.kube.apply import completed
+from joinery_operator.kube.apply import complete_manifest
 from joinery_operator.kube.cache import ObjectCache, key_of, uid_of, version_of
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
@@ -50,7 +50,7 @@ class Auditor:
             for namespace in self._namespaces:
                 listed = await self._api.list(resource, namespace, _selector(resource))
                 for item in listed["items"]:
-                    self._cache.put(completed(item, resource), resource.kind)
+                    self._cache.put(complete_manifest(item, resource), resource.kind)
         for resource in OWNERS:
             for key in self._cache.keys(resource.kind):
                 self._due(key)
@@ -80,9 +80,9 @@ class Auditor:
             key for key, version in cached_versions.items() if key not in listed and version <= version_of(answer)
         ]
         for key in (*changed, *deleted):
-            await self._put_right(resource, key)
+            await self._correct(resource, key)
 
-    async def _put_right(self, resource: ApiResource, key: ObjectKey) -> None:
+    async def _correct(self, resource: ApiResource, key: ObjectKey) -> None:
         cached = self._cache.get(key)
         owner = self._cache.owner_of(cached, key.kind) if cached is not None else None
         try:
@@ -91,7 +91,7 @@ class Auditor:
             missed = cached is not None and self._cache.remove(key, uid_of(cached))
         else:
             # A child that lost the label by which it is listed still exists, unchanged.
-            complete = completed(newest, resource)
+            complete = complete_manifest(newest, resource)
             missed = self._cache.put(complete, resource.kind)
             owner = self._cache.owner_of(complete, resource.kind)
         if missed:

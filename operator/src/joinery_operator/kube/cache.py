@@ -103,7 +103,7 @@ class ObjectCache:
             self._children[owner].add(key)
         return True
 
-    def watched(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
+    def apply_watch_event(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
         """Takes an event of a watch; returns whether it brought something new."""
         return self.remove(key_of(manifest, kind), uid_of(manifest)) if deleted else self.put(manifest, kind)
 

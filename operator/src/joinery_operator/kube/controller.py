@@ -13,7 +13,7 @@ import structlog
 
 from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
-from joinery_operator.kube.apply import Applier, completed
+from joinery_operator.kube.apply import Applier, complete_manifest
 from joinery_operator.kube.audit import Auditor
 from joinery_operator.kube.cache import ObjectCache, name_conflicts, page_conflicts, savepoints_of, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
@@ -75,7 +75,7 @@ class Controller:
             reconcile, observer, Applier(api, self.cache), EventRecorder(api, instance, now), self.cache, metrics
         )
         self.auditor = Auditor(
-            api, settings.namespaces, self.cache, self._due, self._reconciler.ended, metrics, watched
+            api, settings.namespaces, self.cache, self._enqueue, self._reconciler.report_end, metrics, watched
         )
 
     async def __aenter__(self) -> Controller:
@@ -89,8 +89,8 @@ class Controller:
             self._workers = [self._start(f"worker {number}", self._work()) for number in range(WORKERS)]
             poll, seconds = self.poller.round, self._settings.poll_seconds
             self._tasks = [
-                self._start("polls of drivers", self._every(seconds, seconds, poll)),
-                self._start("audits", self._every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self.auditor.round)),
+                self._start("polls of drivers", self._run_every(seconds, seconds, poll)),
+                self._start("audits", self._run_every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self.auditor.round)),
             ]
             self._stack = stack.pop_all()
         return self
@@ -116,18 +116,18 @@ class Controller:
         """Takes an event of a watch."""
         self._metrics.watch_events.labels(resource.kind).inc()
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
-        complete = completed(manifest, resource)
+        complete = complete_manifest(manifest, resource)
         # A child that lost the label by which it is watched disappears from the watch, but still exists.
-        if deleted and resource not in OWNERS and (still := await self._still_there(resource, complete)):
+        if deleted and resource not in OWNERS and (still := await self._current_copy(resource, complete)):
             complete, deleted = still, False
         owner = self.cache.owner_of(complete, resource.kind)
-        if self.cache.watched(complete, resource.kind, deleted) and owner is not None:
-            self._due(owner)
+        if self.cache.apply_watch_event(complete, resource.kind, deleted) and owner is not None:
+            self._enqueue(owner)
         if deleted and resource in OWNERS:
             # The last copy comes with the watch: a reconcile that met the end before knows an older one.
-            await self._reconciler.ended(complete)
+            await self._reconciler.report_end(complete)
 
-    def _due(self, owner: ObjectKey) -> None:
+    def _enqueue(self, owner: ObjectKey) -> None:
         """Queues a job or savepoint that has changed, and what may depend on it: jobs of other kinds with its name,
         jobs whose pages would have its address, and the savepoints of a job that ends."""
         cached = self.cache.get(owner)
@@ -138,7 +138,7 @@ class Controller:
         for key in (owner, *sorted(dependents)):
             self.feed.add(key)
 
-    async def _still_there(self, resource: ApiResource, last_copy: Manifest) -> Manifest | None:
+    async def _current_copy(self, resource: ApiResource, last_copy: Manifest) -> Manifest | None:
         metadata = last_copy["metadata"]
         if metadata.get("deletionTimestamp"):
             return None
@@ -149,7 +149,7 @@ class Controller:
         except ApiError:
             # The next audit asks again.
             return last_copy
-        return completed(current, resource) if uid_of(current) == uid_of(last_copy) else None
+        return complete_manifest(current, resource) if uid_of(current) == uid_of(last_copy) else None
 
     async def _work(self) -> None:
         while (key := await self.feed.take()) is not None:
@@ -157,12 +157,12 @@ class Controller:
                 result = await self._reconciler.run(key)
             except Exception:
                 # The reconciler has reported the error.
-                self.feed.failed(key)
+                self.feed.retry(key)
             else:
-                end = self.feed.failed if result.failed else self.feed.done
+                end = self.feed.retry if result.failed else self.feed.finish
                 end(key, result.again_after)
 
-    async def _every(self, first: float, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+    async def _run_every(self, first: float, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(first)
         while True:
             try:
@@ -173,10 +173,10 @@ class Controller:
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._record_end)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _record_end(self, task: asyncio.Task[None]) -> None:
         if not self._stopping:
             self.health.ended.append(f"{task.get_name()} has ended")
 

@@ -54,14 +54,14 @@ class EventRecorder:
     async def record(self, job: Manifest, event: Event) -> None:
         """Writes an Event, unless its object has used up its allowance. Never raises ApiError: a failure to write an
         Event must not stop a job."""
-        if not self._allowed(uid_of(job)):
+        if not self._take_allowance(uid_of(job)):
             return
         try:
             await self._record(job, event)
         except ApiError as error:
             _log.warning("an Event could not be written", job=job["metadata"]["name"], error=str(error))
 
-    def _allowed(self, uid: str) -> bool:
+    def _take_allowance(self, uid: str) -> bool:
         now = self._now()
         allowance = self._allowances.pop(uid, None) or _Allowance(_BURST, now)
         gained = max((now - allowance.then).total_seconds(), 0.0) / _ANOTHER_SECONDS
@@ -76,7 +76,7 @@ class EventRecorder:
         identity = (uid_of(job), event.type, event.reason, event.message)
         digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()
         recorded = self._recorded.get(digest)
-        if recorded and await self._counted(job, recorded):
+        if recorded and await self._count_repetition(job, recorded):
             self._recorded.move_to_end(digest)
             return
         created = await self._api.create(EVENT, job["metadata"]["namespace"], self._event(job, event, digest))
@@ -84,7 +84,7 @@ class EventRecorder:
         if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)
 
-    async def _counted(self, job: Manifest, recorded: _Recorded) -> bool:
+    async def _count_repetition(self, job: Manifest, recorded: _Recorded) -> bool:
         """Counts a repeated Event. Returns whether it still existed: Events live for an hour."""
         body = {"count": recorded.count + 1, "lastTimestamp": self._time()}
         try:

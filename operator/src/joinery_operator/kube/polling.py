@@ -61,12 +61,12 @@ def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
             if job is None or pod is None:
                 continue
             status = pod.get("status") or {}
-            if _answers(job, status) and (address := status.get("podIP")):
+            if _is_polled(job, status) and (address := status.get("podIP")):
                 host = f"[{address}]" if ":" in address else address
                 yield DriverEndpoint(key, uid_of(job), uid_of(pod), f"http://{host}:{port}/status")
 
 
-def _answers(job: Manifest, status: Manifest) -> bool:
+def _is_polled(job: Manifest, status: Manifest) -> bool:
     """Whether a driver or its migration runs in the pod with this status. A pod that restores does not answer."""
     if job["status"]["driver"].get("restore"):
         return False
@@ -99,7 +99,7 @@ class Poller:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    def last_of(self, job: Manifest) -> DriverStatus | None:
+    def last_status(self, job: Manifest) -> DriverStatus | None:
         """What the driver of the current attempt last reported."""
         answer = self._answers.get(uid_of(job))
         pod = current_driver(job, self._cache)
@@ -116,7 +116,7 @@ class Poller:
             if status is None:
                 self._metrics.poll_failures.inc()
             else:
-                self._reported(target, status)
+                self._record_report(target, status)
 
         await asyncio.gather(*(ask(target) for target in endpoints))
         deleted_uids = {uid for uid in self._answers if self._cache.by_uid(uid) is None}
@@ -137,7 +137,7 @@ class Poller:
         except (TimeoutError, aiohttp.ClientError, OSError, ValidationError):
             return None
 
-    def _reported(self, target: DriverEndpoint, status: DriverStatus) -> None:
+    def _record_report(self, target: DriverEndpoint, status: DriverStatus) -> None:
         old = self._answers.get(target.job_uid)
         if old is None or old.pod_uid != target.pod_uid or _differs_in_more_than_figures(old.status, status):
             self._answers[target.job_uid] = _Answer(target.pod_uid, status)

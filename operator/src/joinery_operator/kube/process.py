@@ -90,17 +90,17 @@ async def serve(
         usable = await check_environment(api, settings.namespaces, metrics)
         while True:
             current_settings = replace(settings, namespaces=usable)
-            watched = (*WATCHED, HTTP_ROUTE) if await watches_routes(api, current_settings) else WATCHED
+            watched = (*WATCHED, HTTP_ROUTE) if await should_watch_routes(api, current_settings) else WATCHED
             excluded = [name for name in settings.namespaces if name not in usable]
             async with Controller(
                 current_settings, api, reconcile, metrics, socket.gethostname(), watched=watched
             ) as controller:
                 _log.info("the operator works", namespaces=list(usable) or "all")
-                ended = await _watch(current_settings, controller, log_in, regained(api, excluded, settings))
+                ended = await _watch(current_settings, controller, log_in, wait_until_regained(api, excluded, settings))
             if ended is None:
                 break
             if isinstance(ended, Exception):
-                usable = await _without_forbidden(api, usable, metrics, ended)
+                usable = await _usable_namespaces(api, usable, metrics, ended)
                 continue
             for name in ended:
                 metrics.excluded.labels(name).set(0)
@@ -109,7 +109,7 @@ async def serve(
     _log.info("the operator has ended")
 
 
-def _at_signals(act: Callable[[], object]) -> None:
+def _handle_signals(act: Callable[[], object]) -> None:
     """The first process of a container would ignore SIGTERM without a handler."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,10 +120,10 @@ def _cancel_at_signals() -> None:
     """Cancels the task at a signal, until the watches have handlers of their own."""
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
-    _at_signals(task.cancel)
+    _handle_signals(task.cancel)
 
 
-async def _without_forbidden(
+async def _usable_namespaces(
     api: Api, namespaces: tuple[str, ...], metrics: Metrics, ended: Exception
 ) -> tuple[str, ...]:
     """Returns the namespaces without forbidden ones. kopf gives up if a single namespace is forbidden; the operator
@@ -136,14 +136,14 @@ async def _without_forbidden(
     return usable
 
 
-async def regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:
+async def wait_until_regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Waits until the operator has all of its permissions again in some of these namespaces, and returns those: a
     namespace and the operator's role in it were created again."""
     permissions = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
     while True:
         await asyncio.sleep(REGAIN_SECONDS)
         try:
-            lacking = {namespace for namespace, _ in await _refused(api, excluded, permissions)}
+            lacking = {namespace for namespace, _ in await _missing_permissions(api, excluded, permissions)}
         except ApiError as error:
             _log.warning("the permissions in excluded namespaces could not be checked", error=str(error))
             continue
@@ -180,7 +180,7 @@ async def _watch(
             namespaces=settings.namespaces,
             stop_flag=stop,
         )
-        _at_signals(terminate)
+        _handle_signals(terminate)
         await kopf.run_tasks(tasks, ignored=other_tasks)
 
     watching = asyncio.create_task(watch())
@@ -238,7 +238,7 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
     """Returns the namespaces to work in. Raises EnvironmentProblem if the API server does not answer, or if CRDs or
     permissions are missing; the error names all missing permissions."""
     try:
-        missing = [owner for owner in OWNERS if not await api.served(owner)]
+        missing = [owner for owner in OWNERS if not await api.is_served(owner)]
     except ApiError as error:
         raise EnvironmentProblem(
             "The API server does not answer the operator",
@@ -251,13 +251,13 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
             facts=", ".join(f"{owner.plural}.{owner.group} ({owner.version})" for owner in missing),
             todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
         )
-    return await _check_rights(api, namespaces, metrics)
+    return await _check_permissions(api, namespaces, metrics)
 
 
-async def watches_routes(api: Api, settings: Settings) -> bool:
+async def should_watch_routes(api: Api, settings: Settings) -> bool:
     """Whether HTTPRoutes are watched: if the installation wants them, and otherwise if that is possible, so that those
     of an earlier setting are deleted. Raises EnvironmentProblem."""
-    served, required = await api.served(HTTP_ROUTE), bool(settings.page_route)
+    served, required = await api.is_served(HTTP_ROUTE), bool(settings.page_route)
     if required and not served:
         raise EnvironmentProblem(
             "The Gateway API's definitions are missing",
@@ -265,7 +265,9 @@ async def watches_routes(api: Api, settings: Settings) -> bool:
             todo="Install the Gateway API, or turn jobPage.httpRoute of the chart off",
         )
     namespaces = (settings.namespaces or (None,)) if served else ()
-    refused = dict.fromkeys(namespace for namespace, _ in await _refused(api, namespaces, ROUTE_PERMISSIONS))
+    refused = dict.fromkeys(
+        namespace for namespace, _ in await _missing_permissions(api, namespaces, ROUTE_PERMISSIONS)
+    )
     if required and refused:
         scopes = ", ".join(map(_scope_text, refused))
         raise EnvironmentProblem(
@@ -276,10 +278,10 @@ async def watches_routes(api: Api, settings: Settings) -> bool:
     return served and not refused
 
 
-async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
+async def _check_permissions(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
     """Returns the namespaces in which the operator has permissions. A namespace without any was usually deleted, and
     its RoleBinding with it. It is excluded, because kopf ends all watches if a single namespace is forbidden."""
-    refused = await _refused(api, namespaces or (None,), PERMISSIONS)
+    refused = await _missing_permissions(api, namespaces or (None,), PERMISSIONS)
     lacking = Counter(namespace for namespace, _ in refused)
     usable = tuple(name for name in dict.fromkeys(namespaces) if lacking[name] < len(PERMISSIONS))
     needed = [f"{permission} in {_scope_text(name)}" for name, permission in refused if not usable or name in usable]
@@ -302,14 +304,14 @@ async def _check_rights(api: Api, namespaces: Sequence[str], metrics: Metrics) -
     return usable
 
 
-async def _refused(
+async def _missing_permissions(
     api: Api, namespaces: Sequence[str | None], permissions: Sequence[Permission]
 ) -> list[tuple[str | None, Permission]]:
     """Returns which of these permissions the operator lacks, and where (None: in all namespaces). Raises ApiError."""
     requirements = [(namespace, permission) for namespace in namespaces for permission in permissions]
     answers = await asyncio.gather(
         *(
-            api.may(permission.resource, namespace, permission.verb, permission.subresource)
+            api.has_permission(permission.resource, namespace, permission.verb, permission.subresource)
             for namespace, permission in requirements
         )
     )

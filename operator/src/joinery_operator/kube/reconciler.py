@@ -51,7 +51,7 @@ _TOLD = (ApiError, NameTaken, ResourceChanged)
 
 
 def _template_names(job: object) -> frozenset[str]:
-    names = (_inside(job, "spec", "spark", part, "podTemplate", "name") for part in ("driver", "executor"))
+    names = (_value_at(job, "spec", "spark", part, "podTemplate", "name") for part in ("driver", "executor"))
     return frozenset(name for name in names if isinstance(name, str))
 
 
@@ -66,7 +66,7 @@ def _template_names_in(text: str) -> frozenset[str]:
         return frozenset()
 
 
-def _inside(document: object, *path: str) -> object:
+def _value_at(document: object, *path: str) -> object:
     for step in path:
         document = document.get(step) if isinstance(document, Mapping) else None
     return document
@@ -149,7 +149,7 @@ class Observer:
         if job is None:
             return None
         templates = await self._templates.templates_of(job, self._cache.children(uid_of(job)))
-        executors = await self._executors(job) if waits_for_executors(self._poller.last_of(job)) else {}
+        executors = await self._executors(job) if waits_for_executors(self._poller.last_status(job)) else {}
         # Nothing is awaited between here and the decision, so that all observations are from one moment.
         job = self._cache.get(key) or job
         return Observed(
@@ -157,15 +157,15 @@ class Observer:
             resource=job,
             children=self._cache.children(uid_of(job)),
             templates=templates,
-            driver=self._poller.last_of(job),
+            driver=self._poller.last_status(job),
             now=self._now(),
             settings=self._settings,
             executors=executors,
             orphaned_drivers=orphaned_drivers(job, self._cache),
             create_refused=applier.create_refused(job),
             delete_refused=applier.delete_refused(job),
-            name_conflicts=self._all(name_conflicts(key, self._cache)),
-            page_conflicts=self._all(page_conflicts(key, self._cache, self._settings)),
+            name_conflicts=self._cached_objects(name_conflicts(key, self._cache)),
+            page_conflicts=self._cached_objects(page_conflicts(key, self._cache, self._settings)),
         )
 
     async def _executors(self, job: Manifest) -> Mapping[str, Manifest]:
@@ -173,7 +173,7 @@ class Observer:
         answer = await self._api.list(POD, job["metadata"]["namespace"], selector(labels(job, "executor")))
         return {pod["metadata"]["name"]: pod for pod in answer["items"]}
 
-    def _all(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
+    def _cached_objects(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
         return tuple(manifest for key in keys if (manifest := self._cache.get(key)))
 
 
@@ -226,7 +226,7 @@ class JobReconciler:
             self._metrics.reconciles.labels(key.kind, outcome).inc()
         return result
 
-    async def ended(self, job: Manifest) -> None:
+    async def report_end(self, job: Manifest) -> None:
         """Reports what a job or savepoint that is gone leaves behind. `job` is its last copy."""
         for event in self._reconcile(ObservedEnd(job)).events:
             key = key_of(job, job["kind"])
@@ -250,7 +250,7 @@ class JobReconciler:
         undone: list[Action] = []
         failure: JoineryError | None = None
         for action in decision.actions:
-            if any(_needs(action, undone_action) for undone_action in undone):
+            if any(_depends_on(action, undone_action) for undone_action in undone):
                 undone.append(action)
                 continue
             try:
@@ -285,7 +285,7 @@ class JobReconciler:
         return min((delay for delay in delays if delay is not None), default=None)
 
 
-def _needs(action: Action, undone: Action) -> bool:
+def _depends_on(action: Action, undone: Action) -> bool:
     """Whether an action must come after another one: an object after the end of its namesake, a pod after its
     ConfigMap."""
     if not isinstance(action, Create):
@@ -296,7 +296,7 @@ def _needs(action: Action, undone: Action) -> bool:
             return (undone.kind, undone.name) == (kind, name)
         case Create(manifest) if kind == "Pod" and manifest["kind"] == "ConfigMap":
             volumes = action.manifest["spec"].get("volumes") or ()
-            return any(_inside(volume, "configMap", "name") == manifest["metadata"]["name"] for volume in volumes)
+            return any(_value_at(volume, "configMap", "name") == manifest["metadata"]["name"] for volume in volumes)
     return False
 
 

@@ -55,7 +55,7 @@ class WorkQueue(Generic[K]):
             self._running[key] = now
         return key
 
-    def done(self, key: K, now: float, again_after: float | None = None) -> None:
+    def finish(self, key: K, now: float, again_after: float | None = None) -> None:
         """Ends a successful run. The next one is due after `again_after` seconds, or when something happens."""
         self._failures.pop(key, None)
         self._due.pop(key, None)
@@ -63,7 +63,7 @@ class WorkQueue(Generic[K]):
             self.add_at(key, now + again_after)
         self._release(key)
 
-    def failed(self, key: K, now: float, again_after: float | None = None) -> float:
+    def retry(self, key: K, now: float, again_after: float | None = None) -> float:
         """Ends a failed run, and schedules a retry with a doubling delay, or after `again_after` seconds if that is
         sooner. Returns the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
@@ -107,12 +107,12 @@ class WorkQueueFeed(Generic[K]):
         self.queue.add(key)
         self._changed.set()
 
-    def done(self, key: K, again_after: float | None = None) -> None:
-        self.queue.done(key, self._clock(), again_after)
+    def finish(self, key: K, again_after: float | None = None) -> None:
+        self.queue.finish(key, self._clock(), again_after)
         self._changed.set()
 
-    def failed(self, key: K, again_after: float | None = None) -> float:
-        delay = self.queue.failed(key, self._clock(), again_after)
+    def retry(self, key: K, again_after: float | None = None) -> float:
+        delay = self.queue.retry(key, self._clock(), again_after)
         self._changed.set()
         return delay
 

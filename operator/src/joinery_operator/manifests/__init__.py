@@ -2,11 +2,11 @@
 
 from joinery_operator.manifests.objects import (
     config_map,
-    drifted,
     network_policy,
     page_ingress,
     page_route,
     page_url,
+    repair_patch,
     service,
     stored_job,
     stored_service_account,
@@ -24,7 +24,7 @@ from joinery_operator.manifests.pods import (
     savepoint_pod,
     scale_annotation,
 )
-from joinery_operator.manifests.policy import forbidden
+from joinery_operator.manifests.policy import forbidden_requests
 from joinery_operator.manifests.spark import spark_problems
 from joinery_operator.revision import ManifestError
 
@@ -37,15 +37,15 @@ __all__ = [
     "check_pod",
     "config_map",
     "delete_state_pod",
-    "drifted",
     "driver_pod",
-    "forbidden",
+    "forbidden_requests",
     "network_policy",
     "page_ingress",
     "page_route",
     "page_url",
     "pods_in_templates",
     "question_pod",
+    "repair_patch",
     "restore_pod",
     "savepoint_pod",
     "scale_annotation",

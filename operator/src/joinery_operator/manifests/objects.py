@@ -14,7 +14,7 @@ from joinery_operator.decision import Manifest, Patch
 from joinery_operator.manifests.pod_base import JOB_FILE, named_templates
 from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
 from joinery_operator.manifests.yaml import from_yaml, to_yaml
-from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames, labels, owner_reference, shortened
+from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames, labels, owner_reference, shorten_label
 from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import STATUS_PORT, ResourceKind
@@ -154,7 +154,7 @@ def page_url(resource: Manifest, settings: Settings) -> str | None:
     scheme, _, rest = settings.page_url.partition("://")
     host, slash, path = rest.partition("/")
     filled = {"namespace": namespace, "name": name.replace(".", "-")}
-    labels = (shortened(label.format(**filled), f"{namespace}/{name}") for label in host.split("."))
+    labels = (shorten_label(label.format(**filled), f"{namespace}/{name}") for label in host.split("."))
     return f"{scheme}://{'.'.join(labels)}{slash}{path.format(**filled)}"
 
 
@@ -212,16 +212,18 @@ def _port(name: str, number: int) -> Manifest:
     return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
 
 
-def drifted(expected: Manifest, actual: Manifest) -> Patch | None:
+def repair_patch(expected: Manifest, actual: Manifest) -> Patch | None:
     """Returns the merge patch that turns `actual` into `expected`; None if nothing differs. What others added stays,
     except in a selector, where it would change what is selected. Only labels, annotations, owner, and the spec of a
     Service, NetworkPolicy, Ingress or HTTPRoute can be repaired: nearly all of a pod is immutable, and so is a
     ConfigMap.
     """
     metadata: dict[str, Any] = {}
-    if changed := _missing(expected["metadata"]["labels"], actual["metadata"].get("labels") or {}):
+    if changed := _differences(expected["metadata"]["labels"], actual["metadata"].get("labels") or {}):
         metadata["labels"] = changed
-    if changed := _missing(expected["metadata"].get("annotations", {}), actual["metadata"].get("annotations") or {}):
+    if changed := _differences(
+        expected["metadata"].get("annotations", {}), actual["metadata"].get("annotations") or {}
+    ):
         metadata["annotations"] = changed
     owner = expected["metadata"]["ownerReferences"][0]
     owners = actual["metadata"].get("ownerReferences") or []
@@ -235,9 +237,9 @@ def drifted(expected: Manifest, actual: Manifest) -> Patch | None:
         metadata["ownerReferences"] = [owner, *other_owners]
     body: dict[str, Any] = {"metadata": metadata} if metadata else {}
     spec = actual.get("spec") or {}
-    if expected["kind"] == "Service" and (changed := _changes(expected["spec"], spec, "selector")):
+    if expected["kind"] == "Service" and (changed := _spec_patch(expected["spec"], spec, "selector")):
         body["spec"] = changed
-    if expected["kind"] == "NetworkPolicy" and (changed := _changes(expected["spec"], spec, "podSelector")):
+    if expected["kind"] == "NetworkPolicy" and (changed := _spec_patch(expected["spec"], spec, "podSelector")):
         body["spec"] = changed
     # A cluster may fill in its own class.
     actual_spec = {key: value for key, value in spec.items() if key != "ingressClassName" or key in expected["spec"]}
@@ -246,22 +248,22 @@ def drifted(expected: Manifest, actual: Manifest) -> Patch | None:
     return Patch(expected["kind"], expected["metadata"]["name"], body) if body else None
 
 
-def _missing(expected: Manifest, actual: Manifest) -> dict[str, Any]:
+def _differences(expected: Manifest, actual: Manifest) -> dict[str, Any]:
     return {key: value for key, value in expected.items() if actual.get(key) != value}
 
 
-def _changes(expected: Manifest, actual: Manifest, selector: str) -> dict[str, Any]:
-    changed = _missing({key: value for key, value in expected.items() if key != selector}, actual)
+def _spec_patch(expected: Manifest, actual: Manifest, selector: str) -> dict[str, Any]:
+    changed = _differences({key: value for key, value in expected.items() if key != selector}, actual)
     actual_selector = actual.get(selector) or {}
     if expected[selector] != actual_selector:
-        changed[selector] = _replacing(expected[selector], actual_selector)
+        changed[selector] = _replacement_patch(expected[selector], actual_selector)
     return changed
 
 
-def _replacing(expected: Manifest, actual: Manifest) -> dict[str, Any]:
+def _replacement_patch(expected: Manifest, actual: Manifest) -> dict[str, Any]:
     """The merge patch that leaves exactly `expected`: it removes other keys by null, and recurses into mappings."""
     nested = {
-        key: _replacing(value, actual[key])
+        key: _replacement_patch(value, actual[key])
         for key, value in expected.items()
         if isinstance(value, Mapping) and isinstance(actual.get(key), Mapping)
     }

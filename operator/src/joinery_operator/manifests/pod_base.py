@@ -69,7 +69,7 @@ KEY_MOUNT = {"name": "joinery-exchange-key", "mountPath": _KEY_FOLDER}
 KEY_ENV = {"name": "JOINERY_KEY_FOLDER", "value": _KEY_FOLDER}
 
 
-def placed(part: DriverSpec) -> dict[str, Any]:
+def placement_fields(part: DriverSpec) -> dict[str, Any]:
     """The fields of a pod's spec that say where it may run."""
     fields: dict[str, Any] = {}
     if part.node_selector:
@@ -204,7 +204,7 @@ def merged_pod(template: Manifest, operator_pod: Manifest, *, main: str, extra_c
     operator_fields = {
         key: value for key, value in operator_pod["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)
     }
-    merged: dict[str, Any] = _over(template_fields, operator_fields)
+    merged: dict[str, Any] = _overlay(template_fields, operator_fields)
     for key, name in _POD_LISTS.items():
         if both := by_key(spec.get(key) or (), operator_pod["spec"].get(key, ()), name):
             merged[key] = both
@@ -213,14 +213,14 @@ def merged_pod(template: Manifest, operator_pod: Manifest, *, main: str, extra_c
         merged["tolerations"] = tolerations
     containers = spec.get("containers") or ()
     extra = [container for container in containers if container["name"] != main] if extra_containers else []
-    merged["containers"] = [_main(containers, operator_pod["spec"]["containers"][0]), *extra]
+    merged["containers"] = [_merged_main_container(containers, operator_pod["spec"]["containers"][0]), *extra]
     if initial := spec.get("initContainers"):
         merged["initContainers"] = list(initial)
     template_metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _over(template_metadata, operator_pod["metadata"]),
+        "metadata": _overlay(template_metadata, operator_pod["metadata"]),
         "spec": merged,
     }
 
@@ -228,12 +228,12 @@ def merged_pod(template: Manifest, operator_pod: Manifest, *, main: str, extra_c
 def merged_container(template: Manifest, operator_container: Manifest) -> dict[str, Any]:
     """Lays the operator's container over the template's container of the same name."""
     template_fields = {key: value for key, value in template.items() if key not in _OURS}
-    merged = _over(template_fields, operator_container)
+    merged = _overlay(template_fields, operator_container)
     for key, name in _CONTAINER_LISTS.items():
         if both := by_key(template_fields.get(key) or (), operator_container.get(key, ()), name):
             merged[key] = both
     if "resources" in operator_container:
-        merged["resources"] = _over(template_fields.get("resources") or {}, operator_container["resources"])
+        merged["resources"] = _overlay(template_fields.get("resources") or {}, operator_container["resources"])
     return merged
 
 
@@ -247,14 +247,14 @@ def by_key(template_entries: Sequence[Manifest], operator_entries: Sequence[Mani
     ]
 
 
-def _main(template_containers: Sequence[Manifest], operator_container: Manifest) -> dict[str, Any]:
+def _merged_main_container(template_containers: Sequence[Manifest], operator_container: Manifest) -> dict[str, Any]:
     template = next(
         (container for container in template_containers if container["name"] == operator_container["name"]), {}
     )
     return merged_container(template, operator_container)
 
 
-def _over(template_fields: Manifest, operator_fields: Manifest) -> dict[str, Any]:
+def _overlay(template_fields: Manifest, operator_fields: Manifest) -> dict[str, Any]:
     """Returns the operator's fields, plus entries of mappings that only the template has. Merges one level only: half
     of a capability list, a seccomp profile or a probe does not mean the same as the whole."""
     merged = dict(template_fields)

@@ -25,7 +25,7 @@ from joinery_operator.manifests.pod_base import (
     job_mount,
     job_volume,
     merged_pod,
-    placed,
+    placement_fields,
     secret_mounts,
     secret_volumes,
     template_of,
@@ -184,7 +184,7 @@ def _pod(
         },
         "spec": {
             **identity(spark, revision.settings, token=runs_spark),
-            **placed(spark.driver),
+            **placement_fields(spark.driver),
             "restartPolicy": "Never",
             "enableServiceLinks": False,
             "volumes": [

@@ -43,22 +43,26 @@ _DOCS = "docs/security.md#what-a-job-may-ask-for"
 def forbidden_properties_env(settings: Settings) -> dict[str, str]:
     """The variable by which a job's processes know the settings of clients that no secret of the job may have."""
     allowed = allowed_by(settings.jobs_allow).properties
-    names = sorted(name for name in UNSAFE_PROPERTIES if not _any(allowed, name))
+    names = sorted(name for name in UNSAFE_PROPERTIES if not _matches_any(allowed, name))
     return {"name": FORBIDDEN_PROPERTIES, "value": ",".join(names)}
 
 
-def forbidden(revision: JobRevision) -> Iterator[Problem]:
+def forbidden_requests(revision: JobRevision) -> Iterator[Problem]:
     """Yield what a job asks for without being allowed to, each with its path in the resource and its value. Raises
     ManifestError if a pod template cannot be read."""
     allowed, spark = allowed_by(revision.settings.jobs_allow), revision.job.spec.spark
     default_image = revision.settings.runtime_image
-    if spark.image and not _any(allowed.images, spark.image) and _repository(spark.image) != _repository(default_image):
+    if (
+        spark.image
+        and not _matches_any(allowed.images, spark.image)
+        and _repository(spark.image) != _repository(default_image)
+    ):
         yield _problem("spec.spark.image", spark.image, "images")
     account = spark.service_account
-    if account and account != revision.settings.service_account and not _any(allowed.service_accounts, account):
+    if account and account != revision.settings.service_account and not _matches_any(allowed.service_accounts, account):
         yield _problem("spec.spark.serviceAccount", account, "serviceAccounts")
     for name, setting in spark.conf.items():
-        if not _harmless_setting(name, setting) and not _any(allowed.spark_conf, name):
+        if not _harmless_setting(name, setting) and not _matches_any(allowed.spark_conf, name):
             yield _problem(f'spec.spark.conf["{name}"]', setting, "sparkConf")
     yield from _forbidden_in_spec("spec", revision.job.spec, allowed)
     for path, pod in pods_in_templates(spark, revision.templates).items():
@@ -67,10 +71,10 @@ def forbidden(revision: JobRevision) -> Iterator[Problem]:
         main = MAIN_CONTAINER if path == _DRIVER_TEMPLATE else EXECUTOR_CONTAINER
         volumes = {str(volume["name"]) for volume in (pod.get("spec") or {}).get("volumes") or () if "name" in volume}
         for at, value in _leaves(pod):
-            harmless = _harmless_field(at, value, main) and not _mounts_ours(at, value, volumes)
-            if not harmless and not _covered(allowed.pod_template, at):
-                yield _problem(f"{where}{at}", _shown(at, value), "podTemplate")
-            elif _OTHER_IMAGE.fullmatch(at) and f"[{main}]" not in at and not _any(allowed.images, str(value)):
+            harmless = _harmless_field(at, value, main) and not _mounts_operator_volume(at, value, volumes)
+            if not harmless and not _is_covered(allowed.pod_template, at):
+                yield _problem(f"{where}{at}", _value_text(at, value), "podTemplate")
+            elif _OTHER_IMAGE.fullmatch(at) and f"[{main}]" not in at and not _matches_any(allowed.images, str(value)):
                 yield _problem(f"{where}{at}", str(value), "images")
 
 
@@ -91,27 +95,27 @@ def _problem(path: str, value: str, key: str) -> Problem:
 
 
 @lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(pattern).replace(r"\*", r"[^\[\]]*" if pattern != "*" else ".*"), re.DOTALL)
 
 
-def _any(patterns: Sequence[str], text: str) -> bool:
-    return any(_compiled(pattern).fullmatch(text) for pattern in patterns)
+def _matches_any(patterns: Sequence[str], text: str) -> bool:
+    return any(_compile(pattern).fullmatch(text) for pattern in patterns)
 
 
-def _covered(patterns: Sequence[str], path: str) -> bool:
+def _is_covered(patterns: Sequence[str], path: str) -> bool:
     """Whether a pattern matches a field or one that contains it; of what must be allowed explicitly, no field above."""
-    explicit = [match for pattern in _EXPLICIT if (match := re.match(_below(pattern), path))]
+    explicit = [match for pattern in _EXPLICIT if (match := re.match(_prefix_pattern(pattern), path))]
     shortest = max((len(match[1]) for match in explicit), default=0)
-    ends = [match.start() for match in re.finditer(r"(?=[.\[])", path) if _outside_brackets(path, match.start())]
-    return any(_any(patterns, path[:end]) for end in (*ends, len(path)) if end >= shortest)
+    ends = [match.start() for match in re.finditer(r"(?=[.\[])", path) if _is_outside_brackets(path, match.start())]
+    return any(_matches_any(patterns, path[:end]) for end in (*ends, len(path)) if end >= shortest)
 
 
-def _below(pattern: str) -> str:
-    return rf"({_compiled(pattern).pattern})(?=[.\[]|$)"
+def _prefix_pattern(pattern: str) -> str:
+    return rf"({_compile(pattern).pattern})(?=[.\[]|$)"
 
 
-def _outside_brackets(path: str, position: int) -> bool:
+def _is_outside_brackets(path: str, position: int) -> bool:
     return path.count("[", 0, position) == path.count("]", 0, position)
 
 
@@ -177,10 +181,10 @@ def _harmless_setting(name: str, value: str) -> bool:
     if name in _VALUES:
         return value in _VALUES[name]
     if name.startswith(_VARIABLE_SETTING):
-        return _any(_VARIABLES, name.removeprefix(_VARIABLE_SETTING))
+        return _matches_any(_VARIABLES, name.removeprefix(_VARIABLE_SETTING))
     if _MOUNT_SETTING.fullmatch(name):
-        return _any(_SPARK_SETTINGS, name) and _any(_MOUNTS, _normal(value))
-    return _any(_SPARK_SETTINGS, name)
+        return _matches_any(_SPARK_SETTINGS, name) and _matches_any(_MOUNTS, _normal_path(value))
+    return _matches_any(_SPARK_SETTINGS, name)
 
 
 # --- fields of pods ---------------------------------------------------------------------------------------------------
@@ -225,19 +229,19 @@ _SECURITY = re.compile(r"spec\.(?:(?:initC|c)ontainers\[[^\[\]]*\]\.)?securityCo
 
 def _harmless_field(path: str, value: object, main: str) -> bool:
     if match := _SECURITY.fullmatch(path):
-        return _restricted(match[1], value)
+        return _meets_restricted_standard(match[1], value)
     if value in (None, [], False) or (value == {} and (path == "spec" or path.endswith("ecurityContext"))):
         return True
     if path.startswith(_TOKEN_VOLUME):
         return False
     if match := _ABOUT.fullmatch(path):
-        return "/" not in match[1] or _any(_POD_FIELDS, path)
+        return "/" not in match[1] or _matches_any(_POD_FIELDS, path)
     prefix = f"spec.containers[{main}]"
     own = f"spec.containers[MAIN]{path.removeprefix(prefix)}" if path.startswith(prefix) else path
-    return _covered((*_WITHOUT_EFFECT, *_POD_FIELDS), own)
+    return _is_covered((*_WITHOUT_EFFECT, *_POD_FIELDS), own)
 
 
-def _restricted(name: str, value: object) -> bool:
+def _meets_restricted_standard(name: str, value: object) -> bool:
     """Whether the restricted Pod Security Standard lets every pod have this value in a security context."""
     match name:
         case "allowPrivilegeEscalation" | "privileged" | "hostProcess":
@@ -256,7 +260,7 @@ def _restricted(name: str, value: object) -> bool:
             return value is None
 
 
-def _mounts_ours(path: str, value: object, volumes: Collection[str]) -> bool:
+def _mounts_operator_volume(path: str, value: object, volumes: Collection[str]) -> bool:
     """Whether a template mounts a volume of the operator's, such as that of the exchange's key."""
     volume = str(value)
     is_operators = volume not in volumes or volume in _OUR_VOLUMES or volume.startswith("secret-")
@@ -292,7 +296,7 @@ def _entry_name(path: str, entry: object) -> str:
     if not isinstance(entry, Mapping):
         return ""
     if path.endswith(".volumeMounts"):
-        name = _normal(str(entry.get("mountPath", "")))
+        name = _normal_path(str(entry.get("mountPath", "")))
     else:
         name = str(entry.get("name", "")) if _NAMED.fullmatch(path) else ""
     return re.sub(r"[\[\]]", "?", name)
@@ -301,12 +305,12 @@ def _entry_name(path: str, entry: object) -> str:
 _NAMED = re.compile(r"spec\.(?:volumes|(?:initC|c)ontainers(?:\[[^\[\]]*\]\.(?:env|ports))?)")
 
 
-def _normal(path: str) -> str:
+def _normal_path(path: str) -> str:
     """A path without "..", and with one slash where it has several: `normpath` leaves two at the start."""
     return re.sub(r"^/+", "/", posixpath.normpath(path))
 
 
-def _shown(path: str, value: object) -> str:
+def _value_text(path: str, value: object) -> str:
     """A value for a message; those of variables and annotations may be secret."""
     return "(its value)" if ".env[" in path or path.startswith("metadata.") else str(value)
 
@@ -318,7 +322,11 @@ _OWN_FILES = ("/dev", "/etc/joinery", "/proc", "/run", "/sys", "/var/run")
 
 
 def _forbidden_in_spec(path: str, value: object, allowed: AllowedByInstallation) -> Iterator[Problem]:
-    if isinstance(value, FileInput | History) and _own_file(value.path) and not _any(allowed.input_files, value.path):
+    if (
+        isinstance(value, FileInput | History)
+        and _is_own_file(value.path)
+        and not _matches_any(allowed.input_files, value.path)
+    ):
         yield _problem(f"{path}.path", value.path, "inputFiles")
     if isinstance(value, BaseModel):
         for name, info in type(value).model_fields.items():
@@ -328,21 +336,21 @@ def _forbidden_in_spec(path: str, value: object, allowed: AllowedByInstallation)
             yield from _forbidden_in_spec(f"{path}[{i}]", entry, allowed)
     elif isinstance(value, Mapping) and path.endswith(".properties"):
         for name, setting in value.items():
-            if name.lower() in UNSAFE_PROPERTIES and not _any(allowed.properties, name.lower()):
+            if name.lower() in UNSAFE_PROPERTIES and not _matches_any(allowed.properties, name.lower()):
                 yield _problem(f'{path}["{name}"]', str(setting), "properties")
 
 
-def _own_file(pattern: str) -> bool:
+def _is_own_file(pattern: str) -> bool:
     """Whether an input's path may lead to the pod's own files. A relative path counts from the job's folder."""
     literal = re.split(r"[*?\[]", pattern.removeprefix("file://"), maxsplit=1)[0]
-    start = _normal(posixpath.join(CONFIG, literal))
+    start = _normal_path(posixpath.join(CONFIG, literal))
     if len(literal) < len(pattern.removeprefix("file://")):
         # The last part is only the beginning of a name.
         start = start if literal.endswith("/") or not literal else posixpath.dirname(start)
-    return any(_inside(start, own) or _inside(own, start) for own in _OWN_FILES)
+    return any(_is_inside(start, own) or _is_inside(own, start) for own in _OWN_FILES)
 
 
-def _inside(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

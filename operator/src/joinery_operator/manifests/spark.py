@@ -29,7 +29,7 @@ from joinery_operator.manifests.pod_base import (
     job_mount,
     job_volume,
     merged_pod,
-    placed,
+    placement_fields,
     secret_mounts,
     secret_volumes,
     template_of,
@@ -79,7 +79,7 @@ DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 
 def defaults_file(revision: JobRevision) -> str:
     """The revision's `spark-defaults.conf`, a file of Java properties."""
-    return "".join(f"{key}={_escaped(value)}\n" for key, value in _settings(revision).items())
+    return "".join(f"{key}={_escape(value)}\n" for key, value in _settings(revision).items())
 
 
 def submit_arguments(revision: JobRevision, attempt: int, scale: Scale, executors: int | None = None) -> str:
@@ -205,7 +205,7 @@ def _dynamic_allocation(spark: SparkSpec) -> dict[str, Any]:
     }
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     """Escapes a value for a Java properties file, where it ends at the end of the line and may hold backslashes."""
     text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     return f"\\{text}" if text.startswith(" ") else text
@@ -250,7 +250,7 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
         "metadata": {"labels": labels(revision.resource, "executor", revision=revision.revision)},
         "spec": {
             **identity(spark, revision.settings, token=False),
-            **placed(spark.executor),
+            **placement_fields(spark.executor),
             "restartPolicy": "Never",
             "enableServiceLinks": False,
             "volumes": [

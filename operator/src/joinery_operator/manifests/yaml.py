@@ -47,10 +47,10 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
 def from_yaml(text: str) -> object:
     """Parses to plain values, which belong to the caller. Raises ruamel's YAMLError."""
-    return deepcopy(_parsed(text))
+    return deepcopy(_parse(text))
 
 
 # Every reconcile of a job reads its ConfigMaps again, which hardly ever change: parsing took half of its time.
 @lru_cache(maxsize=64)
-def _parsed(text: str) -> object:
+def _parse(text: str) -> object:
     return YAML(typ="safe", pure=True).load(text)

@@ -98,7 +98,7 @@ def state(job: JobName, command: str, /, *arguments: Annotated[str, Parameter(al
     arguments
         Arguments after the job's file.
     """
-    return _in_the_driver(target, job, "state", command, _JOB_FILE, *arguments)
+    return _run_in_driver(target, job, "state", command, _JOB_FILE, *arguments)
 
 
 @app.command
@@ -111,7 +111,7 @@ def why(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_hyph
     arguments
         Arguments after the job's file: --key, --record, --until, --json.
     """
-    return _in_the_driver(target, job, "why", _JOB_FILE, *arguments)
+    return _run_in_driver(target, job, "why", _JOB_FILE, *arguments)
 
 
 @app.command
@@ -125,7 +125,7 @@ def verify(job: JobName, /, *arguments: Annotated[str, Parameter(allow_leading_h
     arguments
         Arguments after the job's file: --epochs, --json.
     """
-    return _in_the_driver(target, job, "verify", _JOB_FILE, *arguments)
+    return _run_in_driver(target, job, "verify", _JOB_FILE, *arguments)
 
 
 @app.command
@@ -140,7 +140,7 @@ def sql(job: JobName, query: str, /, *arguments: Annotated[str, Parameter(allow_
     arguments
         Options after the query: --rows, --json.
     """
-    return _in_the_driver(target, job, "sql", _JOB_FILE, query, *arguments)
+    return _run_in_driver(target, job, "sql", _JOB_FILE, query, *arguments)
 
 
 @app.command
@@ -178,7 +178,7 @@ def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
     return _set_suspend(job, False, target)
 
 
-def _in_the_driver(target: KubectlTarget, job: str, *command: str) -> int:
+def _run_in_driver(target: KubectlTarget, job: str, *command: str) -> int:
     """Runs `joinery COMMAND` in the job's driver pod, or where none runs in a pod of its own. Raises JoineryError."""
     job_resource = find_job(target, job)
     pod = running_driver(target, job_resource)

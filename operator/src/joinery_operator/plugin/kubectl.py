@@ -146,11 +146,11 @@ def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
     """The name of the driver pod if commands can run in it; else why there is none."""
     pod = _pod(target, job)
     if pod is None:
-        return NoDriver(_no_driver(job))
+        return NoDriver(_no_driver_text(job))
     phase = pod.get("status", {}).get("phase", "Unknown")
     if phase != "Running" or "deletionTimestamp" in pod["metadata"]:
         state = "is being stopped" if "deletionTimestamp" in pod["metadata"] else f"is {phase}"
-        return NoDriver(f"{_no_driver(job)}: driver pod {pod['metadata']['name']} {state}")
+        return NoDriver(f"{_no_driver_text(job)}: driver pod {pod['metadata']['name']} {state}")
     return str(pod["metadata"]["name"])
 
 
@@ -160,7 +160,7 @@ def newest_driver(target: KubectlTarget, job: JobResource) -> str:
     pod = _pod(target, job)
     if pod is None:
         todo = f"`kubectl joinery status {job.resource['metadata']['name']}` says why"
-        raise JoineryError(_no_driver(job), facts="it has no driver pod", todo=todo)
+        raise JoineryError(_no_driver_text(job), facts="it has no driver pod", todo=todo)
     return str(pod["metadata"]["name"])
 
 
@@ -171,5 +171,5 @@ def _pod(target: KubectlTarget, job: JobResource) -> dict[str, Any] | None:
     return next(iter(pods["items"]), None)
 
 
-def _no_driver(job: JobResource) -> str:
+def _no_driver_text(job: JobResource) -> str:
     return f"No driver of job {job.name} runs (phase {job.status.get('phase', 'unknown')})"

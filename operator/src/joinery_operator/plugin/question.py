@@ -32,7 +32,7 @@ _STARTS_WITHIN, _POLL = 180.0, 0.5  # seconds
 def ask(target: KubectlTarget, job: JobResource, no_driver_reason: str, command: Sequence[str]) -> int:
     """Runs `joinery COMMAND` in a pod of its own, and returns its exit code. `no_driver_reason` says why no driver
     runs. Raises JoineryError, which says what to do, if there is no state to look at, or the pod does not start."""
-    revision = _in_force(target, job, no_driver_reason)
+    revision = _current_revision(target, job, no_driver_reason)
     name = ChildNames(job.resource).question(secrets.token_hex(3))
     namespace_option = f"--namespace={job.namespace}"
     sys.stderr.write(f"joinery: {no_driver_reason}. This is asked in a pod of its own, {name}\n")
@@ -45,7 +45,7 @@ def ask(target: KubectlTarget, job: JobResource, no_driver_reason: str, command:
         return _exit_code(target, name, namespace_option)
 
 
-def _in_force(target: KubectlTarget, job: JobResource, no_driver_reason: str) -> JobRevision:
+def _current_revision(target: KubectlTarget, job: JobResource, no_driver_reason: str) -> JobRevision:
     status, status_command = job.status, f"`kubectl joinery status {job.resource['metadata']['name']}`"
     if not status.get("revision") or not status.get("image"):
         facts = "no driver of it has started yet, so it has no state"
@@ -89,11 +89,13 @@ def _wait(target: KubectlTarget, name: str, namespace_option: str) -> None:
         if pod["status"].get("phase") in {"Running", "Succeeded", "Failed"}:
             return
         if time.monotonic() > deadline:
-            raise JoineryError(f"Pod {name} does not start", facts=_what_keeps(pod), todo="Mend that, and ask again")
+            raise JoineryError(
+                f"Pod {name} does not start", facts=_blocking_reason(pod), todo="Mend that, and ask again"
+            )
         time.sleep(_POLL)
 
 
-def _what_keeps(pod: Manifest) -> str:
+def _blocking_reason(pod: Manifest) -> str:
     waiting = [container.get("state", {}).get("waiting") for container in pod["status"].get("containerStatuses", ())]
     unmet = [condition for condition in pod["status"].get("conditions", ()) if condition["status"] == "False"]
     explanations = [f"{cause.get('reason', '')}: {cause.get('message', '')}" for cause in [*waiting, *unmet] if cause]

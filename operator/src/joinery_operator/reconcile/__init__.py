@@ -19,7 +19,7 @@ from joinery_operator.decision import EXECUTORS, Action, Decision, Observed, Obs
 from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
 from joinery_operator.reconcile import deletion, savepoint
-from joinery_operator.reconcile.children import child_actions, undeleted
+from joinery_operator.reconcile.children import child_actions, deletion_fault
 from joinery_operator.reconcile.conditions import events, with_conditions, with_late_rows
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
@@ -27,7 +27,7 @@ from joinery_operator.reconcile.figures import due_status, next_report, with_fig
 from joinery_operator.reconcile.phase import deletion_phase, job_phase
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.reasons import INCOMPLETE, NOT_ALLOWED
-from joinery_operator.reconcile.rollout import advance_rollout, deadline, record_hold, record_proof, refuses
+from joinery_operator.reconcile.rollout import advance_rollout, deadline, is_rejected, record_hold, record_proof
 from joinery_runtime.job.crd import SAVEPOINT, Status
 
 __all__ = ["FINALIZER", "reconcile"]
@@ -41,16 +41,18 @@ def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
         return savepoint.reconcile_savepoint(observed)
     if isinstance(observed, ObservedEnd):
         last_copy = observed.resource
-        left_behind = savepoint.left_behind if last_copy["kind"] == SAVEPOINT.name else deletion.left_behind
+        left_behind = (
+            savepoint.left_behind_events if last_copy["kind"] == SAVEPOINT.name else deletion.left_behind_events
+        )
         return Decision(None, events=tuple(left_behind(last_copy)))
     status = read_status(observed.resource)
     if observed.resource["metadata"].get("deletionTimestamp"):
         return _reconcile_deleted(ReconcileContext(deletion.without_lost_templates(observed), status))
-    return _reconcile_living(ReconcileContext(observed, status))
+    return _reconcile_live(ReconcileContext(observed, status))
 
 
-def _reconcile_living(ctx: ReconcileContext) -> Decision:
-    status = _compare_with_asked(ctx, ctx.status)
+def _reconcile_live(ctx: ReconcileContext) -> Decision:
+    status = _with_target_revision(ctx, ctx.status)
     status = observe_attempt(ctx, status, planned_driver(ctx, status))
     status = advance_rollout(ctx, record_hold(ctx, record_proof(ctx, status)))
     status = next_attempt(ctx, status, planned_driver(ctx, status))
@@ -62,7 +64,7 @@ def _reconcile_living(ctx: ReconcileContext) -> Decision:
         status = status.model_copy(update={"page": page, "selector": selector(labels(resource, "executor"))})
     if (current := ctx.revision(status.revision, status.image)) is not None:
         status = status.model_copy(update={"state_place": state_place_text(current.job.spec)})
-    stays = undeleted(children.actions, ctx.observed.delete_refused)
+    stays = deletion_fault(children.actions, ctx.observed.delete_refused)
     phase = job_phase(ctx, status, plan, children.blocked, creates=children.creates, undeleted=stays)
     status = with_conditions(ctx, status, phase)
     return _decision(ctx, status, (*deletion.finalizer_actions(ctx), *children.actions))
@@ -72,12 +74,12 @@ def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
     if FINALIZER not in ctx.finalizers:
         return Decision(None)
     deleted = deletion.delete_state(ctx, ctx.status)
-    fault = deleted.fault or undeleted(deleted.actions, ctx.observed.delete_refused)
+    fault = deleted.fault or deletion_fault(deleted.actions, ctx.observed.delete_refused)
     status = with_conditions(ctx, deleted.status, deletion_phase(fault, deletion.WAY_OUT))
     return _decision(ctx, status, deleted.actions)
 
 
-def _compare_with_asked(ctx: ReconcileContext, status: Status) -> Status:
+def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:
     """The status after a change of the resource: what was given up is tried again at once. A resource that is no valid
     job changes nothing."""
     job = ctx.desired.job
@@ -86,7 +88,7 @@ def _compare_with_asked(ctx: ReconcileContext, status: Status) -> Status:
     changed = status.observed_generation not in {None, ctx.metadata.get("generation")}
     if changed or job.revision != status.target_revision:
         status = reset_failures(status)
-    refused = status.refused if refuses(status, job, ctx.desired.mode) else None
+    refused = status.refused if is_rejected(status, job, ctx.desired.mode) else None
     return status.model_copy(update={"refused": refused, "target_revision": job.revision})
 
 

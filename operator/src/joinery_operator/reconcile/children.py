@@ -11,11 +11,11 @@ from joinery_operator.manifests import (
     ManifestError,
     check_pod,
     config_map,
-    drifted,
     driver_pod,
     network_policy,
     page_ingress,
     page_route,
+    repair_patch,
     restore_pod,
     scale_annotation,
     service,
@@ -26,7 +26,7 @@ from joinery_operator.reconcile.desired import stored_revision
 from joinery_operator.reconcile.driver import DriverPlan
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import DELETE_REFUSED, INCOMPLETE, REVISION_LOST, Fault, cut
-from joinery_operator.reconcile.rollout import check_due
+from joinery_operator.reconcile.rollout import is_check_due
 from joinery_operator.revision import JobRevision
 from joinery_runtime.job import ShadowComparison
 from joinery_runtime.job.crd import DriverAttempt, Status
@@ -44,7 +44,7 @@ class ChildActions:
         return any(isinstance(action, Create) for action in self.actions)
 
 
-def undeleted(actions: Iterable[Action], refused: Mapping[str, str]) -> Fault | None:
+def deletion_fault(actions: Iterable[Action], refused: Mapping[str, str]) -> Fault | None:
     """Returns the fault of children that are still to be deleted, although a deletion failed before
     (`Observed.delete_refused`)."""
     answers = [refused[action.uid] for action in actions if isinstance(action, Delete) and action.uid in refused]
@@ -56,7 +56,7 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     status."""
     attempt = status.driver
     planned = attempt if attempt is not None and plan is not None and plan.fits(attempt) else None
-    actions: list[Action] = [*_unplanned_drivers(ctx, planned)]
+    actions: list[Action] = [*_delete_unplanned_drivers(ctx, planned)]
     blocked = None
     unseen = (
         planned is not None
@@ -75,11 +75,11 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     actions += [*_check(ctx, status), *_config_maps(ctx, status)]
     actions += _delete([ctx.delete_state] if ctx.delete_state else [])
     if status.revision:
-        actions += _ways_in(ctx)
-    return ChildActions(tuple(_once(actions)), blocked)
+        actions += _ensure_access(ctx)
+    return ChildActions(tuple(_drop_repeated_creates(actions)), blocked)
 
 
-def _once(actions: Iterable[Action]) -> Iterator[Action]:
+def _drop_repeated_creates(actions: Iterable[Action]) -> Iterator[Action]:
     """Drops repeated creates: two pods of one revision share its ConfigMap."""
     created = set()
     for action in actions:
@@ -91,7 +91,7 @@ def _once(actions: Iterable[Action]) -> Iterator[Action]:
         yield action
 
 
-def _if_wanted(kind: ChildKind, expected: Manifest | None, actual: Manifest | None) -> Iterator[Action]:
+def _ensure_optional(kind: ChildKind, expected: Manifest | None, actual: Manifest | None) -> Iterator[Action]:
     """Ensures an optional child. If the installation does not want it (`expected` None), deletes an existing one."""
     if expected is not None:
         yield from _ensure(expected, actual)
@@ -99,17 +99,17 @@ def _if_wanted(kind: ChildKind, expected: Manifest | None, actual: Manifest | No
         yield Delete(kind, actual["metadata"]["name"], actual["metadata"]["uid"])
 
 
-def _ways_in(ctx: ReconcileContext) -> Iterator[Action]:
+def _ensure_access(ctx: ReconcileContext) -> Iterator[Action]:
     """The objects that give access to the job's pods, and the one that restricts it."""
     resource, settings, names, children = ctx.observed.resource, ctx.settings, ctx.names, ctx.observed.children
     policy = network_policy(resource, settings) if settings.status_from else None
-    yield from _if_wanted("NetworkPolicy", policy, children.network_policies.get(names.network_policy))
+    yield from _ensure_optional("NetworkPolicy", policy, children.network_policies.get(names.network_policy))
     # After the driver and the policy, so that a foreign Service of this name does not keep a driver from running.
     yield from _ensure(service(resource), children.services.get(names.service))
     ingress = page_ingress(resource, settings) if settings.page_ingress and not ctx.page_owner else None
-    yield from _if_wanted("Ingress", ingress, children.ingresses.get(names.page))
+    yield from _ensure_optional("Ingress", ingress, children.ingresses.get(names.page))
     route = page_route(resource, settings) if settings.page_route and not ctx.page_owner else None
-    yield from _if_wanted("HTTPRoute", route, children.http_routes.get(names.page))
+    yield from _ensure_optional("HTTPRoute", route, children.http_routes.get(names.page))
 
 
 def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:
@@ -125,7 +125,7 @@ def make_room(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator
 def delete_stuck(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator[Action]:
     """Force-deletes pods on dead nodes, because their names are needed. Their work may be done twice."""
     for pod in pods:
-        if pod.ended_at is None and pod.stuck(ctx.now, ctx.settings.stuck_seconds):
+        if pod.ended_at is None and pod.is_stuck(ctx.now, ctx.settings.stuck_seconds):
             yield Delete("Pod", pod.name, pod.uid, grace_seconds=0)
 
 
@@ -137,10 +137,10 @@ def job_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Act
         yield Create(config_map(revision))
     else:
         expected_labels = labels(ctx.observed.resource, "config", revision=revision.revision)
-        yield from _ensure(_repairable(ctx, "ConfigMap", name, expected_labels), actual)
+        yield from _ensure(_repairable_fields(ctx, "ConfigMap", name, expected_labels), actual)
 
 
-def _revision_lost(ctx: ReconcileContext, revision: str) -> Fault:
+def _lost_revision_fault(ctx: ReconcileContext, revision: str) -> Fault:
     name = ctx.names.config_map(revision)
     return Fault(
         REVISION_LOST,
@@ -153,7 +153,7 @@ def _revision_lost(ctx: ReconcileContext, revision: str) -> Fault:
 def _ensure(expected: Manifest, actual: Manifest | None) -> Iterator[Action]:
     if actual is None:
         yield Create(expected)
-    elif not actual["metadata"].get("deletionTimestamp") and (patch := drifted(expected, actual)):
+    elif not actual["metadata"].get("deletionTimestamp") and (patch := repair_patch(expected, actual)):
         yield patch
 
 
@@ -161,7 +161,7 @@ def _delete(pods: Iterable[PodObservation]) -> Iterator[Action]:
     return (Delete("Pod", pod.name, pod.uid) for pod in pods if pod.deletion_time is None)
 
 
-def _unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> Iterator[Action]:
+def _delete_unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> Iterator[Action]:
     """Deletes drivers that should not run, and ended ones; the newest ended one stays for its logs until the next
     driver is ready, or until a pod cannot be created: a quota may leave no room for both."""
     planned_number = attempt.number if attempt is not None else None
@@ -174,7 +174,7 @@ def _unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> 
 def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action] | Fault:
     revision = ctx.revision(attempt.revision, attempt.image)
     if revision is None:
-        return _revision_lost(ctx, attempt.revision)
+        return _lost_revision_fault(ctx, attempt.revision)
     try:
         pod = (
             restore_pod(revision, attempt.number, attempt.restore)
@@ -198,13 +198,13 @@ def _repair_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> Iterator[Ac
     actual = ctx.observed.children.pods.get(name)
     if actual is not None:
         expected_labels = labels(ctx.observed.resource, "driver", attempt.number, attempt.revision)
-        expected = _repairable(ctx, "Pod", name, expected_labels)
+        expected = _repairable_fields(ctx, "Pod", name, expected_labels)
         if ctx.scale is not None and SCALE_ANNOTATION in (actual["metadata"].get("annotations") or {}):
             expected["metadata"]["annotations"] = scale_annotation(ctx.scale)
         yield from _ensure(expected, actual)
 
 
-def _repairable(ctx: ReconcileContext, kind: str, name: str, expected_labels: Manifest) -> dict[str, Any]:
+def _repairable_fields(ctx: ReconcileContext, kind: str, name: str, expected_labels: Manifest) -> dict[str, Any]:
     """What can be repaired in a pod or ConfigMap: labels and owner."""
     owners = [owner_reference(ctx.observed.resource)]
     return {"kind": kind, "metadata": {"name": name, "labels": expected_labels, "ownerReferences": owners}}
@@ -213,7 +213,7 @@ def _repairable(ctx: ReconcileContext, kind: str, name: str, expected_labels: Ma
 def _check(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
     rollout = status.rollout
     checked = ctx.names.check(rollout.revision, rollout.mode) if rollout and rollout.stage == "Checking" else None
-    yield from _delete(pod for name, pod in ctx.checks.items() if name != checked or check_due(ctx, pod))
+    yield from _delete(pod for name, pod in ctx.checks.items() if name != checked or is_check_due(ctx, pod))
     yield from delete_stuck(ctx, ctx.checks.values())
     if rollout is None or checked is None or checked in ctx.checks:
         return
@@ -235,14 +235,14 @@ def _check_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[
     name = ctx.names.config_map(revision.revision)
     actual = ctx.observed.children.config_maps.get(name)
     stored = stored_revision(ctx.observed, revision.revision, revision.image)
-    if actual is None or (stored is not None and _taking_over(stored) == _taking_over(revision)):
+    if actual is None or (stored is not None and _upgrade_settings(stored) == _upgrade_settings(revision)):
         yield from job_config_map(ctx, revision)
         return
     yield Delete("ConfigMap", name, actual["metadata"]["uid"])
     yield Create(config_map(revision))
 
 
-def _taking_over(revision: JobRevision) -> tuple[str, ShadowComparison]:
+def _upgrade_settings(revision: JobRevision) -> tuple[str, ShadowComparison]:
     upgrade = revision.job.spec.upgrade
     return upgrade.mode, upgrade.shadow
 

@@ -37,17 +37,17 @@ class _Aspect:
 
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """The status with phase, conditions, and the generation to which they apply."""
-    desired, progressing = ctx.desired, _progressing(status, job)
+    desired, progressing = ctx.desired, _progressing_aspect(status, job)
     aspects = (
         _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
         progressing,
-        _degraded(job),
-        _state_compatible(ctx, status),
+        _degraded_aspect(job),
+        _state_compatible_aspect(ctx, status),
         _Aspect(
             "Valid", "True" if desired.job else "False", desired.reason, listed(desired.problems or desired.warnings)
         ),
-        *_kstatus(ctx, status, job, progressing),
-        *_page(ctx),
+        *_kstatus_aspects(ctx, status, job, progressing),
+        *_page_aspect(ctx),
     )
     conditions = tuple(_condition(ctx, aspect) for aspect in aspects)
     update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
@@ -57,7 +57,7 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
 def with_late_rows(ctx: ReconcileContext, status: Status) -> Status:
     """Add the condition that follows from the driver's figures, which the status has to have."""
     other_conditions = tuple(condition for condition in status.conditions if condition.type != LATE_ROWS)
-    return status.model_copy(update={"conditions": (*other_conditions, _condition(ctx, _late_rows(status)))})
+    return status.model_copy(update={"conditions": (*other_conditions, _condition(ctx, _late_rows_aspect(status)))})
 
 
 def events(old: Status, new: Status) -> Iterator[Event]:
@@ -92,7 +92,7 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         yield _event("Warning" if bad else "Normal", after.reason, after.message)
 
 
-def _progressing(status: Status, job: JobPhase) -> _Aspect:
+def _progressing_aspect(status: Status, job: JobPhase) -> _Aspect:
     rollout = status.rollout
     if rollout is not None and not rollout.lifted and job.phase not in {"Suspended", "Finished", "Failed"}:
         message = sentence(f"revision {rollout.revision}", cut(rollout.reason))
@@ -100,7 +100,9 @@ def _progressing(status: Status, job: JobPhase) -> _Aspect:
     return _Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
 
 
-def _kstatus(ctx: ReconcileContext, status: Status, job: JobPhase, progressing: _Aspect) -> tuple[_Aspect, _Aspect]:
+def _kstatus_aspects(
+    ctx: ReconcileContext, status: Status, job: JobPhase, progressing: _Aspect
+) -> tuple[_Aspect, _Aspect]:
     """The conditions for tools that do not know Joinery (kstatus: Flux, kubectl plugins). Stalled: only a person can
     help. A job that runs while another revision is checked is not yet where its resource wants it."""
     stalled = job.phase == "Failed" or ctx.desired.job is None or status.refused is not None
@@ -112,7 +114,7 @@ def _kstatus(ctx: ReconcileContext, status: Status, job: JobPhase, progressing: 
     )
 
 
-def _page(ctx: ReconcileContext) -> Iterator[_Aspect]:
+def _page_aspect(ctx: ReconcileContext) -> Iterator[_Aspect]:
     """Only for a job whose page has no address."""
     if (owner := ctx.page_owner) is not None:
         address = page_url(ctx.observed.resource, ctx.settings)
@@ -124,13 +126,13 @@ def _page(ctx: ReconcileContext) -> Iterator[_Aspect]:
         yield _Aspect("PageAddress", "False", ADDRESS_TAKEN, message)
 
 
-def _degraded(job: JobPhase) -> _Aspect:
+def _degraded_aspect(job: JobPhase) -> _Aspect:
     if job.degraded is None:
         return _Aspect("Degraded", "False", "AsExpected", "")
     return _Aspect("Degraded", "True", job.degraded.reason, job.degraded.message)
 
 
-def _late_rows(status: Status) -> _Aspect:
+def _late_rows_aspect(status: Status) -> _Aspect:
     """Names inputs only: a message with figures would change the status all the time."""
     late = [input_status.name for input_status in status.inputs if input_status.late_warning]
     if not late:
@@ -143,7 +145,7 @@ def _late_rows(status: Status) -> _Aspect:
     return _Aspect(LATE_ROWS, "True", "DroppedAsLate", message)
 
 
-def _state_compatible(ctx: ReconcileContext, status: Status) -> _Aspect:
+def _state_compatible_aspect(ctx: ReconcileContext, status: Status) -> _Aspect:
     refused, attempt = status.refused, status.driver
     if refused is not None and refused.reason in {INCOMPATIBLE, "MigrationFailed"}:
         return _Aspect("StateCompatible", "False", refused.reason, refused.message)

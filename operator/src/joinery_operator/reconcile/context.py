@@ -120,7 +120,7 @@ class ReconcileContext:
 
     def is_inactive(self, pod: PodObservation) -> bool:
         """Whether another pod may take over this pod's work."""
-        return pod.ended_at is not None or pod.stuck(self.now, self.settings.stuck_seconds)
+        return pod.ended_at is not None or pod.is_stuck(self.now, self.settings.stuck_seconds)
 
     def all_drivers_inactive(self) -> bool:
         """Whether no driver pod can do anything any more."""
@@ -154,7 +154,7 @@ class ReconcileContext:
         faults = {pod.fault: pod.name for pod in pods if pod.fault is not None}
         return "; ".join(sentence(f"pod {name}", fault.reason, fault.message) for fault, name in faults.items())
 
-    def elapsed(self, since: datetime, seconds: float) -> bool:
+    def has_elapsed(self, since: datetime, seconds: float) -> bool:
         return self.now >= since + timedelta(seconds=seconds)
 
     @cached_property
@@ -180,10 +180,10 @@ def read_status(resource: Manifest) -> Status:
             return Status.model_validate(data)
         except ValidationError as error:
             # Removes one field at a time: the first error may have caused the others.
-            data = _without(data, error.errors(include_url=False)[0]["loc"])
+            data = _drop_field(data, error.errors(include_url=False)[0]["loc"])
 
 
-def _without(data: Any, at: tuple[int | str, ...]) -> Any:
+def _drop_field(data: Any, at: tuple[int | str, ...]) -> Any:
     """The data without the innermost field on the path; an entry of a list is removed as a whole."""
     inner, parent, last = data, None, None
     for step in at:

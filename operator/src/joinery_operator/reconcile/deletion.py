@@ -14,7 +14,7 @@ from joinery_operator.manifests import ManifestError, delete_state_pod
 from joinery_operator.reconcile.children import delete_stuck, job_config_map, make_room, stop
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import back_off
-from joinery_operator.reconcile.phase import not_ready
+from joinery_operator.reconcile.phase import not_ready_fault
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import (
@@ -51,7 +51,7 @@ def finalizer_actions(ctx: ReconcileContext) -> Iterator[Action]:
         yield _set_finalizer(ctx, keep=keep)
 
 
-def left_behind(resource: Manifest) -> Iterator[Event]:
+def left_behind_events(resource: Manifest) -> Iterator[Event]:
     """Says of a job that is gone that its state stays, against what it asked for: it was deleted before the operator
     had set its finalizer. A job that the operator lets go is `Deleting` before."""
     status, metadata = read_status(resource), resource["metadata"]
@@ -105,8 +105,8 @@ def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) 
             return DeletionStep(status)
         return _create_pod(ctx, status.model_copy(update={"deletion": tries.model_copy(update={"not_before": None})}))
     if pod.ended_at is None:
-        late = not pod.started and ctx.elapsed(pod.created_at, ctx.deadline_seconds)
-        fault = pod.fault or (not_ready(ctx, pod) if late else None)
+        late = not pod.started and ctx.has_elapsed(pod.created_at, ctx.deadline_seconds)
+        fault = pod.fault or (not_ready_fault(ctx, pod) if late else None)
         return DeletionStep(status, tuple(delete_stuck(ctx, [pod])), fault)
     if pod.succeeded:
         return DeletionStep(status, (_set_finalizer(ctx, keep=False),))
@@ -122,7 +122,7 @@ def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) 
 def _create_pod(ctx: ReconcileContext, status: Status) -> DeletionStep:
     revision = _revision(ctx, status)
     if revision is None:
-        return DeletionStep(status, fault=_out_of_reach(ctx, status))
+        return DeletionStep(status, fault=_unreachable_fault(ctx, status))
     refused = ctx.observed.create_refused
     fault = Fault(CREATE_REFUSED, refused) if refused else None
     try:
@@ -142,7 +142,7 @@ def _revision(ctx: ReconcileContext, status: Status) -> JobRevision | None:
     return desired if state_place_text(desired.job.spec) == status.state_place else None
 
 
-def _out_of_reach(ctx: ReconcileContext, status: Status) -> Fault:
+def _unreachable_fault(ctx: ReconcileContext, status: Status) -> Fault:
     """Why no pod can delete the state, and what helps."""
     name, desired = ctx.names.config_map(status.revision or ""), ctx.desired
     location = cut(status.state_place or "", _PLACE)

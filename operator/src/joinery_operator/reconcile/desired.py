@@ -10,7 +10,7 @@ from joinery_operator.decision import Manifest, Observed
 from joinery_operator.manifests import (
     ManifestError,
     check_manifests,
-    forbidden,
+    forbidden_requests,
     pods_in_templates,
     spark_problems,
     stored_job,
@@ -64,7 +64,7 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
         image = _image(observed, job, status)
         name = _name(observed, job, image, status)
         revision = JobRevision(job, resource, name, image, observed.settings, observed.templates)
-        if not_allowed := tuple(map(str, forbidden(revision))):
+        if not_allowed := tuple(map(str, forbidden_requests(revision))):
             return DesiredJob(None, problems=not_allowed, reason="NotAllowed")
         check_manifests(revision)
     except ManifestError as error:

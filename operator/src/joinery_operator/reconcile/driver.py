@@ -54,7 +54,7 @@ def planned_driver(ctx: ReconcileContext, status: Status) -> DriverPlan | None:
         return DriverPlan(*restoring_revision(status, rollout), restore=rollout.savepoint)
     if status.held:
         return None
-    return _in_force(ctx, status, status.revision, status.image)
+    return _current_driver(ctx, status, status.revision, status.image)
 
 
 def restoring_revision(status: Status, rollout: Rollout) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def restoring_revision(status: Status, rollout: Rollout) -> tuple[str, str]:
     return (by.revision, by.image) if by is not None else (status.revision or "", status.image or "")
 
 
-def _in_force(ctx: ReconcileContext, status: Status, revision: str, image: str) -> DriverPlan:
+def _current_driver(ctx: ReconcileContext, status: Status, revision: str, image: str) -> DriverPlan:
     """Returns the driver of the current revision. A job that never ran here may find state of an earlier job that does
     not fit. Then the resource says whether to leave that state behind; the savepoint keeps its name, so that a second
     attempt does not do so again."""
@@ -95,19 +95,19 @@ def observe_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | No
         if attempt.pod_uid is None and planned:
             return status  # the pod is yet to be created
         # Others deleted the pod, unless it was no longer planned.
-        return _set(status, _interrupted(ctx, attempt, "PodDeleted") if planned else _stopped(attempt))
-    attempt = _running(ctx, attempt, pod)
+        return _with_attempt(status, _as_interrupted(ctx, attempt, "PodDeleted") if planned else _as_stopped(attempt))
+    attempt = _observe_running(ctx, attempt, pod)
     if not ctx.is_inactive(pod):
-        return _set(status, attempt)
-    ended = _ended(ctx, attempt, pod, planned)
+        return _with_attempt(status, attempt)
+    ended = _with_outcome(ctx, attempt, pod, planned)
     error = pod.end_message if ended.outcome in {"Failed", "Fatal"} else ""
-    return _set(status, ended, last_error=cut(error) or status.last_error)
+    return _with_attempt(status, ended, last_error=cut(error) or status.last_error)
 
 
 def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> Status:
     """The status with the next attempt, if one is planned and due, and no other driver can run any more."""
     attempt = status.driver
-    if plan is None or (attempt is not None and not _due(ctx, attempt, plan)) or not ctx.all_drivers_inactive():
+    if plan is None or (attempt is not None and not _is_due(ctx, attempt, plan)) or not ctx.all_drivers_inactive():
         return status
     last = max([0, *ctx.drivers, *ctx.orphaned_drivers, attempt.number if attempt else 0])
     is_retry = attempt is not None and plan.fits(attempt)
@@ -122,10 +122,10 @@ def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None)
         anew=plan.abandon_state,
         restore=plan.restore,
     )
-    return _set(status, new)
+    return _with_attempt(status, new)
 
 
-def _due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> bool:
+def _is_due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> bool:
     """Whether another attempt may start after this one."""
     if attempt.outcome is None:
         return False
@@ -142,7 +142,7 @@ def reset_failures(status: Status) -> Status:
     if attempt is None:
         return status
     may_retry = attempt.again or attempt.outcome == "Fatal"
-    return _set(status, attempt.model_copy(update={**_HEALTHY, "not_before": None, "again": may_retry}))
+    return _with_attempt(status, attempt.model_copy(update={**_HEALTHY, "not_before": None, "again": may_retry}))
 
 
 def back_off(settings: Settings, failures: int) -> timedelta:
@@ -151,41 +151,41 @@ def back_off(settings: Settings, failures: int) -> timedelta:
     return timedelta(seconds=min(doubled, settings.backoff_last_seconds))
 
 
-def _set(status: Status, attempt: DriverAttempt, **more: object) -> Status:
+def _with_attempt(status: Status, attempt: DriverAttempt, **more: object) -> Status:
     return status.model_copy(update={"driver": attempt, **more})
 
 
-def _running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
+def _observe_running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
     ready = (attempt.ready or pod.ready_since) if pod.ready_since is not None and pod.deletion_time is None else None
     if pod.ended_at is not None:
         ready = attempt.ready  # the last known time
-    healthy = ready is not None and ctx.elapsed(ready, ctx.settings.healthy_seconds)
+    healthy = ready is not None and ctx.has_elapsed(ready, ctx.settings.healthy_seconds)
     initialized = attempt.initialized or pod.initialized
     update = {"pod_uid": pod.uid, "initialized": initialized, "ready": ready}
     return attempt.model_copy(update={**update, **(_HEALTHY if healthy else {})})
 
 
-def _ended(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation, planned: bool) -> DriverAttempt:
+def _with_outcome(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation, planned: bool) -> DriverAttempt:
     ending = pod.ending
     if ending is not None and ending.outcome == "finished":
         return attempt.model_copy(update={"outcome": "Finished", "reason": None})
     if ending is not None and ending.outcome == "failed" and not ending.retry:
         return attempt.model_copy(update={"outcome": "Fatal", "reason": _word(pod.end_reason)})
     if not planned:
-        return _stopped(attempt)
+        return _as_stopped(attempt)
     stopped = ending is not None and ending.outcome == "stopped"
     if pod.deletion_time is not None or pod.disrupted or stopped:
-        return _interrupted(
+        return _as_interrupted(
             ctx, attempt, pod.end_reason if pod.disrupted else "PodDeleted" if pod.deletion_time else "Stopped"
         )
-    return _failed(ctx, attempt, pod)
+    return _as_failed(ctx, attempt, pod)
 
 
-def _stopped(attempt: DriverAttempt) -> DriverAttempt:
+def _as_stopped(attempt: DriverAttempt) -> DriverAttempt:
     return attempt.model_copy(update={"outcome": "Stopped", "reason": None, "not_before": None})
 
 
-def _interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) -> DriverAttempt:
+def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) -> DriverAttempt:
     """The attempt after others ended it. That is no failure, so the next attempt starts at once, but never twice within
     the first back-off. From the second interruption in a row on there is a back-off, so that a node that evicts every
     pod does not fill the cluster with pods."""
@@ -203,7 +203,7 @@ def _interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) -> 
     )
 
 
-def _failed(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
+def _as_failed(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
     ended = min(pod.ended_at or ctx.now, ctx.now)
     was_healthy = attempt.ready is not None and (ended - attempt.ready).total_seconds() >= ctx.settings.healthy_seconds
     failures = 1 if was_healthy else attempt.failures + 1

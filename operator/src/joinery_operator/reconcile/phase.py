@@ -19,7 +19,7 @@ from joinery_operator.reconcile.reasons import (
     listed,
     sentence,
 )
-from joinery_operator.reconcile.rollout import way_out, what_keeps_it
+from joinery_operator.reconcile.rollout import blocking_reason, way_out
 from joinery_operator.reconcile.rollout_table import STAGES, stage_of
 from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase
@@ -112,23 +112,23 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     ):
         return JobPhase("Finished", "Finished", "all inputs have ended, and all output is written")
     if ctx.suspended:
-        return _suspended(ctx)
+        return _suspended_phase(ctx)
     if status.revision is None:
         return JobPhase("Failed", ctx.desired.reason, listed(ctx.desired.problems))
-    if words := what_keeps_it(ctx, status):
-        return _stopped(status, words)
+    if words := blocking_reason(ctx, status):
+        return _stopped_phase(status, words)
     if blocked is not None:
         return JobPhase("Failed", blocked.reason, blocked.message, blocked)
     if status.held and plan is None and (rollout is None or rollout.stage == "Checking"):
         return _held_phase(ctx, status)
     if attempt is None or plan is None or not plan.fits(attempt):
-        return _before_driver(ctx, status)
+        return _phase_before_driver(ctx, status)
     if attempt.outcome is not None:
-        return _after_attempt(ctx, status, attempt)
-    return _with_pod(ctx, status, attempt, ctx.drivers.get(attempt.number))
+        return _phase_after_attempt(ctx, status, attempt)
+    return _phase_with_pod(ctx, status, attempt, ctx.drivers.get(attempt.number))
 
 
-def _stopped(status: Status, words: str) -> JobPhase:
+def _stopped_phase(status: Status, words: str) -> JobPhase:
     """The phase of a rollout's stage that needs a person."""
     stage = status.rollout.stage if status.rollout else ""
     reason = {"Stopping": "DriverStuck", "Starting": "StartFailed"}.get(stage, "RollbackFailed")
@@ -152,22 +152,22 @@ def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
     return JobPhase("Failed", fault.reason, message, Fault(fault.reason, message))
 
 
-def _suspended(ctx: ReconcileContext) -> JobPhase:
+def _suspended_phase(ctx: ReconcileContext) -> JobPhase:
     if ctx.all_drivers_inactive():
         return JobPhase("Suspended", "Suspended", "spec.suspend is true: no driver runs")
     return JobPhase("Stopping", "Suspending", "spec.suspend is true: the driver finishes its epoch")
 
 
-def _before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
+def _phase_before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
     """The phase while the next driver waits until the last one is gone."""
-    overdue = _overdue_pod(ctx)
+    overdue = _overdue_pod_fault(ctx)
     if not ctx.all_drivers_inactive():
         message = "the old driver finishes its epoch before another one starts"
         return JobPhase(_phase(status, "Stopping"), "Stopping", message, overdue)
     return JobPhase(_phase(status, "Pending"), "Starting", "the next driver is about to start")
 
 
-def _overdue_pod(ctx: ReconcileContext) -> Fault | None:
+def _overdue_pod_fault(ctx: ReconcileContext) -> Fault | None:
     """The fault of a driver pod that should have been gone by now, if there is one."""
     for pod in (*ctx.drivers.values(), *ctx.orphaned_drivers.values()):
         if pod.deletion_time is not None and pod.ended_at is None and ctx.now > pod.deletion_time:
@@ -180,7 +180,7 @@ def _overdue_pod(ctx: ReconcileContext) -> Fault | None:
     return None
 
 
-def _after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt) -> JobPhase:
+def _phase_after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt) -> JobPhase:
     """The phase after the current attempt has ended."""
     failure = sentence(f"attempt {attempt.number} failed", attempt.reason or "", status.last_error or "")
     if attempt.outcome == "Fatal":
@@ -191,27 +191,31 @@ def _after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt
         return JobPhase(_phase(status, "Pending"), "BackOff", cut(failure) + when, Fault("BackOff", cut(failure)))
     when = f" at {attempt.not_before:%H:%M:%S} UTC" if attempt.not_before else ""
     message = f"attempt {attempt.number} was ended by others ({attempt.reason}); the next one starts{when}"
-    return JobPhase(_phase(status, "Pending"), "Interrupted", message, _overdue_pod(ctx) or _often_interrupted(attempt))
+    return JobPhase(
+        _phase(status, "Pending"), "Interrupted", message, _overdue_pod_fault(ctx) or _interruption_fault(attempt)
+    )
 
 
-def _often_interrupted(attempt: DriverAttempt) -> Fault | None:
+def _interruption_fault(attempt: DriverAttempt) -> Fault | None:
     if attempt.interruptions < OFTEN_INTERRUPTED:
         return None
     words = f"others ended {attempt.interruptions} attempts in a row (an eviction, a drain, a deletion)"
     return Fault("Interrupted", f"{words}: see the Events of the pods and their nodes, and spec.spark.driver.memory")
 
 
-def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod: PodObservation | None) -> JobPhase:
+def _phase_with_pod(
+    ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod: PodObservation | None
+) -> JobPhase:
     if pod is None and (refused := ctx.observed.create_refused):
         fault = Fault(CREATE_REFUSED, cut(refused))
         return JobPhase(_phase(status, "Pending"), fault.reason, fault.message, fault)
     failed = Fault("BackOff", cut(sentence("restarted after a failure", status.last_error or "")))
-    degraded = failed if attempt.failures else _often_interrupted(attempt)
+    degraded = failed if attempt.failures else _interruption_fault(attempt)
     if pod is None:
         return JobPhase(_phase(status, "Pending"), "Starting", f"attempt {attempt.number} is about to start", degraded)
     if pod.deletion_time is not None:
         message = f"pod {pod.name} is being deleted by others; another one starts when it is gone"
-        return JobPhase(_phase(status, "Stopping"), "Stopping", message, _overdue_pod(ctx))
+        return JobPhase(_phase(status, "Stopping"), "Stopping", message, _overdue_pod_fault(ctx))
     if attempt.restore and pod.fault is None:
         return JobPhase("RollingBack", "RollingBack", f"pod {pod.name} returns to savepoint {attempt.restore}")
     if pod.fault is None and (waiting := ctx.waiting(attempt)) is not None:
@@ -220,7 +224,7 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
         fault = Fault(WAITS_FOR.get(waiting.system, "Waiting"), cut(words))
         phase = _phase(status, "Running" if attempt.ready is not None else "Starting")
         # Executors take a while to start, and a cluster to grow.
-        soon = waiting.system == EXECUTORS and not ctx.elapsed(waiting.since, ctx.deadline_seconds)
+        soon = waiting.system == EXECUTORS and not ctx.has_elapsed(waiting.since, ctx.deadline_seconds)
         return JobPhase(phase, fault.reason, fault.message, degraded if soon else fault, waits=True)
     if attempt.ready is not None:
         rollout = status.rollout
@@ -239,8 +243,8 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
             sentence(f"pod {pod.name}", pod.fault.message),
             pod.fault if _is_lasting(ctx, pod, pod.fault) else degraded,
         )
-    if ctx.elapsed(pod.not_ready_since, ctx.deadline_seconds):
-        fault = not_ready(ctx, pod)
+    if ctx.has_elapsed(pod.not_ready_since, ctx.deadline_seconds):
+        fault = not_ready_fault(ctx, pod)
         return JobPhase(_phase(status, "Starting"), fault.reason, fault.message, fault)
     return JobPhase(
         _phase(status, "Starting"),
@@ -250,7 +254,7 @@ def _with_pod(ctx: ReconcileContext, status: Status, attempt: DriverAttempt, pod
     )
 
 
-def not_ready(ctx: ReconcileContext, pod: PodObservation) -> Fault:
+def not_ready_fault(ctx: ReconcileContext, pod: PodObservation) -> Fault:
     """The fault of a pod that is not ready. What the kubelet waits for is only in its Events."""
     words = (
         f"pod {pod.name} is not ready since {pod.not_ready_since:%H:%M:%S} UTC, more than "
@@ -264,7 +268,7 @@ def _is_lasting(ctx: ReconcileContext, pod: PodObservation, fault: Fault) -> boo
     """Whether a pod's fault will last. A pod without a node may only wait for the cluster to grow."""
     if fault.reason in {IMAGE_PULL, NOT_CREATED}:
         return True
-    return fault.reason == UNSCHEDULABLE and ctx.elapsed(pod.created_at, ctx.deadline_seconds)
+    return fault.reason == UNSCHEDULABLE and ctx.has_elapsed(pod.created_at, ctx.deadline_seconds)
 
 
 def _phase(status: Status, otherwise: Phase) -> Phase:

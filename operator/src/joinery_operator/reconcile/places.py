@@ -61,7 +61,7 @@ def _identifying_fields(fields: Mapping[str, str], *, named: bool = False) -> It
             yield f"{name}={fields[name]}"
 
 
-def names_another(new: Job, old: Job, system: str) -> bool:
+def names_new_system(new: Job, old: Job, system: str) -> bool:
     """Whether `new` names a system of this kind (`Waiting.system`), or a way in, that `old` does not."""
     old_addresses = list(_addresses(old, system))
     return any(address is not None and address not in old_addresses for address in _addresses(new, system))

@@ -53,7 +53,7 @@ class PodObservation:
     end_message: str
     fault: Fault | None
 
-    def stuck(self, now: datetime, seconds: float) -> bool:
+    def is_stuck(self, now: datetime, seconds: float) -> bool:
         """Whether the pod should have been gone for this long already: its node is probably dead."""
         return self.deletion_time is not None and (now - self.deletion_time).total_seconds() >= seconds
 
@@ -61,10 +61,10 @@ class PodObservation:
 def observe_pod(pod: Manifest) -> PodObservation:
     metadata, status = pod["metadata"], pod.get("status") or {}
     main_status = _main(status)
-    main = _terminated(main_status)
+    main = _termination(main_status)
     terminations = _terminations(status, main)
     reported = next((text for termination in terminations if (text := (termination.get("message") or "").strip())), "")
-    ending = _parsed(Ending, reported)
+    ending = _parse(Ending, reported)
     created = _time(metadata["creationTimestamp"])
     return PodObservation(
         name=metadata["name"],
@@ -72,16 +72,16 @@ def observe_pod(pod: Manifest) -> PodObservation:
         created_at=created,
         deletion_time=_time(metadata["deletionTimestamp"]) if metadata.get("deletionTimestamp") else None,
         ended_at=_ended_at(status, main, created),
-        ready_since=_since(status, "Ready"),
-        not_ready_since=_since(status, "Ready", "False") or created,
+        ready_since=_condition_time(status, "Ready"),
+        not_ready_since=_condition_time(status, "Ready", "False") or created,
         waiting_for=_waiting_for(status),
         started=main is not None or _is_running(main_status),
-        initialized=main is not None or _since(status, "Initialized") is not None or _is_running(main_status),
-        steps=_steps(status),
-        disrupted=status.get("reason") in _DISRUPTIONS or _since(status, "DisruptionTarget") is not None,
+        initialized=main is not None or _condition_time(status, "Initialized") is not None or _is_running(main_status),
+        steps=_count_steps(status),
+        disrupted=status.get("reason") in _DISRUPTIONS or _condition_time(status, "DisruptionTarget") is not None,
         ending=ending,
-        check_result=_parsed(StateCheck, reported),
-        savepoint=_parsed(SavepointResult, reported),
+        check_result=_parse(StateCheck, reported),
+        savepoint=_parse(SavepointResult, reported),
         succeeded=status.get("phase") == "Succeeded" or (main is not None and main.get("exitCode") == 0),
         end_reason=_end_reason(status, terminations, ending),
         end_message=_end_message(status, terminations, ending, reported),
@@ -93,7 +93,7 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _parsed(model: Any, text: str) -> Any:
+def _parse(model: Any, text: str) -> Any:
     try:
         return model.model_validate_json(text)
     except ValidationError:
@@ -112,16 +112,18 @@ def _main(status: Manifest) -> Manifest:
     return next(main_containers, {})
 
 
-def _steps(status: Manifest) -> int:
+def _count_steps(status: Manifest) -> int:
     """Counts the pod's steps. Each counts once, because a restart is no progress."""
-    steps = sum(_since(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready"))
+    steps = sum(
+        _condition_time(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready")
+    )
     for container in _containers(status):
-        ended = _terminated(container)
+        ended = _termination(container)
         steps += (ended is not None or _is_running(container)) + (ended is not None and ended.get("exitCode") == 0)
     return steps
 
 
-def _terminated(container: Manifest) -> Mapping[str, Any] | None:
+def _termination(container: Manifest) -> Mapping[str, Any] | None:
     return (container.get("state") or {}).get("terminated")
 
 
@@ -133,7 +135,7 @@ def _terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapp
     """The ends of containers that explain the pod's end. Containers beside ours do not matter."""
     if main is not None:
         return [main]
-    first = [_terminated(container) for container in status.get("initContainerStatuses") or ()]
+    first = [_termination(container) for container in status.get("initContainerStatuses") or ()]
     return [termination for termination in first if termination is not None and termination.get("exitCode") != 0]
 
 
@@ -145,7 +147,7 @@ def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetim
         return None
     times = [
         termination["finishedAt"]
-        for termination in map(_terminated, _containers(status))
+        for termination in map(_termination, _containers(status))
         if termination and termination.get("finishedAt")
     ]
     if main is not None and main.get("finishedAt"):
@@ -153,7 +155,7 @@ def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetim
     return max((_time(text) for text in times), default=created)
 
 
-def _since(status: Manifest, condition: str, value: str = "True") -> datetime | None:
+def _condition_time(status: Manifest, condition: str, value: str = "True") -> datetime | None:
     for pod_condition in status.get("conditions") or ():
         if pod_condition.get("type") == condition and pod_condition.get("status") == value:
             return _time(pod_condition["lastTransitionTime"]) if pod_condition.get("lastTransitionTime") else None

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from joinery_operator.decision import EXECUTORS
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.driver import restoring_revision, savepoint_name
-from joinery_operator.reconcile.places import names_another, state_place
+from joinery_operator.reconcile.places import names_new_system, state_place
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import COMMITTED_SINCE, CREATE_REFUSED, INCOMPATIBLE, Fault, cut, sentence
 from joinery_operator.reconcile.rollout_table import (
@@ -57,7 +57,7 @@ def record_proof(ctx: ReconcileContext, status: Status) -> Status:
     attempt = status.driver
     if status.proved is not None or attempt is None or attempt.restore or attempt.revision != status.revision:
         return status
-    if attempt.ready is None and attempt.outcome != "Finished" and not _committed(ctx, attempt):
+    if attempt.ready is None and attempt.outcome != "Finished" and not _has_committed(ctx, attempt):
         return status
     return status.model_copy(update={"proved": ctx.now})
 
@@ -68,11 +68,11 @@ def record_hold(ctx: ReconcileContext, status: Status) -> Status:
     is checked before anything runs."""
     attempt, desired = status.driver, classify_desired(ctx, status)
     failed = attempt is not None and attempt.outcome == "Fatal" and not attempt.restore
-    in_force = attempt is not None and attempt.revision == status.revision
+    is_current = attempt is not None and attempt.revision == status.revision
     goes_on = desired is Desired.ROLLOUT and stage_of(status) in {RolloutStage.STARTING, RolloutStage.ROLLING_BACK}
-    if ctx.suspended or (failed and in_force and desired in {Desired.ANOTHER, Desired.ROLLOUT} and not goes_on):
+    if ctx.suspended or (failed and is_current and desired in {Desired.ANOTHER, Desired.ROLLOUT} and not goes_on):
         return status.model_copy(update={"held": True})
-    return status.model_copy(update={"held": False}) if desired is Desired.IN_FORCE or goes_on else status
+    return status.model_copy(update={"held": False}) if desired is Desired.CURRENT or goes_on else status
 
 
 def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
@@ -80,16 +80,16 @@ def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
     rollout = status.rollout
     if rollout is None or rollout.lifted or rollout.progressed is None:
         return None
-    return rollout.progressed + timedelta(seconds=ctx.deadline_seconds + _compares_seconds(ctx, rollout))
+    return rollout.progressed + timedelta(seconds=ctx.deadline_seconds + _comparison_seconds(ctx, rollout))
 
 
-def _compares_seconds(ctx: ReconcileContext, rollout: Rollout) -> float:
+def _comparison_seconds(ctx: ReconcileContext, rollout: Rollout) -> float:
     """How long the check may wait for epochs of the running job without making progress."""
     compares = rollout.stage == "Checking" and rollout.mode == "shadow"
     return ctx.upgrade.shadow.within / 1000 if compares else 0.0
 
 
-def what_keeps_it(ctx: ReconcileContext, status: Status) -> str:
+def blocking_reason(ctx: ReconcileContext, status: Status) -> str:
     """Why a stage that changes the state does not end, and the way out; empty while it makes progress."""
     if status.rollout is None or status.rollout.stage == "Checking":
         return ""
@@ -103,18 +103,18 @@ def way_out(status: Status) -> str:
     return STAGES[stage_of(status)].way_out.format(revision=status.revision)
 
 
-def refuses(status: Status, revision: JobRevision, mode: str) -> bool:
+def is_rejected(status: Status, revision: JobRevision, mode: str) -> bool:
     refused = status.refused
     return refused is not None and (refused.revision, refused.mode) == (revision.revision, mode)
 
 
-def check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
+def is_check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
     """Whether a check pod that ended without a result is due for another try."""
     if pod.ended_at is None or pod.check_result is not None:
         return False
     # The clock of its node may be ahead, by more than the deadline.
     since = pod.ended_at if pod.ended_at <= ctx.now else pod.created_at
-    return ctx.elapsed(since, ctx.settings.backoff_first_seconds)
+    return ctx.has_elapsed(since, ctx.settings.backoff_first_seconds)
 
 
 # --- how far the stage got --------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
     rollout = status.rollout
     if rollout is None:
         return status
-    stands_still = ctx.suspended or _waits_as_any(ctx, status, rollout)
+    stands_still = ctx.suspended or _waits_for_known_system(ctx, status, rollout)
     if stands_still and rollout.progressed is None:
         return status
     if stands_still:
@@ -140,7 +140,7 @@ def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
     return status.model_copy(update={"rollout": rollout.model_copy(update=update)})
 
 
-def _waits_as_any(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bool:
+def _waits_for_known_system(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bool:
     """Returns whether the driver waits for a system that the current revision names as well: a new address may be
     wrong, and what prevents executors is most often the edit. In doubt, the current revision names it."""
     attempt = status.driver
@@ -150,7 +150,7 @@ def _waits_as_any(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bo
     new, old = ctx.revision(rollout.revision, rollout.image), ctx.revision(status.revision, status.image)
     if attempt.revision != rollout.revision or new is None or old is None:
         return True
-    return not names_another(new.job, old.job, waiting.system)
+    return not names_new_system(new.job, old.job, waiting.system)
 
 
 _NOTHING_DONE: Mapping[str, int] = {"steps": 0, "segments": 0, "tasks": 0}
@@ -184,7 +184,7 @@ def classify_desired(ctx: ReconcileContext, status: Status) -> Desired:
     if rollout is not None and (new.revision, ctx.desired.mode) == (rollout.revision, rollout.mode):
         return Desired.ROLLOUT
     is_current = (new.revision, new.image) == (status.revision, status.image)
-    return Desired.IN_FORCE if is_current else Desired.ANOTHER
+    return Desired.CURRENT if is_current else Desired.ANOTHER
 
 
 def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
@@ -197,7 +197,7 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
         case RolloutStage.CHECKING:
             check = _check(ctx.check(rollout))
             return RolloutObservation(
-                stage, desired=desired, suspend=suspend, mode=_takes_over(rollout), check=check, deadline=over
+                stage, desired=desired, suspend=suspend, mode=_upgrade_mode(rollout), check=check, deadline=over
             )
         case RolloutStage.STOPPING:
             old = status.driver
@@ -224,7 +224,7 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
             )
 
 
-def _takes_over(rollout: Rollout) -> Mode:
+def _upgrade_mode(rollout: Rollout) -> Mode:
     return Mode.STATELESS if rollout.mode == "stateless" else Mode.STATEFUL
 
 
@@ -235,7 +235,7 @@ def _deadline(ctx: ReconcileContext, status: Status) -> Deadline:
 
 def _classify_stable(ctx: ReconcileContext, status: Status, desired: Desired, suspend: Suspend) -> RolloutObservation:
     new, mode = ctx.desired.job, ctx.desired.mode
-    if new is None or desired is Desired.IN_FORCE:
+    if new is None or desired is Desired.CURRENT:
         return RolloutObservation(RolloutStage.STABLE, desired=desired)
     in_memory = NewStore.GIVES_UP if mode == "stateless" else NewStore.IN_MEMORY
     return RolloutObservation(
@@ -244,7 +244,7 @@ def _classify_stable(ctx: ReconcileContext, status: Status, desired: Desired, su
         at_stake=AtStake.STATE if _has_durable_state(ctx, status) else AtStake.NOTHING,
         new_store=NewStore.KEEPS if new.durable else in_memory,
         suspend=suspend,
-        refused=Refused.YES if refuses(status, new, mode) else Refused.NO,
+        refused=Refused.YES if is_rejected(status, new, mode) else Refused.NO,
     )
 
 
@@ -278,7 +278,7 @@ def _attempt_of(status: Status, rollout: Rollout) -> DriverAttempt | None:
 def _new_driver(ctx: ReconcileContext, attempt: DriverAttempt | None) -> NewDriver:
     if attempt is None:
         return NewDriver.NONE
-    if attempt.outcome == "Finished" or _committed(ctx, attempt):
+    if attempt.outcome == "Finished" or _has_committed(ctx, attempt):
         return NewDriver.COMMITTED
     if attempt.outcome == "Fatal":
         if attempt.reason == INCOMPATIBLE:
@@ -308,7 +308,7 @@ def _restore(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Restore
 def _restorer(ctx: ReconcileContext, rollout: Rollout) -> Restorer:
     new, by = ctx.desired.job, rollout.restorer
     if by is None:
-        return Restorer.IN_FORCE
+        return Restorer.CURRENT
     is_desired = new is not None and (new.revision, new.image) == (by.revision, by.image)
     return Restorer.ASKED if is_desired else Restorer.PAST
 
@@ -326,7 +326,7 @@ def _helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
     return Helper.ABLE if same_location else Helper.UNABLE
 
 
-def _committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
+def _has_committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
     reported = ctx.driver_status(attempt)
     return reported is not None and reported.committed > 0
 
@@ -356,10 +356,12 @@ class _Execution:
         return self.status
 
     def report(self) -> Status:
-        return self._with(rollout=self._changed(reason=_why_it_waits(self.ctx, self.status) or self.rollout.reason))
+        return self._update(
+            rollout=self._update_rollout(reason=_waiting_reason(self.ctx, self.status) or self.rollout.reason)
+        )
 
     def take_over(self) -> Status:
-        return self._in_force(self.new, proved=None)
+        return self._make_current(self.new, proved=None)
 
     def begin(self) -> Status:
         new, mode = self.new, self.ctx.desired.mode
@@ -367,76 +369,76 @@ class _Execution:
         rollout = Rollout(
             revision=new.revision, image=new.image, mode=mode, stage="Checking", since=now, progressed=now
         )
-        return self._with(rollout=rollout)
+        return self._update(rollout=rollout)
 
-    def refuse(self) -> Status:
-        return self._with(rollout=None, refused=self._refusal())
+    def reject(self) -> Status:
+        return self._update(rollout=None, refused=self._refusal())
 
     def stop(self) -> Status:
         pod = self.ctx.check(self.rollout)
         warnings = pod.check_result.warnings if pod is not None and pod.check_result is not None else ()
-        return self._with(rollout=self._entered(reason=cut("; ".join(warnings))))
+        return self._update(rollout=self._enter_stage(reason=cut("; ".join(warnings))))
 
     def start(self) -> Status:
         savepoint = savepoint_name(self.ctx, self.rollout.revision, self.status.driver)
-        return self._with(rollout=self._entered(savepoint=savepoint))
+        return self._update(rollout=self._enter_stage(savepoint=savepoint))
 
     def drop(self) -> Status:
-        return advance_rollout(self.ctx, self._with(rollout=None))
+        return advance_rollout(self.ctx, self._update(rollout=None))
 
     def lift(self) -> Status:
-        return self._with(rollout=self._changed(lifted=True))
+        return self._update(rollout=self._update_rollout(lifted=True))
 
-    def restore_anew(self) -> Status:
+    def restore_with_desired(self) -> Status:
         new = self.new
-        in_force = classify_desired(self.ctx, self.status) is Desired.IN_FORCE
-        by = None if in_force else RestoringRevision(revision=new.revision, image=new.image)
-        return self._with(rollout=self._entered(restorer=by))
+        wants_current = classify_desired(self.ctx, self.status) is Desired.CURRENT
+        by = None if wants_current else RestoringRevision(revision=new.revision, image=new.image)
+        return self._update(rollout=self._enter_stage(restorer=by))
 
     def roll_back(self) -> Status:
-        return self._with(rollout=self._entered(reason="the resource asks for another job now"))
+        return self._update(rollout=self._enter_stage(reason="the resource asks for another job now"))
 
-    def refuse_and_roll_back(self) -> Status:
-        reason = sentence(self.row.refused or "", cut(self._why_refused(), 512))
-        return self._with(rollout=self._entered(reason=reason), refused=self._refusal())
+    def reject_and_roll_back(self) -> Status:
+        reason = sentence(self.row.refused or "", cut(self._rejection_message(), 512))
+        return self._update(rollout=self._enter_stage(reason=reason), refused=self._refusal())
 
     def complete(self) -> Status:
-        return self._in_force(self.rollout, proved=self.ctx.now)
+        return self._make_current(self.rollout, proved=self.ctx.now)
 
     def go_forward(self) -> Status:
-        return self._in_force(self.rollout, proved=None)
+        return self._make_current(self.rollout, proved=None)
 
     def keep(self) -> Status:
         # A restorer means that the resource asks for another revision, which did what the current one could not do. It
         # is checked first.
-        return self._with(rollout=None, held=self.status.held or self.rollout.restorer is not None)
+        return self._update(rollout=None, held=self.status.held or self.rollout.restorer is not None)
 
-    def _in_force(self, new: JobRevision | Rollout, *, proved: datetime | None) -> Status:
+    def _make_current(self, new: JobRevision | Rollout, *, proved: datetime | None) -> Status:
         revision_fields = {"revision": new.revision, "image": new.image, "proved": proved, "refused": None}
         # This rollout may have committed unseen before a suspension. If the resource asks for something else by now,
         # that is checked before anything runs.
         of_another = new is self.status.rollout and classify_desired(self.ctx, self.status) is not Desired.ROLLOUT
-        return self._with(**revision_fields, rollout=None, held=self.status.held and of_another)
+        return self._update(**revision_fields, rollout=None, held=self.status.held and of_another)
 
-    def _with(self, **update: object) -> Status:
+    def _update(self, **update: object) -> Status:
         return self.status.model_copy(update=update)
 
-    def _changed(self, **update: object) -> Rollout:
+    def _update_rollout(self, **update: object) -> Rollout:
         return self.rollout.model_copy(update=update)
 
-    def _entered(self, **update: object) -> Rollout:
+    def _enter_stage(self, **update: object) -> Rollout:
         begun = {"since": self.ctx.now, "progressed": self.ctx.now, "lifted": False, **_NOTHING_DONE}
-        return self._changed(**{"stage": self.row.to.value, **begun, "reason": "", **update})
+        return self._update_rollout(**{"stage": self.row.to.value, **begun, "reason": "", **update})
 
     def _refusal(self) -> Refusal:
         rollout = self.status.rollout
         revision, mode = (rollout or self.new).revision, rollout.mode if rollout else self.ctx.desired.mode
-        message = cut(self._why_refused() or self.row.refused or "")
+        message = cut(self._rejection_message() or self.row.refused or "")
         return Refusal.model_validate(
             {"revision": revision, "mode": mode, "reason": self.row.refused, "message": message}
         )
 
-    def _why_refused(self) -> str:
+    def _rejection_message(self) -> str:
         if self.row.stage is RolloutStage.STABLE:
             return (
                 f"the job's state is in Postgres, and spec.stateStore.{self.new.job.spec.state_store.kind} keeps none: "
@@ -446,7 +448,7 @@ class _Execution:
         if self.row.stage is RolloutStage.CHECKING:
             return _check_refusal(self.ctx, self.rollout)
         if self.row.refused == "DeadlineExceeded":
-            return _not_ready(self.ctx, self.status, _attempt_of(self.status, self.rollout))
+            return _progress_problem(self.ctx, self.status, _attempt_of(self.status, self.rollout))
         return self.status.last_error or ""
 
 
@@ -455,14 +457,14 @@ _ACTS: Mapping[Act, Callable[[_Execution], Status]] = {
     Act.REPORT: _Execution.report,
     Act.TAKE_OVER: _Execution.take_over,
     Act.BEGIN: _Execution.begin,
-    Act.REFUSE: _Execution.refuse,
+    Act.REJECT: _Execution.reject,
     Act.STOP: _Execution.stop,
     Act.START: _Execution.start,
     Act.DROP: _Execution.drop,
     Act.LIFT: _Execution.lift,
     Act.ROLL_BACK: _Execution.roll_back,
-    Act.REFUSE_AND_ROLL_BACK: _Execution.refuse_and_roll_back,
-    Act.RESTORE_ANEW: _Execution.restore_anew,
+    Act.REJECT_AND_ROLL_BACK: _Execution.reject_and_roll_back,
+    Act.RESTORE_WITH_DESIRED: _Execution.restore_with_desired,
     Act.COMPLETE: _Execution.complete,
     Act.GO_FORWARD: _Execution.go_forward,
     Act.KEEP: _Execution.keep,
@@ -481,34 +483,34 @@ def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:
             return "; ".join(pod.check_result.refused)
         case Check.NOTHING_YET:
             limit = f"no result, and no progress for {ctx.deadline_text}"
-            if compared := _compares_seconds(ctx, rollout):
+            if compared := _comparison_seconds(ctx, rollout):
                 limit += f" and {format_duration(round(compared * 1000))} (upgrade.shadow.within)"
             return sentence(limit, _check_message(ctx, rollout) or rollout.reason)
         case _:
             return _check_message(ctx, rollout)
 
 
-def _why_it_waits(ctx: ReconcileContext, status: Status) -> str:
+def _waiting_reason(ctx: ReconcileContext, status: Status) -> str:
     """Why the stage has not ended."""
     assert status.rollout is not None, "only stages of a rollout have such rows"
     match stage_of(status):
         case RolloutStage.CHECKING:
             return _check_message(ctx, status.rollout)
         case RolloutStage.STOPPING:
-            waits = (_not_gone(ctx, pod) for pod in (*ctx.drivers.values(), *ctx.orphaned_drivers.values()))
+            waits = (_active_pod_text(ctx, pod) for pod in (*ctx.drivers.values(), *ctx.orphaned_drivers.values()))
             return (
                 f"the old driver has not ended within {ctx.deadline_text}: {cut('; '.join(filter(None, waits)), 512)}"
             )
         case RolloutStage.STARTING:
             return cut(
-                sentence(_not_started(ctx, status), "upgrade.rollback is manual")
+                sentence(_start_problem(ctx, status), "upgrade.rollback is manual")
                 + ". Set it to automatic to return to the savepoint; any other change tries again"
             )
         case _:
-            return _why_not_restored(ctx, status, status.rollout)
+            return _restore_problem(ctx, status, status.rollout)
 
 
-def _not_gone(ctx: ReconcileContext, pod: PodObservation) -> str:
+def _active_pod_text(ctx: ReconcileContext, pod: PodObservation) -> str:
     if ctx.is_inactive(pod):
         return ""
     if pod.deletion_time is None:
@@ -517,13 +519,13 @@ def _not_gone(ctx: ReconcileContext, pod: PodObservation) -> str:
     return f"pod {pod.name} is taken for dead at {given_up:%H:%M:%S} UTC, and then the rollout continues"
 
 
-def _not_started(ctx: ReconcileContext, status: Status) -> str:
+def _start_problem(ctx: ReconcileContext, status: Status) -> str:
     attempt = status.driver
     failed = attempt is not None and attempt.outcome == "Fatal"
-    return (status.last_error or "") if failed else _not_ready(ctx, status, attempt)
+    return (status.last_error or "") if failed else _progress_problem(ctx, status, attempt)
 
 
-def _why_not_restored(ctx: ReconcileContext, status: Status, rollout: Rollout) -> str:
+def _restore_problem(ctx: ReconcileContext, status: Status, rollout: Rollout) -> str:
     revision, image = restoring_revision(status, rollout)
     attempt = status.driver
     if attempt is not None and attempt.restore and attempt.outcome == "Fatal":
@@ -531,7 +533,7 @@ def _why_not_restored(ctx: ReconcileContext, status: Status, rollout: Rollout) -
     elif ctx.revision(revision, image) is None:
         reason = f"its ConfigMap {ctx.names.config_map(revision)} is missing"
     else:
-        reason = _not_ready(ctx, status, attempt)
+        reason = _progress_problem(ctx, status, attempt)
     elsewhere = ""
     if classify_desired(ctx, status) is Desired.ANOTHER and _helper(ctx, status, rollout) is Helper.UNABLE:
         elsewhere = "; the job that is asked for now cannot, because it keeps its state elsewhere"
@@ -565,7 +567,7 @@ def _no_state(ctx: ReconcileContext, rollout: Rollout) -> str:
     )
 
 
-def _not_ready(ctx: ReconcileContext, status: Status, attempt: DriverAttempt | None) -> str:
+def _progress_problem(ctx: ReconcileContext, status: Status, attempt: DriverAttempt | None) -> str:
     limit = f"no progress for {ctx.deadline_text}"
     pod = ctx.drivers.get(attempt.number) if attempt else None
     refused = Fault(CREATE_REFUSED, ctx.observed.create_refused) if ctx.observed.create_refused else None

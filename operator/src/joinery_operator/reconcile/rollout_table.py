@@ -39,7 +39,7 @@ class Desired(Enum):
     """What the resource asks for."""
 
     NOTHING = "no valid job"
-    IN_FORCE = "the current revision"
+    CURRENT = "the current revision"
     ROLLOUT = "what is being rolled out"
     ANOTHER = "another"
 
@@ -131,7 +131,7 @@ class Restore(Enum):
 class Restorer(Enum):
     """Whose image and job return to the savepoint."""
 
-    IN_FORCE = "those of the current revision"
+    CURRENT = "those of the current revision"
     ASKED = "those that the resource asks for"
     PAST = "those that it asked for before"
 
@@ -195,7 +195,7 @@ class DriverRole(Enum):
     """Which driver is to run."""
 
     NONE = "none"
-    IN_FORCE = "of the current revision, unless it is blocked (`status.held`)"
+    CURRENT = "of the current revision, unless it is blocked (`status.held`)"
     MIGRATES = "of the new revision, migrates first"
     RESTORES = "none: a pod returns to the savepoint"
 
@@ -219,18 +219,18 @@ _TAKE_BACK = "To take it back, apply the job of revision {revision}"
 _CLOCK: Mapping[str, tuple[Enum, ...]] = {"deadline": (Deadline.AHEAD, Deadline.PASSED)}
 STAGES: Final[Mapping[RolloutStage, StageRules]] = {
     RolloutStage.STABLE: StageRules(
-        DriverRole.IN_FORCE,
+        DriverRole.CURRENT,
         None,
         ("desired", "at_stake", "new_store", "suspend", "refused"),
-        {"desired": (Desired.NOTHING, Desired.IN_FORCE, Desired.ANOTHER)},
+        {"desired": (Desired.NOTHING, Desired.CURRENT, Desired.ANOTHER)},
     ),
     RolloutStage.CHECKING: StageRules(
-        DriverRole.IN_FORCE,
+        DriverRole.CURRENT,
         None,
         ("desired", "suspend", "mode", "check", "deadline"),
         _CLOCK,
         way_out=_TAKE_BACK,
-        leaves=(Desired.IN_FORCE,),
+        leaves=(Desired.CURRENT,),
     ),
     RolloutStage.STOPPING: StageRules(
         DriverRole.NONE,
@@ -239,14 +239,14 @@ STAGES: Final[Mapping[RolloutStage, StageRules]] = {
         _CLOCK,
         way_out=f"{_TAKE_BACK}. To continue without waiting for the old pod, delete it by force "
         "(kubectl delete pod --grace-period=0 --force)",
-        leaves=(Desired.IN_FORCE,),
+        leaves=(Desired.CURRENT,),
     ),
     RolloutStage.STARTING: StageRules(
         DriverRole.MIGRATES,
         "Migrating",
         ("desired", "suspend", "new_driver", "rollback", "deadline"),
         way_out=_TAKE_BACK,
-        leaves=(Desired.IN_FORCE,),
+        leaves=(Desired.CURRENT,),
     ),
     RolloutStage.ROLLING_BACK: StageRules(
         DriverRole.RESTORES,
@@ -267,14 +267,14 @@ class Act(Enum):
     REPORT = "wait, and report what keeps the stage"
     TAKE_OVER = "make the revision asked for current without a rollout"
     BEGIN = "begin a rollout"
-    REFUSE = "reject the revision"
+    REJECT = "reject the revision"
     STOP = "stop the old driver"
     START = "start the new driver"
     DROP = "drop the rollout, then as Stable"
     LIFT = "lift the deadline"
     ROLL_BACK = "roll back"
-    REFUSE_AND_ROLL_BACK = "reject the revision and roll back"
-    RESTORE_ANEW = "return to the savepoint with the image and job asked for"
+    REJECT_AND_ROLL_BACK = "reject the revision and roll back"
+    RESTORE_WITH_DESIRED = "return to the savepoint with the image and job asked for"
     COMPLETE = "make the new revision current"
     GO_FORWARD = "make the new revision current as one that was never ready"
     KEEP = "keep the current revision"
@@ -307,7 +307,7 @@ class Transition:
 
 _NOT_GIVEN_UP = (NewStore.KEEPS, NewStore.IN_MEMORY)
 _GOES_ON = (Desired.NOTHING, Desired.ROLLOUT)
-_LEAVES = (Desired.IN_FORCE, Desired.ANOTHER)
+_LEAVES = (Desired.CURRENT, Desired.ANOTHER)
 _UNFIT = (Check.NO_STATE, Check.MISFIT, Check.DIFFERS)
 _BEGUN = tuple(new_driver for new_driver in NewDriver if new_driver not in {NewDriver.NONE, NewDriver.COMMITTED})
 _NOT_COMMITTED = (NewDriver.NONE, *_BEGUN)
@@ -322,7 +322,7 @@ TABLE: Final[tuple[Transition, ...]] = (
     # Stable: no rollout.
     Transition(_STABLE, _when(Desired.NOTHING), Act.WAIT, _STABLE,
         "What runs keeps running; what does not run does not start."),
-    Transition(_STABLE, _when(Desired.IN_FORCE), Act.WAIT, _STABLE,
+    Transition(_STABLE, _when(Desired.CURRENT), Act.WAIT, _STABLE,
         "It is what is asked for."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.YES), Act.WAIT, _STABLE,
         "The resource counts once the job resumes; until then it may change again."),
@@ -335,7 +335,7 @@ TABLE: Final[tuple[Transition, ...]] = (
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.KEEPS, Refused.NO),
         Act.BEGIN, _CHECKING, "A check shows whether the job fits its state."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.IN_MEMORY, Refused.NO),
-        Act.REFUSE, _STABLE, "All of the state would be left behind.", INCOMPATIBLE),
+        Act.REJECT, _STABLE, "All of the state would be left behind.", INCOMPATIBLE),
     # Checking: the check pod runs with the new image and job; the old driver keeps running, if it ran.
     Transition(_CHECKING, _when(_LEAVES), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
@@ -345,19 +345,19 @@ TABLE: Final[tuple[Transition, ...]] = (
         "The check has passed."),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATELESS, _UNFIT),
         Act.STOP, _STOPPING, "The state is left behind: the check only shows that image and job are usable."),
-    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.NO_STATE), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.NO_STATE), Act.REJECT, _STABLE,
         "The state is somewhere else: the new revision would begin with none.", INCOMPATIBLE),
-    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.MISFIT), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.MISFIT), Act.REJECT, _STABLE,
         "The check says what does not fit.", INCOMPATIBLE),
-    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.DIFFERS), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Mode.STATEFUL, Check.DIFFERS), Act.REJECT, _STABLE,
         "`upgrade.mode: shadow`: the check names the first rows that differ.", "RowsDiffer"),
-    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.INCOMPATIBLE), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.INCOMPATIBLE), Act.REJECT, _STABLE,
         "Another check would fail the same way.", INCOMPATIBLE),
-    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.FAILED), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.FAILED), Act.REJECT, _STABLE,
         "Another check would fail the same way.", "CheckFailed"),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.NOTHING_YET, Deadline.AHEAD), Act.REPORT, _CHECKING,
         "A check that says nothing is made again."),
-    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.NOTHING_YET, Deadline.PASSED), Act.REFUSE, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.NOTHING_YET, Deadline.PASSED), Act.REJECT, _STABLE,
         "No result within the deadline.", "CheckFailed"),
     # Stopping: the old driver finishes its epoch.
     Transition(_STOPPING, _when(_LEAVES), Act.DROP, _STABLE,
@@ -382,11 +382,11 @@ TABLE: Final[tuple[Transition, ...]] = (
     Transition(_STARTING, _when(_GOES_ON, Suspend.YES, _NOT_COMMITTED), Act.WAIT, _STARTING,
         "No driver runs while the job is suspended, and its time does not count."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.MISFIT, Rollback.AUTOMATIC),
-        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", INCOMPATIBLE),
+        Act.REJECT_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", INCOMPATIBLE),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.NOT_MIGRATED, Rollback.AUTOMATIC),
-        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", "MigrationFailed"),
+        Act.REJECT_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", "MigrationFailed"),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.FAILED, Rollback.AUTOMATIC),
-        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", "StartFailed"),
+        Act.REJECT_AND_ROLL_BACK, _ROLLING_BACK, "Another attempt would fail the same way.", "StartFailed"),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, _ENDED, Rollback.MANUAL), Act.REPORT, _STARTING,
         "A person decides: any change of the resource tries again, another job rolls back."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, _ENDED, Rollback.DISABLED), Act.GO_FORWARD, _STABLE,
@@ -395,10 +395,10 @@ TABLE: Final[tuple[Transition, ...]] = (
         Act.WAIT, _STARTING, "The first commit is awaited; a failure that may pass is tried again."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.READY, Deadline.PASSED), Act.LIFT, _STARTING,
         "Without records there is no commit: the driver keeps running, and until it commits there is a way back."),
-    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.NONE, Deadline.PASSED), Act.REFUSE, _STABLE,
+    Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.NONE, Deadline.PASSED), Act.REJECT, _STABLE,
         "Nothing has happened to the state: there is nothing to roll back.", "DeadlineExceeded"),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.UNDERWAY, Rollback.AUTOMATIC, Deadline.PASSED),
-        Act.REFUSE_AND_ROLL_BACK, _ROLLING_BACK, "It got no further within the deadline.", "DeadlineExceeded"),
+        Act.REJECT_AND_ROLL_BACK, _ROLLING_BACK, "It got no further within the deadline.", "DeadlineExceeded"),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.UNDERWAY, Rollback.MANUAL, Deadline.PASSED),
         Act.REPORT, _STARTING, "A person decides; meanwhile it is tried again."),
     Transition(_STARTING, _when(_GOES_ON, Suspend.NO, NewDriver.UNDERWAY, Rollback.DISABLED, Deadline.PASSED),
@@ -414,17 +414,17 @@ TABLE: Final[tuple[Transition, ...]] = (
         "The old revision runs only on its own state."),
     Transition(_ROLLING_BACK, _when(_GOES_ON, Suspend.NO, Restore.STUCK), Act.REPORT, _ROLLING_BACK,
         "It is tried again; another job leads out as well, by its own image."),
-    Transition(_ROLLING_BACK, _when(Desired.IN_FORCE, Suspend.NO, Restore.STUCK, Restorer.IN_FORCE),
+    Transition(_ROLLING_BACK, _when(Desired.CURRENT, Suspend.NO, Restore.STUCK, Restorer.CURRENT),
         Act.REPORT, _ROLLING_BACK, "It is tried again; another job leads out as well, by its own image."),
-    Transition(_ROLLING_BACK, _when(Desired.IN_FORCE, Suspend.NO, Restore.STUCK, (Restorer.ASKED, Restorer.PAST)),
-        Act.RESTORE_ANEW, _ROLLING_BACK, "The other image was of no use either, and is not asked for any more."),
+    Transition(_ROLLING_BACK, _when(Desired.CURRENT, Suspend.NO, Restore.STUCK, (Restorer.ASKED, Restorer.PAST)),
+        Act.RESTORE_WITH_DESIRED, _ROLLING_BACK, "The other image was of no use either, and is no longer desired."),
     Transition(_ROLLING_BACK, _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.GIVES_UP),
         Act.TAKE_OVER, _STABLE, "The resource gives the state up."),
     Transition(_ROLLING_BACK, _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.UNABLE),
         Act.REPORT, _ROLLING_BACK, "It would look for the savepoint where it is not."),
     Transition(_ROLLING_BACK,
-        _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, (Restorer.IN_FORCE, Restorer.PAST)),
-        Act.RESTORE_ANEW, _ROLLING_BACK, "The savepoint knows no image: the one that is asked for returns to it."),
+        _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, (Restorer.CURRENT, Restorer.PAST)),
+        Act.RESTORE_WITH_DESIRED, _ROLLING_BACK, "The savepoint knows no image: the desired one returns to it."),
     Transition(_ROLLING_BACK, _when(Desired.ANOTHER, Suspend.NO, Restore.STUCK, Helper.ABLE, Restorer.ASKED),
         Act.REPORT, _ROLLING_BACK, "It is tried again; another job leads out as well, by its own image."),
 )

@@ -23,7 +23,7 @@ from joinery_operator.decision import (
 )
 from joinery_operator.manifests import ManifestError, savepoint_pod
 from joinery_operator.names import ChildNames
-from joinery_operator.reconcile.children import undeleted
+from joinery_operator.reconcile.children import deletion_fault
 from joinery_operator.reconcile.context import FINALIZER as DELETE_STATE
 from joinery_operator.reconcile.context import read_status
 from joinery_operator.reconcile.desired import stored_revision
@@ -47,15 +47,15 @@ def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
     """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     status = _read(observed.resource)
     if observed.resource["metadata"].get("deletionTimestamp"):
-        return _deleted(observed, status)
+        return _reconcile_deletion(observed, status)
     if status.phase == "Completed":
-        actions = (*_finalizer(observed), *(_delete(pod) for pod in _pods(observed).values()))
+        actions = (*_set_finalizer(observed), *(_delete(pod) for pod in _pods(observed).values()))
         reason, message = _completion(observed, status)
         return _decision(observed, status, "Completed", reason, message, actions)
-    return _try(observed, status, delete=False)
+    return _run_pod(observed, status, delete=False)
 
 
-def left_behind(resource: Manifest) -> Iterator[Event]:
+def left_behind_events(resource: Manifest) -> Iterator[Event]:
     """Says of a Savepoint that is gone that the state store still has its savepoint, against what it asked for: it was
     deleted before the operator had set its finalizer. One that the operator lets go is `Deleting` before."""
     status, metadata, job_ref = _read(resource), resource["metadata"], resource["spec"]["job"]
@@ -79,7 +79,7 @@ def _completion(observed: ObservedSavepoint, status: SavepointState) -> tuple[st
     """Reason and message of a savepoint that was made: whether the state that holds it goes, or is gone, with its job.
     Once the job is gone, only what was seen before tells. A job that is there and lives is then another one."""
     job_ref = observed.resource["spec"]["job"]
-    name, pinned = f"{job_ref['kind']} {job_ref['name']}", _pinned(status)
+    name, pinned = f"{job_ref['kind']} {job_ref['name']}", _pinned_text(status)
     job = observed.job.resource if observed.job is not None else None
     before = {condition.reason for condition in status.conditions}
     if _STATE_GONE not in before and job is not None and job["metadata"].get("deletionTimestamp"):
@@ -97,7 +97,7 @@ def _completion(observed: ObservedSavepoint, status: SavepointState) -> tuple[st
     return "Completed", pinned
 
 
-def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
+def _reconcile_deletion(observed: ObservedSavepoint, status: SavepointState) -> Decision:
     if FINALIZER not in _finalizers(observed):
         return Decision(None)
     release = SetFinalizers(tuple(finalizer for finalizer in _finalizers(observed) if finalizer != FINALIZER))
@@ -109,22 +109,22 @@ def _deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
         retained = Event(
             "Warning", "SavepointRetained", f"{revision.message}; if there is still state, it keeps this one"
         )
-        # `left_behind` tells by the phase that the operator has let it go.
+        # `left_behind_events` sees by the phase that the operator has let it go.
         return Decision(status.model_copy(update={"phase": "Deleting"}), (release,), (retained,))
     making = _pods(observed).get(_name(observed, delete=False))
     if making is not None:
         # The pod that pins must not do so again after the other one has unpinned. On a dead node nothing waits for it.
         stuck = observed.settings.stuck_seconds
-        stop = _delete(making, grace_seconds=0 if making.stuck(observed.now, stuck) else None)
+        stop = _delete(making, grace_seconds=0 if making.is_stuck(observed.now, stuck) else None)
         message = "the pod that pins ends first"
         return _decision(observed, status, "Deleting", "Stopping", message, (stop,), again_after=stuck)
     done = _pods(observed).get(_name(observed, delete=True))
     if done is not None and done.succeeded:
         return Decision(None, (release,))
-    return _try(observed, status, delete=True)
+    return _run_pod(observed, status, delete=True)
 
 
-def _try(observed: ObservedSavepoint, status: SavepointState, *, delete: bool) -> Decision:
+def _run_pod(observed: ObservedSavepoint, status: SavepointState, *, delete: bool) -> Decision:
     """One step of a pod that pins or unpins: creates it, watches it, judges it, and creates it again after a
     failure."""
     phase: SavepointPhase = "Deleting" if delete else "Pending"
@@ -133,13 +133,13 @@ def _try(observed: ObservedSavepoint, status: SavepointState, *, delete: bool) -
         return _create(observed, status, phase, delete=delete)
     if pod.ended_at is None:
         stuck = observed.settings.stuck_seconds
-        actions = (_delete(pod, grace_seconds=0),) if pod.stuck(observed.now, stuck) else ()
+        actions = (_delete(pod, grace_seconds=0),) if pod.is_stuck(observed.now, stuck) else ()
         fault = pod.fault or Fault("Running", "its pod starts or runs")
         again_after = stuck if pod.deletion_time and not actions else None
         return _decision(observed, status, phase, fault.reason, fault.message, actions, again_after=again_after)
     if pod.savepoint is not None and pod.succeeded and not delete:
-        return _completed(observed, pod)
-    return _failed(observed, status, pod, phase)
+        return _complete(observed, pod)
+    return _handle_failure(observed, status, pod, phase)
 
 
 def _create(observed: ObservedSavepoint, status: SavepointState, phase: SavepointPhase, *, delete: bool) -> Decision:
@@ -157,24 +157,26 @@ def _create(observed: ObservedSavepoint, status: SavepointState, phase: Savepoin
     actions: tuple[Action, ...] = (Create(manifest),)
     if not delete:
         # Before anything is pinned.
-        actions = (*_finalizer(observed), *actions)
+        actions = (*_set_finalizer(observed), *actions)
     if observed.create_refused:
         return _decision(observed, status, phase, CREATE_REFUSED, observed.create_refused, actions)
     return _decision(observed, status, phase, "Running", "its pod is made", actions)
 
 
-def _completed(observed: ObservedSavepoint, pod: PodObservation) -> Decision:
+def _complete(observed: ObservedSavepoint, pod: PodObservation) -> Decision:
     savepoint = pod.savepoint
     assert savepoint is not None, "a pod that pins reports what it made"
     status = SavepointState(epoch=savepoint.epoch, time=savepoint.time, rows=savepoint.rows, bytes=savepoint.bytes)
-    return _decision(observed, status, "Completed", "Completed", _pinned(status), (*_finalizer(observed), _delete(pod)))
+    return _decision(
+        observed, status, "Completed", "Completed", _pinned_text(status), (*_set_finalizer(observed), _delete(pod))
+    )
 
 
-def _pinned(status: SavepointState) -> str:
+def _pinned_text(status: SavepointState) -> str:
     return f"epoch {status.epoch}: {counted(status.rows or 0, 'row')}, {status.bytes or 0:,} bytes"
 
 
-def _failed(
+def _handle_failure(
     observed: ObservedSavepoint, status: SavepointState, pod: PodObservation, phase: SavepointPhase
 ) -> Decision:
     """Counts the failure first, and deletes the pod when the next try is due. `not_before` tells the two apart, so
@@ -224,7 +226,7 @@ def _decision(
     generation = observed.resource["metadata"].get("generation")
     going, failed = phase in {"Pending", "Deleting"} and reason != "Failed", reason in {"Failed", _STATE_GONE}
     aspects = {"Ready": reason == "Completed", "Reconciling": going, "Stalled": failed}
-    if (stays := undeleted(actions, observed.delete_refused)) is not None:
+    if (stays := deletion_fault(actions, observed.delete_refused)) is not None:
         message = f"{message}. {stays.message}"
     if phase == "Deleting":
         message = sentence(message, _WAY_OUT)
@@ -278,7 +280,7 @@ def _finalizers(observed: ObservedSavepoint) -> tuple[str, ...]:
     return tuple(observed.resource["metadata"].get("finalizers") or ())
 
 
-def _finalizer(observed: ObservedSavepoint) -> Iterator[Action]:
+def _set_finalizer(observed: ObservedSavepoint) -> Iterator[Action]:
     """For a resource that lives: what `cleanup` says may change at any time."""
     needs_finalizer = _cleanup(observed.resource) == "delete"
     other_finalizers = [finalizer for finalizer in _finalizers(observed) if finalizer != FINALIZER]
