@@ -81,7 +81,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     for setting in fields(Settings):
         name = _PREFIX + setting.name.upper()
         if text := environment.get(name, "").strip():
-            arguments[setting.name] = _parse_setting(name, text, setting.default)
+            arguments[setting.name] = _parse(name, text, setting.default)
     way = next((name for name in ("page_ingress", "page_route") if arguments.get(name)), None)
     if way and not arguments.get("page_url"):
         raise EnvironmentProblem(
@@ -92,7 +92,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     return Settings(**arguments)
 
 
-def _parse_setting(name: str, text: str, default: object) -> object:
+def _parse(name: str, text: str, default: object) -> object:
     if isinstance(default, tuple):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name == f"{_PREFIX}STATUS_FROM":

@@ -173,7 +173,9 @@ class Api:
                 return manifest
             retriable = answer.status in {0, 401, 429} or answer.status >= 500
             if pause is None or not retriable:
-                raise _error(call, answer)
+                error = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
+                details = answer.body if isinstance(answer.body, Mapping) else {}
+                raise error(call, answer.status, details.get("reason", ""), details.get("message", ""))
             retry_after = answer.retry_after
             await self._sleep(
                 min(max(pause, float(retry_after) if retry_after and retry_after.isdigit() else 0.0), _LONGEST_PAUSE)
@@ -212,17 +214,11 @@ class Api:
             return ApiResponse(
                 0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"}
             )
-        return ApiResponse(response.status, _parse_answer(text), response.headers.get("Retry-After"))
+        return ApiResponse(response.status, _parse(text), response.headers.get("Retry-After"))
 
 
-def _parse_answer(text: bytes) -> Any:
+def _parse(text: bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return {"reason": "NotJson", "message": text[:200].decode(errors="replace")}
-
-
-def _error(call: str, answer: ApiResponse) -> ApiError:
-    body = answer.body if isinstance(answer.body, Mapping) else {}
-    error = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
-    return error(call, answer.status, body.get("reason", ""), body.get("message", ""))

@@ -159,7 +159,7 @@ class Applier:
             self._forget_deleted(job, key, uid)
             return
         except ApiError as error:
-            if isinstance(error, Conflict) and not await self._still_there(key, uid):
+            if isinstance(error, Conflict) and await self._current_copy(key, uid) is None:
                 self._forget_deleted(job, key, uid)
                 return
             if was_answered(error):
@@ -179,16 +179,14 @@ class Applier:
         self._cache.remove(key, uid)
         self._news.add(uid_of(job))
 
-    async def _still_there(self, key: ObjectKey, uid: str) -> bool:
-        """Looks at an object whose deletion met a conflict. Usually it is gone, and another one has its name by now."""
+    async def _current_copy(self, key: ObjectKey, uid: str) -> Manifest | None:
+        """Returns the current copy of an object whose deletion met a conflict. Usually there is none: the object was
+        deleted, and another one has its name by now."""
         try:
             current = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
         except NotFound:
-            return False
-        if uid_of(current) != uid:
-            return False
-        self._cache_copy(current, BY_KIND[key.kind])
-        return True
+            return None
+        return self._cache_copy(current, BY_KIND[key.kind]) if uid_of(current) == uid else None
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]

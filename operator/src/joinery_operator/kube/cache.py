@@ -174,13 +174,10 @@ def savepoints_of(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
     """The savepoints of a job."""
     for key in cache.keys(SAVEPOINT.kind) if job.kind in JOB_KINDS else ():
         savepoint = cache.get(key)
-        if savepoint is not None and key.namespace == job.namespace and _job_of(savepoint) == (job.kind, job.name):
-            yield key
-
-
-def _job_of(savepoint: Manifest) -> tuple[str, str]:
-    job = savepoint["spec"]["job"]
-    return job["kind"], job["name"]
+        if savepoint is not None and key.namespace == job.namespace:
+            job_ref = savepoint["spec"]["job"]
+            if (job_ref["kind"], job_ref["name"]) == (job.kind, job.name):
+                yield key
 
 
 def orphaned_drivers(job: Manifest, cache: ObjectCache) -> Mapping[str, Manifest]:

@@ -139,7 +139,11 @@ class Poller:
 
     def _record_report(self, target: DriverEndpoint, status: DriverStatus) -> None:
         old = self._answers.get(target.job_uid)
-        if old is None or old.pod_uid != target.pod_uid or _differs_in_more_than_figures(old.status, status):
+        changes_more_than_figures = old is None or (
+            (not old.status.committed and bool(status.committed))
+            or old.status.model_dump(exclude=_FIGURES) != status.model_dump(exclude=_FIGURES)
+        )
+        if old is None or old.pod_uid != target.pod_uid or changes_more_than_figures:
             self._answers[target.job_uid] = _Answer(target.pod_uid, status)
             self._due(target.job)
             return
@@ -148,8 +152,3 @@ class Poller:
         if old.rounds_unreported >= self._figures_rounds:
             old.rounds_unreported = 0
             self._due(target.job)
-
-
-def _differs_in_more_than_figures(old: DriverStatus, new: DriverStatus) -> bool:
-    first_commit = not old.committed and bool(new.committed)
-    return first_commit or old.model_dump(exclude=_FIGURES) != new.model_dump(exclude=_FIGURES)

@@ -149,7 +149,11 @@ class Observer:
         if job is None:
             return None
         templates = await self._templates.templates_of(job, self._cache.children(uid_of(job)))
-        executors = await self._executors(job) if waits_for_executors(self._poller.last_status(job)) else {}
+        executors: Mapping[str, Manifest] = {}
+        if waits_for_executors(self._poller.last_status(job)):
+            # No watch reports executors' pods: there may be thousands.
+            answer = await self._api.list(POD, job["metadata"]["namespace"], selector(labels(job, "executor")))
+            executors = {pod["metadata"]["name"]: pod for pod in answer["items"]}
         # Nothing is awaited between here and the decision, so that all observations are from one moment.
         job = self._cache.get(key) or job
         return Observed(
@@ -167,11 +171,6 @@ class Observer:
             name_conflicts=self._cached_objects(name_conflicts(key, self._cache)),
             page_conflicts=self._cached_objects(page_conflicts(key, self._cache, self._settings)),
         )
-
-    async def _executors(self, job: Manifest) -> Mapping[str, Manifest]:
-        """The pods of a job's executors, by name. No watch reports them: there may be thousands."""
-        answer = await self._api.list(POD, job["metadata"]["namespace"], selector(labels(job, "executor")))
-        return {pod["metadata"]["name"]: pod for pod in answer["items"]}
 
     def _cached_objects(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
         return tuple(manifest for key in keys if (manifest := self._cache.get(key)))

@@ -213,7 +213,11 @@ def merged_pod(template: Manifest, operator_pod: Manifest, *, main: str, extra_c
         merged["tolerations"] = tolerations
     containers = spec.get("containers") or ()
     extra = [container for container in containers if container["name"] != main] if extra_containers else []
-    merged["containers"] = [_merged_main_container(containers, operator_pod["spec"]["containers"][0]), *extra]
+    operator_container = operator_pod["spec"]["containers"][0]
+    template_container: Manifest = next(
+        (container for container in containers if container["name"] == operator_container["name"]), {}
+    )
+    merged["containers"] = [merged_container(template_container, operator_container), *extra]
     if initial := spec.get("initContainers"):
         merged["initContainers"] = list(initial)
     template_metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
@@ -245,13 +249,6 @@ def by_key(template_entries: Sequence[Manifest], operator_entries: Sequence[Mani
         *operator_entries,
         *(template_entry for template_entry in template_entries if template_entry.get(key) not in operator_keys),
     ]
-
-
-def _merged_main_container(template_containers: Sequence[Manifest], operator_container: Manifest) -> dict[str, Any]:
-    template = next(
-        (container for container in template_containers if container["name"] == operator_container["name"]), {}
-    )
-    return merged_container(template, operator_container)
 
 
 def _overlay(template_fields: Manifest, operator_fields: Manifest) -> dict[str, Any]:

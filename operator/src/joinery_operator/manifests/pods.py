@@ -74,6 +74,7 @@ def driver_pod(
     the driver before it had asked Spark for. `migrate` names the savepoint that is pinned before the state is migrated
     (with `abandon_state`: left behind). Raises ManifestError."""
     settings, scale = revision.settings, scale or scale_of(revision.job)
+    page_host = urlsplit(page_url(revision.resource, settings) or "").hostname
     container = {
         **_container(revision),
         "args": [_COMMAND, "run", _JOB, "--master", MASTER, "--status-port", str(settings.status_port)],
@@ -88,7 +89,8 @@ def driver_pod(
         # A variable and not an argument, which an image of an earlier release would not know.
         *field_env(JOINERY_STATUS_HOST="status.podIP"),
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
-        *_status_names(revision),
+        # The name under which browsers see the job's page.
+        *([{"name": "JOINERY_STATUS_NAMES", "value": page_host}] if page_host else ()),
         {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
         {"name": SCALE_FILE, "value": f"{_SCALE_FOLDER}/{_SCALE}"},
         KEY_ENV,
@@ -106,12 +108,6 @@ def driver_pod(
         arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if abandon_state else [])]
         pod["spec"].setdefault("initContainers", []).append(_migrate(pod["spec"]["containers"][0], arguments))
     return pod
-
-
-def _status_names(revision: JobRevision) -> list[Manifest]:
-    """The name under which browsers see the job's page."""
-    host = urlsplit(page_url(revision.resource, revision.settings) or "").hostname
-    return [{"name": "JOINERY_STATUS_NAMES", "value": host}] if host else []
 
 
 def scale_annotation(scale: Scale) -> dict[str, str]:

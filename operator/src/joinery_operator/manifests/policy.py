@@ -73,7 +73,9 @@ def forbidden_requests(revision: JobRevision) -> Iterator[Problem]:
         for at, value in _leaves(pod):
             harmless = _harmless_field(at, value, main) and not _mounts_operator_volume(at, value, volumes)
             if not harmless and not _is_covered(allowed.pod_template, at):
-                yield _problem(f"{where}{at}", _value_text(at, value), "podTemplate")
+                # Values of variables and annotations may be secret.
+                hidden = ".env[" in at or at.startswith("metadata.")
+                yield _problem(f"{where}{at}", "(its value)" if hidden else str(value), "podTemplate")
             elif _OTHER_IMAGE.fullmatch(at) and f"[{main}]" not in at and not _matches_any(allowed.images, str(value)):
                 yield _problem(f"{where}{at}", str(value), "images")
 
@@ -105,18 +107,14 @@ def _matches_any(patterns: Sequence[str], text: str) -> bool:
 
 def _is_covered(patterns: Sequence[str], path: str) -> bool:
     """Whether a pattern matches a field or one that contains it; of what must be allowed explicitly, no field above."""
-    explicit = [match for pattern in _EXPLICIT if (match := re.match(_prefix_pattern(pattern), path))]
+    explicit = [
+        match for pattern in _EXPLICIT if (match := re.match(rf"({_compile(pattern).pattern})(?=[.\[]|$)", path))
+    ]
     shortest = max((len(match[1]) for match in explicit), default=0)
-    ends = [match.start() for match in re.finditer(r"(?=[.\[])", path) if _is_outside_brackets(path, match.start())]
+    # Not within brackets, where a name may hold dots.
+    starts = (match.start() for match in re.finditer(r"(?=[.\[])", path))
+    ends = [start for start in starts if path.count("[", 0, start) == path.count("]", 0, start)]
     return any(_matches_any(patterns, path[:end]) for end in (*ends, len(path)) if end >= shortest)
-
-
-def _prefix_pattern(pattern: str) -> str:
-    return rf"({_compile(pattern).pattern})(?=[.\[]|$)"
-
-
-def _is_outside_brackets(path: str, position: int) -> bool:
-    return path.count("[", 0, position) == path.count("]", 0, position)
 
 
 # --- Spark's settings -------------------------------------------------------------------------------------------------
@@ -308,11 +306,6 @@ _NAMED = re.compile(r"spec\.(?:volumes|(?:initC|c)ontainers(?:\[[^\[\]]*\]\.(?:e
 def _normal_path(path: str) -> str:
     """A path without "..", and with one slash where it has several: `normpath` leaves two at the start."""
     return re.sub(r"^/+", "/", posixpath.normpath(path))
-
-
-def _value_text(path: str, value: object) -> str:
-    """A value for a message; those of variables and annotations may be secret."""
-    return "(its value)" if ".env[" in path or path.startswith("metadata.") else str(value)
 
 
 # --- what else runs code or reads files -------------------------------------------------------------------------------

@@ -90,12 +90,12 @@ def _wait(target: KubectlTarget, name: str, namespace_option: str) -> None:
             return
         if time.monotonic() > deadline:
             raise JoineryError(
-                f"Pod {name} does not start", facts=_blocking_reason(pod), todo="Mend that, and ask again"
+                f"Pod {name} does not start", facts=_waiting_reason(pod), todo="Mend that, and ask again"
             )
         time.sleep(_POLL)
 
 
-def _blocking_reason(pod: Manifest) -> str:
+def _waiting_reason(pod: Manifest) -> str:
     waiting = [container.get("state", {}).get("waiting") for container in pod["status"].get("containerStatuses", ())]
     unmet = [condition for condition in pod["status"].get("conditions", ()) if condition["status"] == "False"]
     explanations = [f"{cause.get('reason', '')}: {cause.get('message', '')}" for cause in [*waiting, *unmet] if cause]

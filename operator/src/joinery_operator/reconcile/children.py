@@ -140,16 +140,6 @@ def job_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Act
         yield from _ensure(_repairable_fields(ctx, "ConfigMap", name, expected_labels), actual)
 
 
-def _lost_revision_fault(ctx: ReconcileContext, revision: str) -> Fault:
-    name = ctx.names.config_map(revision)
-    return Fault(
-        REVISION_LOST,
-        f"revision {revision} cannot be started: its ConfigMap {name} is missing or of no use to this release, and the "
-        "resource asks for another job now. Set the resource back to what ran, or annotate it with "
-        "joinery.dev/restartedAt to have what it asks for now tried again",
-    )
-
-
 def _ensure(expected: Manifest, actual: Manifest | None) -> Iterator[Action]:
     if actual is None:
         yield Create(expected)
@@ -174,7 +164,12 @@ def _delete_unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | No
 def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action] | Fault:
     revision = ctx.revision(attempt.revision, attempt.image)
     if revision is None:
-        return _lost_revision_fault(ctx, attempt.revision)
+        return Fault(
+            REVISION_LOST,
+            f"revision {attempt.revision} cannot be started: its ConfigMap {ctx.names.config_map(attempt.revision)} is "
+            "missing or of no use to this release, and the resource asks for another job now. Set the resource back to "
+            "what ran, or annotate it with joinery.dev/restartedAt to have what it asks for now tried again",
+        )
     try:
         pod = (
             restore_pod(revision, attempt.number, attempt.restore)

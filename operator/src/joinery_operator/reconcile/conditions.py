@@ -9,7 +9,7 @@ from joinery_operator.decision import Event
 from joinery_operator.manifests import page_url
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.phase import JobPhase
-from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut, listed, sentence
+from joinery_operator.reconcile.reasons import INCOMPATIBLE, Fault, cut, listed, sentence
 from joinery_operator.reconcile.rollout import way_out
 from joinery_runtime.job.crd import Condition, Status
 from joinery_runtime.job.model.wording import listed as listed_words
@@ -38,10 +38,11 @@ class _Aspect:
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """The status with phase, conditions, and the generation to which they apply."""
     desired, progressing = ctx.desired, _progressing_aspect(status, job)
+    degraded = job.degraded or Fault("AsExpected", "")
     aspects = (
         _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
         progressing,
-        _degraded_aspect(job),
+        _Aspect("Degraded", "True" if job.degraded else "False", degraded.reason, degraded.message),
         _state_compatible_aspect(ctx, status),
         _Aspect(
             "Valid", "True" if desired.job else "False", desired.reason, listed(desired.problems or desired.warnings)
@@ -124,12 +125,6 @@ def _page_aspect(ctx: ReconcileContext) -> Iterator[_Aspect]:
             "apart. This job runs without an address for browsers: give it another name, or use kubectl port-forward"
         )
         yield _Aspect("PageAddress", "False", ADDRESS_TAKEN, message)
-
-
-def _degraded_aspect(job: JobPhase) -> _Aspect:
-    if job.degraded is None:
-        return _Aspect("Degraded", "False", "AsExpected", "")
-    return _Aspect("Degraded", "True", job.degraded.reason, job.degraded.message)
 
 
 def _late_rows_aspect(status: Status) -> _Aspect:

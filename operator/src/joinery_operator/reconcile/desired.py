@@ -128,7 +128,8 @@ def _state_conflict(observed: Observed, job: Job, status: Status) -> str | None:
         return None
     location = state_place_text(job.spec)
     for other in observed.name_conflicts:
-        other_has_state = _recorded_location(other) == location
+        other_status = other.get("status")
+        other_has_state = isinstance(other_status, Mapping) and other_status.get("statePlace") == location
         if other_has_state != (status.state_place == location):
             verb = "has" if other_has_state else None
         else:
@@ -142,11 +143,6 @@ def _state_conflict(observed: Observed, job: Job, status: Status) -> str | None:
                 "spec.stateStore.postgres.schema"
             )
     return None
-
-
-def _recorded_location(resource: Manifest) -> object:
-    status = resource.get("status")
-    return status.get("statePlace") if isinstance(status, Mapping) else None
 
 
 def age(resource: Manifest) -> tuple[str, str, str, str]:

@@ -112,11 +112,16 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     ):
         return JobPhase("Finished", "Finished", "all inputs have ended, and all output is written")
     if ctx.suspended:
-        return _suspended_phase(ctx)
+        if ctx.all_drivers_inactive():
+            return JobPhase("Suspended", "Suspended", "spec.suspend is true: no driver runs")
+        return JobPhase("Stopping", "Suspending", "spec.suspend is true: the driver finishes its epoch")
     if status.revision is None:
         return JobPhase("Failed", ctx.desired.reason, listed(ctx.desired.problems))
     if words := blocking_reason(ctx, status):
-        return _stopped_phase(status, words)
+        # A stage of the rollout needs a person.
+        stage = rollout.stage if rollout is not None else ""
+        reason = {"Stopping": "DriverStuck", "Starting": "StartFailed"}.get(stage, "RollbackFailed")
+        return JobPhase("Stopping" if stage == "Stopping" else "Failed", reason, words, Fault(reason, cut(words)))
     if blocked is not None:
         return JobPhase("Failed", blocked.reason, blocked.message, blocked)
     if status.held and plan is None and (rollout is None or rollout.stage == "Checking"):
@@ -126,13 +131,6 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     if attempt.outcome is not None:
         return _phase_after_attempt(ctx, status, attempt)
     return _phase_with_pod(ctx, status, attempt, ctx.drivers.get(attempt.number))
-
-
-def _stopped_phase(status: Status, words: str) -> JobPhase:
-    """The phase of a rollout's stage that needs a person."""
-    stage = status.rollout.stage if status.rollout else ""
-    reason = {"Stopping": "DriverStuck", "Starting": "StartFailed"}.get(stage, "RollbackFailed")
-    return JobPhase("Stopping" if stage == "Stopping" else "Failed", reason, words, Fault(reason, cut(words)))
 
 
 def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
@@ -150,12 +148,6 @@ def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
     to_do = f"Nothing runs: correct the job, or apply that of revision {status.revision} to have it start again"
     message = f"{cut(fault.message, 512)}. {to_do}"
     return JobPhase("Failed", fault.reason, message, Fault(fault.reason, message))
-
-
-def _suspended_phase(ctx: ReconcileContext) -> JobPhase:
-    if ctx.all_drivers_inactive():
-        return JobPhase("Suspended", "Suspended", "spec.suspend is true: no driver runs")
-    return JobPhase("Stopping", "Suspending", "spec.suspend is true: the driver finishes its epoch")
 
 
 def _phase_before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
@@ -237,11 +229,14 @@ def _phase_with_pod(
             )
         return JobPhase("Running", "Running", f"attempt {attempt.number} runs as pod {pod.name}")
     if pod.fault is not None:
+        # A pod without a node may only wait for the cluster to grow.
+        overdue = pod.fault.reason == UNSCHEDULABLE and ctx.has_elapsed(pod.created_at, ctx.deadline_seconds)
+        lasts = overdue or pod.fault.reason in {IMAGE_PULL, NOT_CREATED}
         return JobPhase(
             _phase(status, "Starting"),
             pod.fault.reason,
             sentence(f"pod {pod.name}", pod.fault.message),
-            pod.fault if _is_lasting(ctx, pod, pod.fault) else degraded,
+            pod.fault if lasts else degraded,
         )
     if ctx.has_elapsed(pod.not_ready_since, ctx.deadline_seconds):
         fault = not_ready_fault(ctx, pod)
@@ -262,13 +257,6 @@ def not_ready_fault(ctx: ReconcileContext, pod: PodObservation) -> Fault:
         "it waits for (a Secret or volume that is missing, say), its log what it does"
     )
     return Fault(NOT_READY, words)
-
-
-def _is_lasting(ctx: ReconcileContext, pod: PodObservation, fault: Fault) -> bool:
-    """Whether a pod's fault will last. A pod without a node may only wait for the cluster to grow."""
-    if fault.reason in {IMAGE_PULL, NOT_CREATED}:
-        return True
-    return fault.reason == UNSCHEDULABLE and ctx.has_elapsed(pod.created_at, ctx.deadline_seconds)
 
 
 def _phase(status: Status, otherwise: Phase) -> Phase:

@@ -195,9 +195,13 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
     over = _deadline(ctx, status)
     match stage:
         case RolloutStage.CHECKING:
-            check = _check(ctx.check(rollout))
             return RolloutObservation(
-                stage, desired=desired, suspend=suspend, mode=_upgrade_mode(rollout), check=check, deadline=over
+                stage,
+                desired=desired,
+                suspend=suspend,
+                mode=Mode.STATELESS if rollout.mode == "stateless" else Mode.STATEFUL,
+                check=_check(ctx.check(rollout)),
+                deadline=over,
             )
         case RolloutStage.STOPPING:
             old = status.driver
@@ -222,10 +226,6 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
                 restorer=_restorer(ctx, rollout),
                 helper=_helper(ctx, status, rollout),
             )
-
-
-def _upgrade_mode(rollout: Rollout) -> Mode:
-    return Mode.STATELESS if rollout.mode == "stateless" else Mode.STATEFUL
 
 
 def _deadline(ctx: ReconcileContext, status: Status) -> Deadline:
@@ -502,8 +502,11 @@ def _waiting_reason(ctx: ReconcileContext, status: Status) -> str:
                 f"the old driver has not ended within {ctx.deadline_text}: {cut('; '.join(filter(None, waits)), 512)}"
             )
         case RolloutStage.STARTING:
+            attempt = status.driver
+            is_fatal = attempt is not None and attempt.outcome == "Fatal"
+            problem = (status.last_error or "") if is_fatal else _progress_problem(ctx, status, attempt)
             return cut(
-                sentence(_start_problem(ctx, status), "upgrade.rollback is manual")
+                sentence(problem, "upgrade.rollback is manual")
                 + ". Set it to automatic to return to the savepoint; any other change tries again"
             )
         case _:
@@ -517,12 +520,6 @@ def _active_pod_text(ctx: ReconcileContext, pod: PodObservation) -> str:
         return f"pod {pod.name} is not being deleted yet"
     given_up = pod.deletion_time + timedelta(seconds=ctx.settings.stuck_seconds)
     return f"pod {pod.name} is taken for dead at {given_up:%H:%M:%S} UTC, and then the rollout continues"
-
-
-def _start_problem(ctx: ReconcileContext, status: Status) -> str:
-    attempt = status.driver
-    failed = attempt is not None and attempt.outcome == "Fatal"
-    return (status.last_error or "") if failed else _progress_problem(ctx, status, attempt)
 
 
 def _restore_problem(ctx: ReconcileContext, status: Status, rollout: Rollout) -> str:

@@ -47,7 +47,7 @@ def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
     """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     status = _read(observed.resource)
     if observed.resource["metadata"].get("deletionTimestamp"):
-        return _reconcile_deletion(observed, status)
+        return _reconcile_deleted(observed, status)
     if status.phase == "Completed":
         actions = (*_set_finalizer(observed), *(_delete(pod) for pod in _pods(observed).values()))
         reason, message = _completion(observed, status)
@@ -97,13 +97,13 @@ def _completion(observed: ObservedSavepoint, status: SavepointState) -> tuple[st
     return "Completed", pinned
 
 
-def _reconcile_deletion(observed: ObservedSavepoint, status: SavepointState) -> Decision:
+def _reconcile_deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
     if FINALIZER not in _finalizers(observed):
         return Decision(None)
     release = SetFinalizers(tuple(finalizer for finalizer in _finalizers(observed) if finalizer != FINALIZER))
     if _cleanup(observed.resource) == "retain":
         return Decision(None, (release,))
-    revision = _revision(observed)
+    revision = _current_revision(observed)
     if isinstance(revision, Fault) and revision.reason in _NO_STATE:
         # Whoever deleted the job has decided about its state, and nothing remains that could reach the state.
         retained = Event(
@@ -137,8 +137,10 @@ def _run_pod(observed: ObservedSavepoint, status: SavepointState, *, delete: boo
         fault = pod.fault or Fault("Running", "its pod starts or runs")
         again_after = stuck if pod.deletion_time and not actions else None
         return _decision(observed, status, phase, fault.reason, fault.message, actions, again_after=again_after)
-    if pod.savepoint is not None and pod.succeeded and not delete:
-        return _complete(observed, pod)
+    if (made := pod.savepoint) is not None and pod.succeeded and not delete:
+        status = SavepointState(epoch=made.epoch, time=made.time, rows=made.rows, bytes=made.bytes)
+        done = (*_set_finalizer(observed), _delete(pod))
+        return _decision(observed, status, "Completed", "Completed", _pinned_text(status), done)
     return _handle_failure(observed, status, pod, phase)
 
 
@@ -147,7 +149,7 @@ def _create(observed: ObservedSavepoint, status: SavepointState, phase: Savepoin
     if status.not_before is not None and observed.now < status.not_before:
         return Decision(None, again_after=(status.not_before - observed.now).total_seconds())
     status = status.model_copy(update={"not_before": None})
-    revision = _revision(observed)
+    revision = _current_revision(observed)
     if isinstance(revision, Fault):
         return _decision(observed, status, phase, revision.reason, revision.message, again_after=poll)
     try:
@@ -161,15 +163,6 @@ def _create(observed: ObservedSavepoint, status: SavepointState, phase: Savepoin
     if observed.create_refused:
         return _decision(observed, status, phase, CREATE_REFUSED, observed.create_refused, actions)
     return _decision(observed, status, phase, "Running", "its pod is made", actions)
-
-
-def _complete(observed: ObservedSavepoint, pod: PodObservation) -> Decision:
-    savepoint = pod.savepoint
-    assert savepoint is not None, "a pod that pins reports what it made"
-    status = SavepointState(epoch=savepoint.epoch, time=savepoint.time, rows=savepoint.rows, bytes=savepoint.bytes)
-    return _decision(
-        observed, status, "Completed", "Completed", _pinned_text(status), (*_set_finalizer(observed), _delete(pod))
-    )
 
 
 def _pinned_text(status: SavepointState) -> str:
@@ -194,7 +187,7 @@ def _handle_failure(
     return _decision(observed, status, failed, "Failed", text, again_after=pause.total_seconds())
 
 
-def _revision(observed: ObservedSavepoint) -> JobRevision | Fault:
+def _current_revision(observed: ObservedSavepoint) -> JobRevision | Fault:
     """Returns the job's current revision, whose pod can reach the state; or why there is none yet."""
     job_ref = observed.resource["spec"]["job"]
     kind, name = job_ref["kind"], job_ref["name"]
