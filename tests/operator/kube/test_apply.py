@@ -272,7 +272,7 @@ def test_a_child_that_is_there_although_its_create_was_answered_by_an_error_is_n
         with pytest.raises(ApiError):
             await applier.act(world.job, Create(child))
         assert "Pod shop/a" in applier.create_refused(world.job)
-        world.store.watched(world.server.get("Pod", "shop", "a"), "Pod", deleted=False)
+        world.store.apply_watch_event(world.server.get("Pod", "shop", "a"), "Pod", deleted=False)
         assert applier.create_refused(world.job) == ""
 
     world.do(act)

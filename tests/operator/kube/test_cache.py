@@ -30,7 +30,7 @@ def test_an_older_copy_never_takes_the_place_of_a_newer_one(store):
 
 
 def test_what_is_gone_is_not_brought_back_by_a_late_answer(store):
-    assert store.watched(manifest("orders-driver-1", "p1", 9, owner="j1"), "Pod", deleted=True)
+    assert store.apply_watch_event(manifest("orders-driver-1", "p1", 9, owner="j1"), "Pod", deleted=True)
     assert not store.put(manifest("orders-driver-1", "p1", 8, owner="j1"), "Pod")
     assert store.get(POD) is None
     assert store.children("j1").pods == {}
@@ -38,7 +38,7 @@ def test_what_is_gone_is_not_brought_back_by_a_late_answer(store):
 
 def test_a_resource_of_the_same_name_with_another_uid_takes_its_place_and_the_old_ones_end_does_not_take_it_away(store):
     store.put(manifest("orders", "j2", 20), "StreamJoin")
-    assert not store.watched(manifest("orders", "j1", 19), "StreamJoin", deleted=True)
+    assert not store.apply_watch_event(manifest("orders", "j1", 19), "StreamJoin", deleted=True)
     assert store.get(JOB)["metadata"]["uid"] == "j2"
     assert store.by_uid("j1") is None
 

@@ -59,7 +59,7 @@ class World:
         asyncio.run(run())
 
     def status(self, poller):
-        return poller.last_of(self.store.get(JOB))
+        return poller.last_status(self.store.get(JOB))
 
     @property
     def failures(self):
