@@ -38,16 +38,16 @@ class Average:
         return (*self.sum.fields, *self.count.fields)
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
-        return self._fitting((*self.sum.fold(values, times, groups), *self.count.fold(values, times, groups)))
+        return self._check_fit((*self.sum.fold(values, times, groups), *self.count.fold(values, times, groups)))
 
     def merge(self, states: States, groups: Groups) -> States:
         sums, counts = states[:-1], states[-1:]
-        return self._fitting((*self.sum.merge(sums, groups), *self.count.merge(counts, groups)))
+        return self._check_fit((*self.sum.merge(sums, groups), *self.count.merge(counts, groups)))
 
     def result(self, states: States) -> pa.Array:
         return self.quotient(states[0], states[-1]).cast(self.result_type)
 
-    def _fitting(self, states: States) -> States:
+    def _check_fit(self, states: States) -> States:
         """Returns the states. Raises GroupError if an average has too many digits before the point for its type."""
         if self.tight:
             kind, averages = self.result_type, self.quotient(states[0], states[-1])
@@ -66,15 +66,15 @@ def _average_of_decimals(name: str, kind: pa.DataType) -> Average:
     precision = min(38, kind.precision + 4)
     result = pa.decimal128(precision, min(kind.scale + 4, precision))
     tight = result.precision - result.scale < kind.precision - kind.scale
-    total, quotient = WholeSum(f"{name}.sum", pa.decimal128(38, kind.scale)), partial(_of_decimals, result.scale)
+    total, quotient = WholeSum(f"{name}.sum", pa.decimal128(38, kind.scale)), partial(_average_decimals, result.scale)
     return Average(total, Count(f"{name}.count"), result, quotient, tight)
 
 
-def _of_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
+def _average_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
     return pc.divide(sums, _divisors(sums, counts).cast(pa.float64()))
 
 
-def _of_whole(sums: pa.Array, counts: pa.Array) -> pa.Array:
+def _average_whole_numbers(sums: pa.Array, counts: pa.Array) -> pa.Array:
     """Averages whole numbers to the nearest double. Divides as doubles where these hold the sum exactly, and as Python
     integers where it is longer."""
     wide, divisor = Wide.of(sums.fill_null(0)), np.maximum(counts.to_numpy(), 1)
@@ -84,7 +84,7 @@ def _of_whole(sums: pa.Array, counts: pa.Array) -> pa.Array:
     return pa.array(averages, mask=sums.is_null().to_numpy(zero_copy_only=False))
 
 
-def _of_decimals(scale: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
+def _average_decimals(scale: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
     """Averages decimals. Arrow truncates the quotient 20 places after the sum's scale, which is enough to detect
     halves."""
     exact = sums.cast(pa.decimal256(38, sums.type.scale))
@@ -101,10 +101,10 @@ def _of_type(name: str, call: AggregateCall) -> Accumulator:
     if pa.types.is_decimal(kind):
         return _average_of_decimals(name, kind)
     if pa.types.is_floating(kind):
-        return Average(DoubleSum(f"{name}.sum"), Count(f"{name}.count"), pa.float64(), _of_doubles)
+        return Average(DoubleSum(f"{name}.sum"), Count(f"{name}.count"), pa.float64(), _average_doubles)
     # For integers: the double nearest to the exact average.
     total = WholeSum(f"{name}.sum", pa.decimal128(38, 0))
-    return Average(total, Count(f"{name}.count"), pa.float64(), _of_whole)
+    return Average(total, Count(f"{name}.count"), pa.float64(), _average_whole_numbers)
 
 
 FUNCTIONS: Mapping[str, Make] = {"avg": _of_type}

@@ -65,7 +65,7 @@ class Distinct:
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
         present = Present.of(values, groups)
         number = groups.number[present.rows]
-        return self._lists(one_zero(present.values), number, groups.count)
+        return self._lists(unify_zeros(present.values), number, groups.count)
 
     def merge(self, states: States, groups: Groups) -> States:
         sizes = pc.list_value_length(states[0]).to_numpy()
@@ -87,7 +87,7 @@ class Distinct:
         return (pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), distinct_values, type=self.fields[0].type),)
 
 
-def one_zero(values: pa.Array) -> pa.Array:
+def unify_zeros(values: pa.Array) -> pa.Array:
     """Replaces floating-point numbers so that there is one zero and one NaN."""
     if not pa.types.is_floating(values.type):
         return values

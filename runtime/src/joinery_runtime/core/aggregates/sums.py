@@ -84,11 +84,11 @@ class DoubleSum:
     @staticmethod
     def _total(present: Present, rests: np.ndarray) -> States:
         doubles = present.values.cast(pa.float64()).to_numpy()
-        sums, lost = _compensated((doubles, rests), present.groups)
+        sums, lost = _compensated_sums((doubles, rests), present.groups)
         return present.scatter(pa.array(sums)), present.scatter(pa.array(lost))
 
 
-def _compensated(values: _Doubles, groups: Groups) -> _Doubles:
+def _compensated_sums(values: _Doubles, groups: Groups) -> _Doubles:
     """(sums, rests), float64[m] each, of groups of n such sums."""
     (high, low), starts, sizes = values, groups.starts, groups.sizes
     sums, rests = np.empty(groups.count), np.empty(groups.count)

@@ -66,7 +66,7 @@ def total(values: pa.Array, groups: Groups) -> tuple[Wide, np.ndarray]:
     if wide.narrow.all():
         return _total_of_words(wide.low.view(np.int64), groups)
     low = wide.low.view(np.int64)
-    return _carried([low & _LOW, low >> _HALF & _LOW, wide.high & _LOW, wide.high >> _HALF], groups)
+    return _sum_halves([low & _LOW, low >> _HALF & _LOW, wide.high & _LOW, wide.high >> _HALF], groups)
 
 
 def _total_of_words(words: np.ndarray, groups: Groups) -> tuple[Wide, np.ndarray]:
@@ -75,10 +75,10 @@ def _total_of_words(words: np.ndarray, groups: Groups) -> tuple[Wide, np.ndarray
     if largest * longest < 2**63:
         low = np.add.reduceat(words, groups.starts)
         return Wide(low >> np.int64(63), low.view(np.uint64)), np.zeros(groups.count, dtype=bool)
-    return _carried([words & _LOW, words >> _HALF], groups)
+    return _sum_halves([words & _LOW, words >> _HALF], groups)
 
 
-def _carried(halves: list[np.ndarray], groups: Groups) -> tuple[Wide, np.ndarray]:
+def _sum_halves(halves: list[np.ndarray], groups: Groups) -> tuple[Wide, np.ndarray]:
     """Sums numbers that are cut into two or four 32-bit words, lowest first, the last one signed. Fewer than 2^31 such
     words never overflow an int64 sum."""
     sums = [np.add.reduceat(half, groups.starts) for half in halves]

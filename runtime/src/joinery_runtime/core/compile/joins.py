@@ -100,7 +100,7 @@ class _JoinCompiler:
         self._schemas = {side.name: arrow_schema(side.columns) for side in job.inputs}
         self._output = self._outputs()
         written = [self._conditions(number, step) for number, step in enumerate(job.joins)]
-        conditions = [[*own, *moved] for own, moved in zip(written, _moved(job.joins, written), strict=True)]
+        conditions = [[*own, *moved] for own, moved in zip(written, _move_conditions(job.joins, written), strict=True)]
         self._steps = [self._split(number, step, conditions[number]) for number, step in enumerate(job.joins)]
 
     def pipeline(self) -> Pipeline:
@@ -123,7 +123,7 @@ class _JoinCompiler:
         of_side: tuple[list[Expression], list[Expression]] = ([], [])
         rest: list[Expression] = []
         for part in parts:
-            side = _decided_by(part, left, step, kind)
+            side = _deciding_side(part, left, step, kind)
             (rest if side is None else of_side[side]).append(part)
         return _SplitStep(
             number=number,
@@ -180,8 +180,8 @@ class _JoinCompiler:
             table=table,
             placement=_placement(split.step, inputs),
             chained=chained,
-            checked=() if chained or table else self._checked(time),
-            compared=() if chained or table else self._compared(split.number, time),
+            checked=() if chained or table else self._checked_parts(time),
+            compared=() if chained or table else self._compared_parts(split.number, time),
             partitioner=split.step.partitioner if split.step.co_partitioned else None,
             filter=None if chained else self._filter(time),
         )
@@ -201,12 +201,12 @@ class _JoinCompiler:
             raise JobError(self._job.name, [Problem(f"spec.inputs[{number}].where", str(error))]) from error
         return expression
 
-    def _checked(self, name: str) -> tuple[Expression, ...]:
+    def _checked_parts(self, name: str) -> tuple[Expression, ...]:
         """The parts of output expressions that read only this input."""
         expressions = [output.expression for output in self._output if output.expression is not None]
         return tuple(part for expression in expressions for part in parts_of_one_input(expression, name))
 
-    def _compared(self, reading: int, name: str) -> tuple[Expression, ...]:
+    def _compared_parts(self, reading: int, name: str) -> tuple[Expression, ...]:
         """The parts of match conditions that read only this input, from step `reading` on, which reads it. Within a
         step, a condition that reads other inputs shields those that follow it."""
         parts: list[Expression] = []
@@ -236,15 +236,17 @@ class _JoinCompiler:
 
     def _output_columns(self, split: _SplitStep) -> Iterable[OutputColumn]:
         if split is not self._steps[-1]:
-            return [self._plain(split, ref, str(ref), self._type(ref)) for ref in self._forwarded_refs(split.number)]
+            return [
+                self._plain_column(split, ref, str(ref), self._type(ref)) for ref in self._forwarded_refs(split.number)
+            ]
         return [
-            self._plain(split, output.ref, output.name, output.type)
+            self._plain_column(split, output.ref, output.name, output.type)
             if output.ref is not None
             else OutputColumn(output.name, output.type, expression=output.expression, step_column=output.step_column)
             for output in self._output
         ]
 
-    def _plain(self, split: _SplitStep, ref: ColumnRef, name: str, kind: pa.DataType) -> OutputColumn:
+    def _plain_column(self, split: _SplitStep, ref: ColumnRef, name: str, kind: pa.DataType) -> OutputColumn:
         side = RIGHT if ref.input == split.step.right else LEFT
         chained = side == LEFT and split.number > 0
         return OutputColumn(name, kind, side, str(ref) if chained else ref.column)
@@ -267,11 +269,11 @@ class _JoinCompiler:
                     )
                 )
             else:
-                expression, kind = self._computed(number, column.expression or "")
+                expression, kind = self._computed_column(number, column.expression or "")
                 outputs.append(_Output(column.name, kind, expression=expression))
         return outputs
 
-    def _computed(self, number: int, text: str) -> tuple[Expression, pa.DataType]:
+    def _computed_column(self, number: int, text: str) -> tuple[Expression, pa.DataType]:
         try:
             expression = parse_expression(text)
             kind = column_type(expression, self._schemas)
@@ -296,7 +298,7 @@ def _ref(reference: Reference) -> ColumnRef:
     return ColumnRef(reference.input, reference.column)
 
 
-def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
+def _deciding_side(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
     """Returns the side that decides a predicate alone: rows that fail it are never kept (J4). A table must keep all of
     its rows, because dropping a version does not make an older one valid."""
     inputs = {ref.input for ref in part.columns}
@@ -305,7 +307,7 @@ def _decided_by(part: Expression, left: tuple[str, ...], step: JoinStep, kind: J
     return RIGHT if inputs == {step.right} and not kind.right_is_table else None
 
 
-def _moved(steps: Sequence[JoinStep], written: Sequence[Sequence[Expression]]) -> list[list[Expression]]:
+def _move_conditions(steps: Sequence[JoinStep], written: Sequence[Sequence[Expression]]) -> list[list[Expression]]:
     """Return, by step, the conditions of later steps that it can check already: rows that fail them are never emitted,
     so they are dropped and counted where they are read, and need no state. The later step keeps the condition, because
     the state may hold rows from before it was checked earlier. A condition that may fail moves only if no other one

@@ -80,8 +80,8 @@ class AsOfJoin(Join):
             *(state_run.run for state_run in work.state_runs[RIGHT]),
             *([new_versions] if new_versions is not None else []),
         ]
-        at_once, waiting = self._arriving(step, work)
-        batches = [(rows, closing) for rows, closing in ((_due(work), True), (at_once, False)) if rows is not None]
+        at_once, waiting = self._split_arrivals(step, work)
+        batches = [(rows, closing) for rows, closing in ((_due_rows(work), True), (at_once, False)) if rows is not None]
         lookups, matches, failures = 0, 0, PairFailures()
         for part, closing in ((part, closing) for rows, closing in batches for part in _cut(rows, runs)):
             joined = _join(step, work, part, runs, failures, closing=closing)
@@ -103,7 +103,7 @@ class AsOfJoin(Join):
     def sorts_by_offset(self, side: int) -> bool:
         return side == RIGHT
 
-    def _arriving(self, step: StepSpec, work: StepWork) -> tuple[pa.RecordBatch | None, Run | None]:
+    def _split_arrivals(self, step: StepSpec, work: StepWork) -> tuple[pa.RecordBatch | None, Run | None]:
         """Splits the stream's arrivals into those that are emitted at once, by (partition, offset), and those that
         wait, for late versions (A3) or for versions that are not read yet (A4). A row that cannot match has nothing to
         wait for (O2)."""
@@ -114,8 +114,8 @@ class AsOfJoin(Join):
         waits = _joinable(rows) & ((self.grace > 0) | (ts > work.reached))
         if now is not None:
             waits &= ts > now
-        at_once = _sorted(rows.filter(pa.array(~waits)), PARTITION, OFFSET)
-        return at_once, _stored(step, LEFT, rows.filter(pa.array(waits)))
+        at_once = _sort_rows(rows.filter(pa.array(~waits)), PARTITION, OFFSET)
+        return at_once, _to_run(step, LEFT, rows.filter(pa.array(waits)))
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -204,10 +204,11 @@ class AsOfJoin(Join):
 
     def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
         return [
-            self._waiting(step, row) if row.side == LEFT else _version(step, rows, row, epoch_times) for row in rows
+            self._waiting_status(step, row) if row.side == LEFT else _version_status(step, rows, row, epoch_times)
+            for row in rows
         ]
 
-    def _waiting(self, step: StepSpec, row: StoredRow) -> RowStatus:
+    def _waiting_status(self, step: StepSpec, row: StoredRow) -> RowStatus:
         until, (stream, table) = row.ts + self.grace, (side.time for side in step.sides)
         words = f"waits until {table} is read up to {format_time(row.ts)}"
         if self.grace:
@@ -215,7 +216,7 @@ class AsOfJoin(Join):
         return RowStatus(words, {"until_input": stream, "until": until})
 
 
-def _version(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
+def _version_status(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
     """The status of a version. It is valid until its key's next version; at equal times the higher offset counts
     (A1)."""
     versions = sorted((r for r in rows if r.side == row.side), key=lambda r: (r.ts, r.offset, r.partition))
@@ -247,9 +248,9 @@ def _accept_versions(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
     the horizon (A2)."""
     arrivals, horizon = work.arrivals[RIGHT], work.horizons[RIGHT].current
     if arrivals is None or horizon is None:
-        return _stored(step, RIGHT, arrivals), 0
+        return _to_run(step, RIGHT, arrivals), 0
     superseded = superseded_on_arrival(step, arrivals, [state_run.run for state_run in work.state_runs[RIGHT]], horizon)
-    return _stored(step, RIGHT, arrivals.filter(pa.array(~superseded))), int(superseded.sum())
+    return _to_run(step, RIGHT, arrivals.filter(pa.array(~superseded))), int(superseded.sum())
 
 
 def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, np.ndarray]:
@@ -262,7 +263,7 @@ def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, 
     lacks = [{*(names or "").splitlines()} & {*table.intake.stored} for names in rows.column(UNAVAILABLE).to_pylist()]
     hashes = np.unique(rows.column(HASH).to_numpy()[[bool(names) for names in lacks]])
     versions = concat(
-        [*(_of_hashes(state_run.run, hashes) for state_run in work.state_runs[RIGHT]), as_segment(table, rows)]
+        [*(_rows_with_hashes(state_run.run, hashes) for state_run in work.state_runs[RIGHT]), as_segment(table, rows)]
     )
     every, first = Selection(versions, np.arange(versions.num_rows)), versions.num_rows - rows.num_rows
     names = sorted(set[str]().union(*lacks))
@@ -280,19 +281,19 @@ def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, 
     return replace(work, arrivals=(work.arrivals[LEFT], rows.filter(pa.array(~missing)))), partition_offsets[missing]
 
 
-def _of_hashes(run: Run, hashes: np.ndarray) -> pa.RecordBatch:
+def _rows_with_hashes(run: Run, hashes: np.ndarray) -> pa.RecordBatch:
     """The rows of a run that have one of these hashes."""
     spans = zip(*(np.searchsorted(run.hash, hashes, side=side).tolist() for side in ("left", "right")), strict=True)
     return run.batch.take(pa.array([row for span in spans for row in range(*span)], pa.int64()))
 
 
-def _due(work: StepWork) -> pa.RecordBatch | None:
+def _due_rows(work: StepWork) -> pa.RecordBatch | None:
     """Returns the kept rows whose wait ends now, by time. Rows emitted in an earlier epoch may still be stored."""
     horizon = work.horizons[LEFT]
     if horizon.current is None:
         return None
     due = [_between(state_run.run, horizon.previous, horizon.current) for state_run in work.state_runs[LEFT]]
-    return _sorted(concat(due), TS, PARTITION, OFFSET) if due else None
+    return _sort_rows(concat(due), TS, PARTITION, OFFSET) if due else None
 
 
 def _between(run: Run, before: int | None, now: int) -> pa.RecordBatch:
@@ -306,13 +307,13 @@ def _joinable(rows: pa.RecordBatch) -> np.ndarray:
     return np.asarray(rows.column(JOINABLE).to_numpy(zero_copy_only=False))
 
 
-def _stored(step: StepSpec, side: int, rows: pa.RecordBatch | None) -> Run | None:
+def _to_run(step: StepSpec, side: int, rows: pa.RecordBatch | None) -> Run | None:
     if rows is None or not rows.num_rows:
         return None
     return Run.sort(as_segment(step.sides[side], rows), by_offset=side == RIGHT)
 
 
-def _sorted(rows: pa.RecordBatch, *names: str) -> pa.RecordBatch:
+def _sort_rows(rows: pa.RecordBatch, *names: str) -> pa.RecordBatch:
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in names]))
 
 
@@ -344,7 +345,7 @@ def _join(
 ) -> _Joined:
     stream_rows = Selection(rows, np.flatnonzero(_joinable(rows)))
     pairs = _pairs(step, stream_rows, runs, work.horizons[RIGHT].current, failures)
-    padded = Pairs(_without_partner(rows, pairs), None) if step.sides[LEFT].preserved else None
+    padded = Pairs(_unmatched_rows(rows, pairs), None) if step.sides[LEFT].preserved else None
     parts = [part for part in (pairs, padded) if part is not None]
     arrived = None if closing else LEFT
     batches = [project(step, part, failures, ordered=work.ordered, arrived=arrived) for part in parts]
@@ -365,7 +366,7 @@ def _pairs(
     return pairs.where(residual(step, pairs, failures))
 
 
-def _without_partner(rows: pa.RecordBatch, pairs: Pairs | None) -> Selection:
+def _unmatched_rows(rows: pa.RecordBatch, pairs: Pairs | None) -> Selection:
     unmatched = np.ones(rows.num_rows, dtype=bool)
     if pairs is not None and pairs.left is not None:
         unmatched[pairs.left.index] = False
@@ -471,12 +472,12 @@ def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]
     hashes = probed.numbers(HASH)
     for number, run in enumerate(runs):
         candidates = run.filter.may_contain(hashes)
-        probes, run_rows = _in_run(step, probed.where(candidates), hashes[candidates], until[candidates], run)
+        probes, run_rows = _find_in_run(step, probed.where(candidates), hashes[candidates], until[candidates], run)
         best.improve(number, candidates[probes], Selection(run.batch, run_rows))
     return best.at(np.argsort(order))
 
 
-def _in_run(
+def _find_in_run(
     step: StepSpec, rows: Selection, hashes: np.ndarray, at: np.ndarray, run: Run
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (probe, row of the run). Steps back over rows that have the hash but another key."""

@@ -15,8 +15,8 @@ from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
     Selection,
-    bounded,
     confirm,
+    cut_pairs,
     pieces,
     project,
     rows_at_once,
@@ -97,7 +97,7 @@ class WindowOutput:
     def _pad(
         self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray, arrived: int | None
     ) -> Iterator[pa.RecordBatch]:
-        for piece in bounded(self._step, replace(Pairs.of(side, rows, None), windows=(start, end))):
+        for piece in cut_pairs(self._step, replace(Pairs.of(side, rows, None), windows=(start, end))):
             yield self._rows(piece, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:

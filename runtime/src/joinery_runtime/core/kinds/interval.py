@@ -18,11 +18,11 @@ from joinery_runtime.core.kinds.rows import (
     Pairs,
     Selection,
     as_segment,
-    bounded,
     confirm,
+    cut_pairs,
+    drop_late,
     project,
     split_joinable,
-    without_late,
 )
 from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
@@ -169,14 +169,14 @@ class IntervalJoin(Join):
         return "j3"
 
     def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
-        return self._passed(step, row.side, row.ts, epoch_times)
+        return self._eviction_condition(step, row.side, row.ts, epoch_times)
 
     def _last_partner(self, step: StepSpec, side: int, ts: int) -> tuple[int, int]:
         """The latest event time of partners of a row at `ts`, and by how much (ms) they may be late."""
         late = 0 if step.sides[1 - side].intake.chained else self.allowed_lateness
         return ts + self.partner_bounds(side)[1], late
 
-    def _passed(self, step: StepSpec, side: int, ts: int, epoch_times: EpochTimes) -> str:
+    def _eviction_condition(self, step: StepSpec, side: int, ts: int, epoch_times: EpochTimes) -> str:
         other, until = step.sides[1 - side], sum(self._last_partner(step, side, ts))
         upstream = f"what step {step.number} hands on of " if other.intake.chained else ""
         now = "" if other.intake.chained else f" ({format_time(epoch_times.watermarks[other.time])})"
@@ -200,14 +200,14 @@ class IntervalJoin(Join):
             "may_match": may_match,
             **({"matched": row.flagged} if row.flagged is not None else {}),
         }
-        goes = f"goes when {self._passed(step, row.side, row.ts, epoch_times)}"
-        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_matched(step, row, epoch_times)}", fields)
+        goes = f"goes when {self._eviction_condition(step, row.side, row.ts, epoch_times)}"
+        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_match_text(step, row, epoch_times)}", fields)
 
 
 _MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
 
 
-def _matched(step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
+def _match_text(step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
     """Says whether a preserved row has matched. One that never does is emitted padded when an epoch closes it
     (O1)."""
     spec = step.sides[row.side]
@@ -252,7 +252,7 @@ class _JoinableRows:
         )
 
     @classmethod
-    def arriving(cls, rows: pa.RecordBatch, *, flags: bool) -> _JoinableRows:
+    def of_arrivals(cls, rows: pa.RecordBatch, *, flags: bool) -> _JoinableRows:
         run = Run.sort(rows)
         return cls(run, None, np.zeros(len(run), dtype=bool) if flags else None)
 
@@ -292,7 +292,7 @@ class _IntervalEpoch:
         leaves = self._work.horizons[side].passes(rows.run.ts)
         assert rows.matched_before is not None, "rows of preserved sides have flags"
         unmatched = np.flatnonzero(leaves & ~rows.matched_before)
-        yield from self._padded(side, Selection(rows.run.batch, unmatched), None)
+        yield from self._pad_rows(side, Selection(rows.run.batch, unmatched), None)
 
     def arrive(self, side: int) -> Iterator[pa.RecordBatch]:
         """Yields the matches of one side's arrivals with the other side's rows, then the rows padded at once (O2)."""
@@ -308,14 +308,14 @@ class _IntervalEpoch:
     def _pad_at_once(self, side: int, new: _Arrivals) -> Iterator[pa.RecordBatch]:
         if new.unjoinable is not None:
             rows = Selection(new.unjoinable, np.arange(new.unjoinable.num_rows))
-            yield from self._padded(side, rows, side)
+            yield from self._pad_rows(side, rows, side)
         if new.joinable is not None:
             unmatched = ~self._may_match_later(side) & ~_matched_now(new.joinable)
-            yield from self._padded(side, Selection(new.joinable.run.batch, np.flatnonzero(unmatched)), side)
+            yield from self._pad_rows(side, Selection(new.joinable.run.batch, np.flatnonzero(unmatched)), side)
 
     def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[pa.RecordBatch]:
         for candidates in self._find(side, new, other):
-            for piece in bounded(self._step, candidates):
+            for piece in cut_pairs(self._step, candidates):
                 matches = piece.where(confirm(self._step, piece, self.failures))
                 self._note(side, new, matches)
                 self._note(1 - side, other, matches)
@@ -323,8 +323,8 @@ class _IntervalEpoch:
                 if len(matches):
                     yield self._rows(matches, side)
 
-    def _padded(self, side: int, rows: Selection, arrived: int | None) -> Iterator[pa.RecordBatch]:
-        for chunk in bounded(self._step, Pairs.of(side, rows, None)):
+    def _pad_rows(self, side: int, rows: Selection, arrived: int | None) -> Iterator[pa.RecordBatch]:
+        for chunk in cut_pairs(self._step, Pairs.of(side, rows, None)):
             yield self._rows(chunk, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
@@ -341,7 +341,7 @@ class _IntervalEpoch:
         """Yields pairs whose hashes and times fit, with rows that the other side still keeps."""
         if self._step.sides[side].broadcast:
             # Only runs of the broadcast side are sorted by time alone, so rows of the other side are looked up in them.
-            probes = self._near(1 - side, other.run, new.run)
+            probes = self._near_rows(1 - side, other.run, new.run)
             yield from self._candidates(1 - side, other.run, probes, new.run, None)
         else:
             keep_from = self._work.horizons[1 - side].current
@@ -349,7 +349,7 @@ class _IntervalEpoch:
             probes = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.may_contain(new.run.hash)
             yield from self._candidates(side, new.run, probes, other.run, keep_from)
 
-    def _near(self, side: int, run: Run, new: Run) -> np.ndarray:
+    def _near_rows(self, side: int, run: Run, new: Run) -> np.ndarray:
         """The rows of a kept run that are not evicted and whose times may be near enough to a few new rows."""
         first, last = self._kind.partner_bounds(1 - side)
         since = self._work.horizons[side].current
@@ -413,9 +413,9 @@ def _newly_matched(rows: _JoinableRows) -> np.ndarray:
 
 
 def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:
-    rows, late = without_late(work.arrivals[number], work.accept_from[number])
+    rows, late = drop_late(work.arrivals[number], work.accept_from[number])
     if rows is None:
         return _Arrivals(None, None, late)
     can, cannot = split_joinable(side, rows)
-    joinable = _JoinableRows.arriving(can, flags=side.flags) if can.num_rows else None
+    joinable = _JoinableRows.of_arrivals(can, flags=side.flags) if can.num_rows else None
     return _Arrivals(joinable, cannot if cannot.num_rows else None, late)

@@ -74,14 +74,14 @@ class Pairs:
         return Pairs(left, right, windows)
 
 
-def bounded(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
+def cut_pairs(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
     """Cuts the pairs into pieces of at most PROJECTED_ROWS, whose stored columns take about PROJECTED_BYTES (a single
     pair may take more)."""
     return (pairs.where(piece) for piece in pieces(step, pairs))
 
 
 def pieces(step: StepSpec, pairs: Pairs) -> Iterator[np.ndarray]:
-    """The positions of each piece of `bounded`."""
+    """Yields the positions of each piece of `cut_pairs`."""
     for first in range(0, len(pairs), PROJECTED_ROWS):
         piece = np.arange(first, min(first + PROJECTED_ROWS, len(pairs)))
         piece_pairs = pairs.where(piece)
@@ -190,7 +190,7 @@ def project(
     rows = pa.record_batch(columns, schema=step.output_schema())
     if not ordered:
         return rows
-    return _in_closing_order(rows, pairs) if arrived is None else _in_arrival_order(rows, arrived, pairs)
+    return _add_closing_order(rows, pairs) if arrived is None else _add_arrival_order(rows, arrived, pairs)
 
 
 def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
@@ -213,20 +213,22 @@ def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
 # --- the order of a trace's rows --------------------------------------------------------------------------------------
 
 
-def _in_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
+def _add_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
     """Orders matches and rows padded at once. In each, the row of `side` arrived last."""
-    return _with_order(rows, ARRIVAL, np.zeros(len(pairs), dtype=np.int64), np.full(len(pairs), side), side, pairs)
+    return _add_order_columns(
+        rows, ARRIVAL, np.zeros(len(pairs), dtype=np.int64), np.full(len(pairs), side), side, pairs
+    )
 
 
-def _in_closing_order(rows: pa.RecordBatch, pairs: Pairs) -> pa.RecordBatch:
+def _add_closing_order(rows: pa.RecordBatch, pairs: Pairs) -> pa.RecordBatch:
     """Orders rows that a closing put out. A pair takes its left row's place."""
     side = LEFT if pairs.left is not None else RIGHT
     own = pairs.side(side)
     assert own is not None, "there is a row on one side at least"
-    return _with_order(rows, CLOSING, own.numbers(TS), np.full(len(pairs), side), side, pairs)
+    return _add_order_columns(rows, CLOSING, own.numbers(TS), np.full(len(pairs), side), side, pairs)
 
 
-def _with_order(
+def _add_order_columns(
     rows: pa.RecordBatch, phase: int, ts: np.ndarray, sides: np.ndarray, side: int, pairs: Pairs
 ) -> pa.RecordBatch:
     count = len(pairs)
@@ -249,7 +251,7 @@ def _partition_and_offset(rows: Selection | None, count: int) -> tuple[np.ndarra
 # --- rows that arrive -------------------------------------------------------------------------------------------------
 
 
-def without_late(rows: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
+def drop_late(rows: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
     """Returns the rows that are not late (None: no rows), and the number of late ones. `accept_from` is the side's in
     `StepWork`."""
     if rows is None or accept_from is None:

@@ -296,12 +296,12 @@ class _SessionJoinEpoch:
         if not len(suspect_hashes):
             return late
         arrived = [Selection(joinable[side], np.flatnonzero(np.isin(hashes[side], suspect_hashes))) for side in SIDES]
-        closed = self._closed_with(arrived, self._open_rows(suspect_hashes))
+        closed = self._find_closed_arrivals(arrived, self._open_rows(suspect_hashes))
         for side in SIDES:
             late[side][arrived[side].index] = closed[side]
         return late
 
-    def _closed_with(self, arrived: Sequence[Selection], open_rows: Sides) -> list[np.ndarray]:
+    def _find_closed_arrivals(self, arrived: Sequence[Selection], open_rows: Sides) -> list[np.ndarray]:
         """Per side, bool[n]: which arrivals are in a closed session."""
         selections = [(side, arrived[side]) for side in SIDES]
         sessions = form(self._step, [*selections, *((s, rows) for s in SIDES for rows in open_rows[s])], self._gap)

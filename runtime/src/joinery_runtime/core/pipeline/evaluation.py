@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from joinery_runtime.core.pipeline import operators
-from joinery_runtime.core.pipeline.operators import DURATION, TIMESTAMP, Value, alike, as_column, boolean, text
+from joinery_runtime.core.pipeline.operators import DURATION, TIMESTAMP, Value, as_column, boolean, text, to_common_type
 from joinery_runtime.errors import ExpressionError
 
 Resolve = Callable[[str, str], Value]  # from an input and its column
@@ -84,7 +84,7 @@ def may_fail(node: exp.Expr) -> bool:
     return any(isinstance(part, _MAY_FAIL) and not isinstance(part, exp.TryCast) for part in node.walk())
 
 
-def unguarded(node: exp.Expr) -> list[exp.Expr]:
+def unguarded_parts(node: exp.Expr) -> list[exp.Expr]:
     """The parts of a node that are computed for every row for which the node is."""
     if isinstance(node, exp.Case):
         first = node.args["ifs"][0].this
@@ -182,13 +182,13 @@ def _case(node: exp.Expr, rows: EvaluatedRows) -> Value:
     for branch in node.args["ifs"]:
         condition = _where(rest, branch.this, rows)
         if operand is not None:
-            condition = pc.equal(*alike(operand, condition))
+            condition = pc.equal(*to_common_type(operand, condition))
         conditions.append(pc.and_(rest, pc.fill_null(boolean(condition), False)))
         values.append(_where(conditions[-1], branch.args["true"], rows))
         rest = pc.and_not(rest, conditions[-1])
     default = node.args.get("default")
     values.append(_where(rest, default, rows) if default is not None else pa.scalar(None))
-    *chosen, column = [_apply(rows, as_column, value) for value in alike(*values)]
+    *chosen, column = [_apply(rows, as_column, value) for value in to_common_type(*values)]
     for condition, value in zip(reversed(conditions), reversed(chosen), strict=True):
         column = pc.if_else(condition, value, column)
     return column
@@ -200,7 +200,7 @@ def _coalesce(node: exp.Expr, rows: EvaluatedRows) -> Value:
     for part in node.expressions:
         values.append(_where(missing, part, rows))
         missing = pc.and_(missing, pc.is_null(values[-1]))
-    values = [_apply(rows, as_column, value) for value in alike(*values)]
+    values = [_apply(rows, as_column, value) for value in to_common_type(*values)]
     return pc.coalesce(*values)
 
 
@@ -228,14 +228,14 @@ def _in(node: exp.Expr, rows: EvaluatedRows) -> Value:
     value = _value(node.this, rows)
     answer = pa.scalar(False)
     for option in node.expressions:
-        answer = pc.or_kleene(answer, pc.equal(*alike(value, _value(option, rows))))
+        answer = pc.or_kleene(answer, pc.equal(*to_common_type(value, _value(option, rows))))
     return answer
 
 
 def _between(node: exp.Expr, rows: EvaluatedRows) -> Value:
     value = _value(node.this, rows)
     low, high = _value(node.args["low"], rows), _value(node.args["high"], rows)
-    return pc.and_kleene(pc.greater_equal(*alike(value, low)), pc.less_equal(*alike(value, high)))
+    return pc.and_kleene(pc.greater_equal(*to_common_type(value, low)), pc.less_equal(*to_common_type(value, high)))
 
 
 def _like(node: exp.Expr, rows: EvaluatedRows) -> Value:
@@ -266,9 +266,9 @@ def _cast(node: exp.Expr, rows: EvaluatedRows) -> Value:
 
 def _readable(texts: pa.StringArray, kind: pa.DataType, rows: EvaluatedRows, *, null: bool) -> pa.StringArray:
     """Replaces texts that are certainly not a value of the kind by NULL, at once: there may be many."""
-    wrong = operators.unreadable(texts, kind)
+    wrong = operators.find_unreadable(texts, kind)
     for row in () if null else np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
-        rows.fail(row, f"{texts[row].as_py()[:_SHOWN]!r} is not a valid {operators.named(kind)}")
+        rows.fail(row, f"{texts[row].as_py()[:_SHOWN]!r} is not a valid {operators.type_text(kind)}")
     return pc.if_else(wrong, pa.scalar(None, pa.string()), texts)
 
 

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_known, may_fail, unguarded
-from joinery_runtime.core.pipeline.operators import Value, boolean, named
+from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_known, may_fail, unguarded_parts
+from joinery_runtime.core.pipeline.operators import Value, boolean, type_text
 from joinery_runtime.core.table.columns import type_name
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
@@ -108,7 +108,9 @@ def check_predicate(expression: Expression, schemas: dict[str, pa.Schema]) -> No
     """Raises ExpressionError unless the expression is boolean over these input schemas (unknown columns, types)."""
     kind = _type_of(expression, schemas)
     if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
-        raise ExpressionError(f"{expression.text!r} is not a condition", facts=f"it gives {named(kind)}, not boolean")
+        raise ExpressionError(
+            f"{expression.text!r} is not a condition", facts=f"it gives {type_text(kind)}, not boolean"
+        )
 
 
 def column_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataType:
@@ -122,7 +124,7 @@ def column_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.Dat
         return pa.int64()
     if type_name(kind) is None:
         raise ExpressionError(
-            f"{expression.text!r} gives {named(kind)}", facts="no column can hold that", todo="Add a CAST"
+            f"{expression.text!r} gives {type_text(kind)}", facts="no column can hold that", todo="Add a CAST"
         )
     return kind
 
@@ -139,7 +141,7 @@ def parts_of_one_input(expression: Expression, name: str) -> list[Expression]:
     expression is. If one of them fails on a row, the row is known to be bad before it meets a partner."""
     if {ref.input for ref in expression.columns} == {name}:
         return [expression] if expression.may_fail else []
-    parts = [_expression(part, part.sql()) for part in unguarded(expression.node)]
+    parts = [_expression(part, part.sql()) for part in unguarded_parts(expression.node)]
     return [inner_part for part in parts for inner_part in parts_of_one_input(part, name)]
 
 

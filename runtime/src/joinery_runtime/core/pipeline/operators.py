@@ -30,12 +30,12 @@ _DIGITS = {pa.int32(): 10, pa.int64(): 19}
 # --- types that meet --------------------------------------------------------------------------------------------------
 
 
-def alike(*values: Value) -> list[Value]:
+def to_common_type(*values: Value) -> list[Value]:
     """Converts values to one type, for comparisons and for values that may replace each other. Integers with decimals
     become decimals (of up to 76 digits, exact), either with doubles become doubles. With a timestamp, a date becomes
     midnight UTC; with binary, a string becomes its UTF-8 bytes."""
-    kind = reduce(_common, (value.type for value in values))
-    return [converted(value, kind) for value in values]
+    kind = reduce(_common_type, (value.type for value in values))
+    return [convert(value, kind) for value in values]
 
 
 def as_column(value: Value) -> Value:
@@ -48,8 +48,8 @@ def as_column(value: Value) -> Value:
     return value.cast(pa.decimal128(PRECISION, kind.scale))
 
 
-def converted(value: Value, kind: pa.DataType) -> Value:
-    """Converts a value to the type that `_common` found for it."""
+def convert(value: Value, kind: pa.DataType) -> Value:
+    """Converts a value to the type that `_common_type` found for it."""
     if value.type == kind:
         return value
     if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
@@ -58,7 +58,7 @@ def converted(value: Value, kind: pa.DataType) -> Value:
     return value.cast(kind, safe=not pa.types.is_floating(kind))  # a large integer becomes the nearest double
 
 
-def _common(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     if first == second or pa.types.is_null(second):
         return first
     if pa.types.is_null(first):
@@ -69,7 +69,7 @@ def _common(first: pa.DataType, second: pa.DataType) -> pa.DataType:
         return TIMESTAMP
     if {first, second} == {pa.string(), pa.binary()}:
         return pa.binary()
-    raise pa.ArrowTypeError(f"{named(first)} and {named(second)} do not go together")
+    raise pa.ArrowTypeError(f"{type_text(first)} and {type_text(second)} do not go together")
 
 
 def _common_number(first: pa.DataType, second: pa.DataType) -> pa.DataType:
@@ -97,7 +97,7 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def named(kind: pa.DataType) -> str:
+def type_text(kind: pa.DataType) -> str:
     """A type in a user's words."""
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
@@ -106,24 +106,24 @@ def named(kind: pa.DataType) -> str:
 
 
 def boolean(value: Value) -> Value:
-    return _only(value, pa.bool_())
+    return _expect_type(value, pa.bool_())
 
 
 def text(value: Value) -> Value:
-    return _only(value, pa.string())
+    return _expect_type(value, pa.string())
 
 
-def _only(value: Value, kind: pa.DataType) -> Value:
+def _expect_type(value: Value, kind: pa.DataType) -> Value:
     if pa.types.is_null(value.type):
         return value.cast(kind)
     if value.type != kind:
-        raise pa.ArrowTypeError(f"expected {named(kind)}, found {named(value.type)}")
+        raise pa.ArrowTypeError(f"expected {type_text(kind)}, found {type_text(value.type)}")
     return value
 
 
 def _double(value: Value) -> Value:
     if not (is_number(value.type) or pa.types.is_null(value.type)):
-        raise pa.ArrowTypeError(f"expected a number, found {named(value.type)}")
+        raise pa.ArrowTypeError(f"expected a number, found {type_text(value.type)}")
     return value.cast(pa.float64(), safe=False)
 
 
@@ -131,7 +131,7 @@ def _double(value: Value) -> Value:
 
 
 def comparison(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    return lambda a, b: function(*alike(a, b))
+    return lambda a, b: function(*to_common_type(a, b))
 
 
 def add(a: Value, b: Value) -> Value:
@@ -150,10 +150,10 @@ def _sum(function: Callable[[Value, Value], Value], a: Value, b: Value) -> Value
     times = [value for value in (a, b) if _is_time(value.type)]
     if len(times) == 1:
         moved = function(*(v.cast(TIMESTAMP if _is_time(v.type) else _span(v.type)) for v in (a, b)))
-        return _in_years(moved)
+        return _check_years(moved)
     if len(times) == 2:
         raise pa.ArrowTypeError("two times cannot be added")
-    a, b = alike(a, b)
+    a, b = to_common_type(a, b)
     if pa.types.is_decimal(a.type):
         # A sum needs one more digit than its terms. The widest type has no room for it, but 75 digits are enough for
         # anything that fits a column.
@@ -169,11 +169,11 @@ def _is_time(kind: pa.DataType) -> bool:
 
 def _span(kind: pa.DataType) -> pa.DataType:
     if not (pa.types.is_duration(kind) or pa.types.is_null(kind)):
-        raise pa.ArrowTypeError(f"an interval goes with a time, found {named(kind)}")
+        raise pa.ArrowTypeError(f"an interval goes with a time, found {type_text(kind)}")
     return DURATION
 
 
-def _in_years(times: Value) -> Value:
+def _check_years(times: Value) -> Value:
     span = pc.min_max(times.cast(pa.int64()))
     lowest, highest = span["min"].as_py(), span["max"].as_py()
     if lowest is not None and (lowest < EVENT_TIME_MIN or highest > EVENT_TIME_MAX):
@@ -183,28 +183,28 @@ def _in_years(times: Value) -> Value:
 
 def multiply(a: Value, b: Value) -> Value:
     if not (is_number(a.type) and is_number(b.type)):
-        return _scaled(a, b)
+        return _scale_interval(a, b)
     kinds = (a.type, b.type)
     if any(map(pa.types.is_floating, kinds)) or not any(map(pa.types.is_decimal, kinds)):
-        return pc.multiply_checked(*alike(a, b))
+        return pc.multiply_checked(*to_common_type(a, b))
     (digits, scale), (other_digits, other_scale) = map(_shape, kinds)
     precision = digits + other_digits + 1
     # Only the product of two 38-digit decimals is one digit too wide; anything that fits a column has far fewer.
     other_digits -= max(0, precision - _WIDEST)
     kind = _decimal(precision)
-    product = pc.multiply_checked(converted(a, kind(digits, scale)), converted(b, kind(other_digits, other_scale)))
+    product = pc.multiply_checked(convert(a, kind(digits, scale)), convert(b, kind(other_digits, other_scale)))
     return as_column(product)
 
 
-def _scaled(a: Value, b: Value) -> Value:
+def _scale_interval(a: Value, b: Value) -> Value:
     """Multiplies an interval by an integer. Rejects other types unless one is NULL."""
     kinds = {a.type, b.type}
     if DURATION in kinds and all(kind == DURATION or pa.types.is_integer(kind) for kind in kinds) and len(kinds) == 2:
         return pc.multiply_checked(*(v.cast(DURATION if v.type == DURATION else pa.int64()) for v in (a, b)))
     non_null = [kind for kind in kinds if not pa.types.is_null(kind)]
     if any(not is_number(kind) for kind in non_null):
-        raise pa.ArrowTypeError(f"{named(a.type)} and {named(b.type)} cannot be multiplied")
-    return multiply(*alike(a, b)) if non_null else a
+        raise pa.ArrowTypeError(f"{type_text(a.type)} and {type_text(b.type)} cannot be multiplied")
+    return multiply(*to_common_type(a, b)) if non_null else a
 
 
 def divide(a: Value, b: Value) -> Value:
@@ -217,7 +217,7 @@ def remainder(a: Value, b: Value) -> Value:
         return _fmod(_double(a), _null_if_zero(_double(b)))
     if any(pa.types.is_decimal(value.type) for value in (a, b)):
         raise pa.ArrowTypeError("the remainder takes integers and doubles, not decimals; CAST them")
-    a, b = alike(*(v.cast(pa.int64()) if pa.types.is_null(v.type) else v for v in (a, b)))
+    a, b = to_common_type(*(v.cast(pa.int64()) if pa.types.is_null(v.type) else v for v in (a, b)))
     # The divisor's sign does not matter, and the lowest integer / -1 would overflow.
     divisor = _null_if_zero(pc.abs(b))
     return pc.subtract(a, pc.multiply(pc.divide(a, divisor), divisor))
@@ -256,7 +256,7 @@ def concat(a: Value, b: Value) -> Value:
 def cast(value: Value, kind: pa.DataType) -> Value:
     """Casts a value. Raises ArrowInvalid for one that does not fit; a cast to double takes the nearest double."""
     if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
-        return converted(value, kind)
+        return convert(value, kind)
     if not pa.types.is_floating(kind):
         return value.cast(kind)
     number = value.cast(kind, safe=not is_number(value.type))
@@ -265,7 +265,7 @@ def cast(value: Value, kind: pa.DataType) -> Value:
     return number
 
 
-def unreadable(values: pa.StringArray, kind: pa.DataType) -> pa.BooleanArray:
+def find_unreadable(values: pa.StringArray, kind: pa.DataType) -> pa.BooleanArray:
     """Finds texts that do not begin like a value of the kind, so that `cast` certainly fails on them; NULL is not one.
     This finds many at once. `cast` may still fail on some of the others."""
     if pa.types.is_integer(kind):

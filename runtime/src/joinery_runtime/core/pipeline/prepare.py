@@ -116,7 +116,7 @@ def prepare(
     values, usable = _event_times(times)
     ahead: dict[int, str] = {}
     if checks.future is not None:
-        ahead = _ahead(checks.future, intake.event_time, values, usable, records.timestamps)
+        ahead = _reasons_too_far_ahead(checks.future, intake.event_time, values, usable, records.timestamps)
     readable = usable.copy()
     readable[list(ahead)] = False
     partitions = np.full(len(offsets), records.partition, dtype=np.int64)
@@ -131,8 +131,8 @@ def prepare(
     bad = {row: missing if null[row] else outside for row in np.flatnonzero(~usable).tolist()} | ahead
     selected, left_out = read, None
     if intake.filter is not None:
-        selected, left_out = _filtered(intake.filter, read, bad)
-    prepared, dropped = _prepared(intake, selected, hasher, bad, checks)
+        selected, left_out = _apply_filter(intake.filter, read, bad)
+    prepared, dropped = _prepare_rows(intake, selected, hasher, bad, checks)
     if left_out is not None and len(left_out):
         dropped = {**dropped, "filtered": dropped.get("filtered", 0) + len(left_out)}
     counted = {**dropped, "future": len(ahead)} if ahead else dropped
@@ -146,7 +146,7 @@ def too_far_ahead(
 ) -> dict[int, str]:
     """Returns, by position, why rows are too far ahead. Agrees with `prepare`."""
     values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
-    return _ahead(future, intake.event_time, values, usable, timestamps)
+    return _reasons_too_far_ahead(future, intake.event_time, values, usable, timestamps)
 
 
 def usable_times(
@@ -155,7 +155,7 @@ def usable_times(
     """The event times (int64 ms) of rows that move a watermark, in order of arrival."""
     values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
     if future is not None:
-        usable[list(_ahead(future, intake.event_time, values, usable, timestamps))] = False
+        usable[list(_reasons_too_far_ahead(future, intake.event_time, values, usable, timestamps))] = False
     return np.asarray(values[usable])
 
 
@@ -165,7 +165,7 @@ def _event_times(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return values, np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
 
 
-def _ahead(
+def _reasons_too_far_ahead(
     future: FutureCheck, event_time: str, times: np.ndarray, usable: np.ndarray, timestamps: Timestamps | None
 ) -> dict[int, str]:
     """Returns, by position, why rows are too far ahead."""
@@ -183,7 +183,7 @@ def prepare_joined(
     rows that arrived last."""
     times = rows.column(intake.event_time).cast(pa.int64())
     joined = _DecodedRows(rows, times, partitions.astype(np.int64), offsets, np.arange(len(offsets)))
-    return _prepared(intake, joined, hasher, None)[0]
+    return _prepare_rows(intake, joined, hasher, None)[0]
 
 
 def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
@@ -197,7 +197,7 @@ def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: Ke
     return hashes if joinable.all() else np.where(joinable, hashes, spread_hash(rows.partitions, rows.offsets))
 
 
-def _prepared(
+def _prepare_rows(
     intake: Intake,
     rows: _DecodedRows,
     hasher: KeyHash,
@@ -207,20 +207,20 @@ def _prepared(
     """Adds to `bad` the rows that are late, fail an expression or are outside their key's partition. `bad` None: the
     rows come from a step and belong to no single record."""
     late, co_partitions = checks.late, checks.co_partitions if intake.partitioner else 0
-    rows, passes = _passing(intake, rows, bad)
+    rows, passes = _apply_predicate(intake, rows, bad)
     joinable, counted = _joinable(intake, rows, passes)
     if bad is not None and co_partitions:
-        in_place = _in_place(intake, rows, joinable, co_partitions, bad)
+        in_place = _reject_misplaced(intake, rows, joinable, co_partitions, bad)
         rows, joinable = rows.where(in_place), joinable[in_place]
     dropped = {} if intake.preserved else counted
     if not intake.preserved:
         rows = rows.where(joinable)
         joinable = joinable[joinable]
     if bad is not None and (intake.computed or intake.checked or intake.compared):
-        rows, fine = _with_computed(intake, rows, joinable, bad)
+        rows, fine = _add_computed_columns(intake, rows, joinable, bad)
         joinable = joinable[fine]
     if bad is not None and late is not None and late.certain:
-        on_time = _on_time(intake, rows, late, bad)
+        on_time = _reject_late(intake, rows, late, bad)
         dropped = dropped | ({} if on_time.all() else {"late": int((~on_time).sum())})
         rows, joinable = rows.where(on_time), joinable[on_time]
     addresses = _hashes(intake, rows, joinable, hasher)  # decide which shard gets a row
@@ -240,7 +240,7 @@ def _prepared(
     return pa.record_batch(columns, schema=intake.prepared_schema()), dropped
 
 
-def _in_place(
+def _reject_misplaced(
     intake: Intake, rows: _DecodedRows, joinable: np.ndarray, co_partitions: int, bad: dict[int, str]
 ) -> np.ndarray:
     """bool[n]: the rows that are in their key's partition or match nothing. Adds the others to `bad`. The verdict on a
@@ -253,19 +253,19 @@ def _in_place(
     for row in np.flatnonzero(~fine):
         bad[int(rows.positions[row])] = (
             f"not in the partition of its key: coPartitioned and partitioner {intake.partitioner} put {name} "
-            f"{_short(key[int(row)].as_py())} into partition {expected[row]} of {co_partitions}, not into "
+            f"{_shortened_text(key[int(row)].as_py())} into partition {expected[row]} of {co_partitions}, not into "
             f"{partitions[row]}; check that its producer keys records by {name} and uses this partitioner, or run "
             "the job without coPartitioned, with new state"
         )
     return np.asarray(fine)
 
 
-def _short(value: object) -> str:
+def _shortened_text(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, str]) -> np.ndarray:
+def _reject_late(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, str]) -> np.ndarray:
     """bool[n]: the rows that are not late. Adds the others to `bad`."""
     times = rows.times.to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(times < late.accept_from):
@@ -273,16 +273,16 @@ def _on_time(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, 
     return np.asarray(times >= late.accept_from)
 
 
-def _filtered(condition: Expression, rows: _DecodedRows, bad: dict[int, str]) -> tuple[_DecodedRows, np.ndarray]:
+def _apply_filter(condition: Expression, rows: _DecodedRows, bad: dict[int, str]) -> tuple[_DecodedRows, np.ndarray]:
     """Return the rows for which the input's own condition is true, and the positions of those for which it is not. Adds
     the rows on which it fails to `bad`."""
     evaluated = condition.mask(lambda ref: rows.user.column(ref.column), rows.user.num_rows)
-    fine = _note(rows, [evaluated], bad)
+    fine = _record_failures(rows, [evaluated], bad)
     passes = evaluated.values.to_numpy(zero_copy_only=False)
     return rows.where(fine & passes), rows.positions[fine & ~passes]
 
 
-def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> tuple[_DecodedRows, np.ndarray]:
+def _apply_predicate(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> tuple[_DecodedRows, np.ndarray]:
     """Returns the rows on which the side's own predicate does not fail, and bool[n]: those for which it is true. Adds
     the failing rows to `bad`."""
     if intake.predicate is None:
@@ -292,11 +292,11 @@ def _passing(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> 
     passes = evaluated.values.to_numpy(zero_copy_only=False)
     if bad is None:
         return rows, passes
-    fine = _note(rows, [evaluated], bad)
+    fine = _record_failures(rows, [evaluated], bad)
     return rows.where(fine), passes[fine]
 
 
-def _with_computed(
+def _add_computed_columns(
     intake: Intake, rows: _DecodedRows, joinable: np.ndarray, bad: dict[int, str]
 ) -> tuple[_DecodedRows, np.ndarray]:
     """Adds the computed columns and leaves out the rows on which an expression fails, which go to `bad`. Also returns
@@ -307,10 +307,10 @@ def _with_computed(
         return expression.evaluate(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
 
     computed = [evaluated(expression) for _, expression in intake.computed]
-    fine = _note(rows, [*computed, *map(evaluated, intake.checked)], bad)
+    fine = _record_failures(rows, [*computed, *map(evaluated, intake.checked)], bad)
     for comparison in map(evaluated, intake.compared):  # only rows that can match are compared
         joinable_failures = {row: reason for row, reason in comparison.failed.items() if joinable[row]}
-        fine &= _note(rows, [replace(comparison, failed=joinable_failures)], bad)
+        fine &= _record_failures(rows, [replace(comparison, failed=joinable_failures)], bad)
     if computed:
         names = [name for name, _ in intake.computed]
         columns = [
@@ -320,7 +320,7 @@ def _with_computed(
     return rows.where(fine), fine
 
 
-def _note(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: dict[int, str]) -> np.ndarray:
+def _record_failures(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: dict[int, str]) -> np.ndarray:
     """Adds the rows that failed to `bad`, each with its first reason. Returns the others as bool[n]."""
     fine = np.ones(len(rows.offsets), dtype=bool)
     for expression_values in evaluated:

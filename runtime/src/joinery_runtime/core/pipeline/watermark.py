@@ -114,11 +114,11 @@ def advance(
     all inputs have been idle (T6). An input without partitions counts as not idle. An ended input does not count among
     T5's "not idle" inputs: its +infinity would make every later row of an idle input late.
     """
-    own = {name: _own(name, progress[name], clocks[name], idle.get(name, ()), ended) for name in progress}
+    own = {name: _own_progress(name, progress[name], clocks[name], idle.get(name, ()), ended) for name in progress}
     silent = {name for name in own if _all_idle(own[name], idle.get(name, ()))}
     speaking = [own[name].watermark for name in own if name not in silent and not own[name].ended]
     if not speaking:
-        return _go_on(own, clocks, idle_for_ms)
+        return _advance_idle_inputs(own, clocks, idle_for_ms)
     lowest = None if None in speaking else min(w for w in speaking if w is not None)
     return {name: value.raised(lowest) if name in silent else value for name, value in own.items()}
 
@@ -129,7 +129,7 @@ def all_idle(progress: Mapping[str, InputProgress], idle: Mapping[str, Collectio
     return bool(open_) and all(_all_idle(value, idle.get(name, ())) for name, value in open_.items())
 
 
-def _own(
+def _own_progress(
     name: str, progress: InputProgress, clock: InputClock, idle: Collection[str], ended: Collection[str]
 ) -> InputProgress:
     if name in ended:
@@ -141,7 +141,7 @@ def _all_idle(progress: InputProgress, idle: Collection[str]) -> bool:
     return not progress.ended and bool(progress.highest) and all(p in idle for p in progress.highest)
 
 
-def _go_on(
+def _advance_idle_inputs(
     own: Mapping[str, InputProgress], clocks: Mapping[str, InputClock], idle_for_ms: int
 ) -> dict[str, InputProgress]:
     """T6: all inputs are idle. Holds their watermarks or advances them at the pace of the wall clock. An input without

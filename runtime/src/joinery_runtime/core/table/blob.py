@@ -52,7 +52,7 @@ _NARROW: tuple[tuple[int, pa.DataType], ...] = ((1 << 8, pa.uint8()), (1 << 16, 
 def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = (), co_partitions: int = 0) -> bytes:
     """Encodes the rows of a run. `keys` are the columns from which `$hash` is computed (rule V1); empty: `$hash` is
     stored. `co_partitions` is the number of partitions that co-partitioned inputs share."""
-    content = _packed(rows, keys, co_partitions)
+    content = _pack(rows, keys, co_partitions)
     return b"".join((_CHECKED, xxhash.xxh3_64_digest(content), content))
 
 
@@ -73,13 +73,13 @@ def _content(blob: bytes | pa.Buffer) -> memoryview:
     return content
 
 
-def _packed(rows: pa.RecordBatch, keys: Sequence[str], co_partitions: int) -> bytes:
+def _pack(rows: pa.RecordBatch, keys: Sequence[str], co_partitions: int) -> bytes:
     """Encode the rows as version 2 does."""
     if rows.num_rows < FEW_ROWS:
         return encode(rows)
     texts: dict[str, pa.Array] = {}
     stored = [
-        _stored(field, column, texts)
+        _pack_column(field, column, texts)
         for field, column in zip(rows.schema, rows.columns, strict=True)
         if not keys or field.name != HASH
     ]
@@ -101,7 +101,8 @@ def from_blob(blob: bytes | pa.Buffer, hasher: KeyHash = key_hash) -> pa.RecordB
     source = pa.BufferReader(content)
     stored, texts = _read(source), _read(source)
     columns = {
-        field.name: _restored(field, column, texts) for field, column in zip(stored.schema, stored.columns, strict=True)
+        field.name: _unpack_column(field, column, texts)
+        for field, column in zip(stored.schema, stored.columns, strict=True)
     }
     fields = [pa.field(field.name, columns[field.name].type, field.nullable) for field in stored.schema]
     rows = _with_wide_partitions(pa.record_batch(list(columns.values()), schema=pa.schema(fields)))
@@ -123,7 +124,7 @@ def _with_wide_partitions(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(at, _PARTITION_FIELD, rows.column(at).cast(_PARTITION_FIELD.type))
 
 
-def _stored(field: pa.Field, column: pa.Array, texts: dict[str, pa.Array]) -> tuple[pa.Field, pa.Array]:
+def _pack_column(field: pa.Field, column: pa.Array, texts: dict[str, pa.Array]) -> tuple[pa.Field, pa.Array]:
     """The packed form of a column. Adds the bytes of its texts to `texts`."""
     name, metadata = type_name(field.type), {}
     if name in _TEXTS:
@@ -135,7 +136,7 @@ def _stored(field: pa.Field, column: pa.Array, texts: dict[str, pa.Array]) -> tu
     return pa.field(field.name, column.type, field.nullable, metadata), column
 
 
-def _restored(field: pa.Field, column: pa.Array, texts: pa.RecordBatch) -> pa.Array:
+def _unpack_column(field: pa.Field, column: pa.Array, texts: pa.RecordBatch) -> pa.Array:
     metadata = field.metadata or {}
     if _TYPE not in metadata:
         return column

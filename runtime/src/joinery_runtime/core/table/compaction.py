@@ -50,13 +50,13 @@ def choose(
     owned_segments = [s for s in segments if owned.contains(s.hash_min, s.hash_max)]
     if kept_for_ms is not None:
         width = max(NARROWEST_BUCKET_MS, kept_for_ms // TIME_BUCKETS)
-        return _tiered((s for s in owned_segments if s.bytes < MAX_MERGED_BYTES), least, width)
+        return _tier_groups((s for s in owned_segments if s.bytes < MAX_MERGED_BYTES), least, width)
     large = [s for s in owned_segments if s.bytes > LARGE_BYTES]
     # The greatest number of segments whose hash ranges overlap at one hash.
     ends = sorted(end for s in large for end in ((s.hash_min, 1), (s.hash_max + 1, -1)))
     depth = max(accumulate(change for _, change in ends), default=0)
     large_groups = [large] if len(large) > 1 and depth >= least else []
-    return [*_tiered((s for s in owned_segments if s.bytes <= LARGE_BYTES), least, None), *large_groups]
+    return [*_tier_groups((s for s in owned_segments if s.bytes <= LARGE_BYTES), least, None), *large_groups]
 
 
 def limit_to_one_epoch(groups: Sequence[list[SegmentMeta]]) -> list[list[SegmentMeta]]:
@@ -86,7 +86,7 @@ def pieces(group: Sequence[SegmentMeta], owned: HashRange) -> list[HashRange]:
     return [HashRange(first, last - 1) for first, last in pairwise(edges)]
 
 
-def _tiered(segments: Iterable[SegmentMeta], least: int, width: int | None) -> list[list[SegmentMeta]]:
+def _tier_groups(segments: Iterable[SegmentMeta], least: int, width: int | None) -> list[list[SegmentMeta]]:
     groups: dict[tuple[int, int], list[SegmentMeta]] = defaultdict(list)
     for segment in sorted(segments, key=lambda s: (s.ts_max, s.key)):
         bucket = segment.ts_max // width if width is not None else 0

@@ -12,7 +12,7 @@ import pyarrow as pa
 from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall
 from joinery_runtime.core.kinds.grouping import changes
-from joinery_runtime.core.kinds.session.form import AcceptedArrivals, Formed, SessionParameters, both, form
+from joinery_runtime.core.kinds.session.form import AcceptedArrivals, Formed, SessionParameters, concat_column, form
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
     EMITTED,
@@ -98,7 +98,7 @@ def rows_to_add(parameters: SessionParameters, rows: pa.RecordBatch) -> Run:
 
 def _form(parameters: SessionParameters, arrived: AcceptedArrivals, emitted: np.ndarray) -> _ChangedSessions:
     elements = arrived.elements
-    formed = form(elements.unnumbered, parameters.gap, parameters.max_duration)
+    formed = form(elements.without_numbers, parameters.gap, parameters.max_duration)
     begins = np.zeros(len(elements.start), dtype=bool)
     begins[formed.begin] = True
     emitted_elements = np.append(emitted, np.zeros(arrived.rows.num_rows, dtype=bool))[elements.number]
@@ -122,7 +122,7 @@ class _StateRows:
         schema = self._side.segment_schema()
         engine = {
             **{
-                name: both(self._arrived.state_rows, self._arrived.rows, name)[first]
+                name: concat_column(self._arrived.state_rows, self._arrived.rows, name)[first]
                 for name in (HASH, PARTITION, OFFSET)
             },
             **{TS: formed.last[chosen], START: formed.start[chosen], FLAG: np.zeros(len(first), dtype=bool)},
@@ -130,9 +130,9 @@ class _StateRows:
         }
         keys = self._arrived.keys(self._side, first)
         own = [pa.array(engine[name]) for name in schema.names[: len(engine)]]
-        return pa.record_batch([*own, *keys, *self._accumulated().columns], schema=schema)
+        return pa.record_batch([*own, *keys, *self._merge_accumulators().columns], schema=schema)
 
-    def _accumulated(self) -> pa.RecordBatch:
+    def _merge_accumulators(self) -> pa.RecordBatch:
         """The accumulators of each changed session: its kept ones merged with those of its new rows."""
         folded, filled = self._fold()
         if not folded.num_columns:

@@ -75,20 +75,20 @@ def form(elements: Elements, gap: int, max_duration: int) -> Formed:
 def _linked(elements: Elements, gap: int) -> np.ndarray:
     """bool[n]: the elements linked to the ones before them. Only a row links, and it links a kept session to earlier
     elements only if it lies in no kept session itself: kept sessions that are near each other stay apart."""
-    key = latest(elements.first)
-    row, session = _before(latest(elements.row)), _before(latest(~elements.row))
+    key = latest_chosen(elements.first)
+    row, session = _shift_positions(latest_chosen(elements.row)), _shift_positions(latest_chosen(~elements.row))
     in_session = (session >= key) & (elements.end[row] <= elements.end[session])
     near_row = (row >= key) & (elements.start - elements.end[row] <= gap) & (elements.row | ~in_session)
     near_kept = (session >= key) & (elements.start - elements.end[session] <= gap)
     return np.asarray(near_row | (elements.row & near_kept))
 
 
-def latest(chosen: np.ndarray) -> np.ndarray:
+def latest_chosen(chosen: np.ndarray) -> np.ndarray:
     """int64[n]: for each element, the position of the latest chosen one up to it; -1 without one."""
     return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1))
 
 
-def following(chosen: np.ndarray, first: np.ndarray) -> np.ndarray:
+def next_chosen(chosen: np.ndarray, first: np.ndarray) -> np.ndarray:
     """int64[n]: for each element, the position of the next chosen one of its key, itself included; n without one."""
     n = len(chosen)
     nearest = np.minimum.accumulate(np.where(chosen, np.arange(n), n)[::-1])[::-1]
@@ -96,7 +96,7 @@ def following(chosen: np.ndarray, first: np.ndarray) -> np.ndarray:
     return np.where(nearest < next_key, nearest, n)
 
 
-def _before(positions: np.ndarray) -> np.ndarray:
+def _shift_positions(positions: np.ndarray) -> np.ndarray:
     return np.concatenate([[-1], positions[:-1]])
 
 
@@ -143,10 +143,10 @@ def _cut_chains(elements: Elements, begin: np.ndarray, stop: np.ndarray, max_dur
     # A session kept under an earlier, larger cap may be longer than this one.
     until = np.maximum(elements.start[position] + max_duration, elements.end[position] + 1)
     after = np.searchsorted(ends, until + shift)
-    return np.asarray(position[_reached(after, np.cumsum(count) - count)])
+    return np.asarray(position[_reachable_positions(after, np.cumsum(count) - count)])
 
 
-def _reached(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
+def _reachable_positions(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
     """Returns the positions reached from `begin` by steps from each element to the one `after` it (n: nowhere). Pointer
     doubling takes log2(longest path) rounds."""
     jump = np.append(after, len(after))
@@ -164,7 +164,7 @@ def _forced(elements: Elements, linked: np.ndarray, begin: np.ndarray, gap: int,
     """bool[m]: the sessions that reached the cap: the next session begins with a row that is near but would make this
     one too long. A session is not forced if that row extends a later kept session (S3)."""
     after = begin[1:]
-    later = following(~elements.row, elements.first)[after]
+    later = next_chosen(~elements.row, elements.first)[after]
     has_later = later < len(elements)
     later = np.where(has_later, later, 0)
     near, fits = (
@@ -201,7 +201,7 @@ class SortedElements:
         return np.asarray(self.kind == _ROW)
 
     @property
-    def unnumbered(self) -> Elements:
+    def without_numbers(self) -> Elements:
         return Elements(self.first, self.row, self.start, self.end)
 
 
@@ -236,7 +236,7 @@ def accept_arrivals(
 ) -> AcceptedArrivals:
     """Decides which arrivals go into sessions. Sessions whose last row is before the horizon are no longer kept."""
     evicted = work.horizons[0].current
-    on_time = _on_time(parameters, rows, work.accept_from[0], evicted)
+    on_time = _drop_late(parameters, rows, work.accept_from[0], evicted)
     late = rows.num_rows - on_time.num_rows
     elements = _sorted_elements(side, state_rows, on_time)
     forgotten = _touches_nothing(elements, parameters, evicted)
@@ -249,7 +249,7 @@ def accept_arrivals(
     return AcceptedArrivals(state_rows, on_time, accepted, dropped, after_eviction)
 
 
-def _on_time(
+def _drop_late(
     parameters: SessionParameters, rows: pa.RecordBatch, accept_from: int | None, evicted: int | None
 ) -> pa.RecordBatch:
     """The rows at or after `accept_from` (S4). After an edit, rows before `evicted` are late as well: sessions evicted
@@ -262,11 +262,11 @@ def _on_time(
 
 
 def _sorted_elements(side: SideSpec, state_rows: pa.RecordBatch, rows: pa.RecordBatch) -> SortedElements:
-    hashes, keys = both(state_rows, rows, HASH), _keys(side, state_rows, rows)
-    start, end = both(state_rows, rows, START, TS), both(state_rows, rows, TS)
+    hashes, keys = concat_column(state_rows, rows, HASH), _keys(side, state_rows, rows)
+    start, end = concat_column(state_rows, rows, START, TS), concat_column(state_rows, rows, TS)
     forced = state_rows.column(FORCED).to_numpy(zero_copy_only=False)
     kind = np.concatenate([np.where(forced, _CAPPED, _SESSION), np.full(rows.num_rows, _ROW)])
-    arrival_order = (both(state_rows, rows, PARTITION), both(state_rows, rows, OFFSET))
+    arrival_order = (concat_column(state_rows, rows, PARTITION), concat_column(state_rows, rows, OFFSET))
     order = by_hash_and_time(hashes, start, kind, *arrival_order)
     first = changes(hashes[order])
     if has_hash_collisions(hashes, keys, order):
@@ -284,8 +284,10 @@ def _touches_nothing(elements: SortedElements, parameters: SessionParameters, ev
     if not old.any():
         return old
     session = elements.kind == _SESSION
-    earlier_one, later = latest(session), following(session, elements.first)
-    near = (earlier_one >= latest(elements.first)) & (elements.start - elements.end[earlier_one] <= parameters.gap)
+    earlier_one, later = latest_chosen(session), next_chosen(session, elements.first)
+    near = (earlier_one >= latest_chosen(elements.first)) & (
+        elements.start - elements.end[earlier_one] <= parameters.gap
+    )
     has_later = later < len(later)
     later = np.where(has_later, later, 0)
     near |= (
@@ -306,11 +308,11 @@ def _inside_capped(elements: SortedElements) -> np.ndarray:
     reach = pl.DataFrame({"key": key, "end": elements.end[capped]}).select(pl.col("end").cum_max().over("key"))
     end = np.zeros(len(elements.start), dtype=np.int64)
     end[capped] = reach.to_series().to_numpy()
-    nearest = latest(elements.kind == _CAPPED)
-    return np.asarray(elements.row & (nearest >= latest(elements.first)) & (end[nearest] >= elements.start))
+    nearest = latest_chosen(elements.kind == _CAPPED)
+    return np.asarray(elements.row & (nearest >= latest_chosen(elements.first)) & (end[nearest] >= elements.start))
 
 
-def both(state_rows: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
+def concat_column(state_rows: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
     """A numeric engine column of all elements, by number. `of_rows` is its name in `rows`, if that differs."""
     return np.concatenate([state_rows.column(name).to_numpy(), rows.column(of_rows or name).to_numpy()])
 

@@ -320,10 +320,12 @@ class SessionOutput:
         }
         columns = [values[name].cast(kind) for name, kind in zip(self._step_columns, self._schema.types, strict=True)]
         rows = pa.record_batch(columns, schema=self._schema)
-        return _with_order(rows, sessions, phase, retracted=retracted) if self._ordered else rows
+        return _add_order_columns(rows, sessions, phase, retracted=retracted) if self._ordered else rows
 
 
-def _with_order(rows: pa.RecordBatch, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
+def _add_order_columns(
+    rows: pa.RecordBatch, sessions: pa.RecordBatch, phase: int, *, retracted: bool
+) -> pa.RecordBatch:
     """Adds ORDER_COLUMNS: by (start, place of the first row), a retraction before what replaces it, and the time of the
     last row."""
     zero = np.zeros(rows.num_rows, dtype=np.int64)

@@ -43,17 +43,19 @@ class SessionTimers:
     def is_kept(self, last: np.ndarray) -> np.ndarray:
         """Whether no committed epoch has forgotten the session. Its row may stay stored for longer, with its
         segment."""
-        return _not_before(last, self.epoch_times.horizons[self.step.sides[0].part].previous)
+        return _is_not_before(last, self.epoch_times.horizons[self.step.sides[0].part].previous)
 
     def has_gone_out(self, last: np.ndarray, emitted: np.ndarray) -> np.ndarray:
-        return np.asarray(emitted | ~_not_before(last, self.epoch_times.horizons[self.step.sides[0].complete].previous))
+        return np.asarray(
+            emitted | ~_is_not_before(last, self.epoch_times.horizons[self.step.sides[0].complete].previous)
+        )
 
     def goes_out_next(self, last: np.ndarray) -> np.ndarray:
         """Whether the session is complete in the next epoch."""
-        return ~_not_before(last, self.epoch_times.horizon(self.step.sides[0].complete))
+        return ~_is_not_before(last, self.epoch_times.horizon(self.step.sides[0].complete))
 
 
-def _not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
+def _is_not_before(last: np.ndarray, horizon: int | None) -> np.ndarray:
     return np.ones(len(last), dtype=bool) if horizon is None else last >= horizon
 
 
@@ -102,9 +104,9 @@ class SessionView:
             rest = "forgotten with the next epoch" if self.goes else until
             return f"mark of a session that reached maxDuration, {bounds}: it was emitted; {rest}"
         values = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.aggregates.items())
-        return f"session {bounds}: {values}{'; ' if values else ''}{self._coming()}"
+        return f"session {bounds}: {values}{'; ' if values else ''}{self._coming_text()}"
 
-    def _coming(self) -> str:
+    def _coming_text(self) -> str:
         out, forgotten = self.timers.goes_out_above(self.last), self.timers.forgotten_above(self.last)
         eviction = "forgotten with the next epoch" if self.goes else f"forgotten when {self._above(forgotten)}"
         if self.emitted:
@@ -147,7 +149,7 @@ def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> I
         "capped": forced.tolist(),
         "emitted": (forced | timers.has_gone_out(last, emitted)).tolist(),
         "due": timers.goes_out_next(last).tolist(),
-        "goes": (~_not_before(last, timers.epoch_times.horizon(timers.step.sides[0].part))).tolist(),
+        "goes": (~_is_not_before(last, timers.epoch_times.horizon(timers.step.sides[0].part))).tolist(),
         "aggregates": _results(timers.sessions, rows, forced, to_json),
     }
     for values in zip(*columns.values(), strict=True):
