@@ -155,7 +155,7 @@ def test_an_effect_cannot_end_the_transaction(postgres: PostgresStore, job: str)
 
 def test_a_refused_statement_is_a_state_error(postgres: PostgresStore, dsn: str, job: str) -> None:
     record = postgres.acquire(job)
-    with pytest.raises(StateError, match=r"refused a statement .*no_such_table"):
+    with pytest.raises(StateError, match=r"rejected a statement .*no_such_table"):
         run_epoch(postgres, record, 1, effects=[lambda connection: connection.execute("SELECT * FROM no_such_table")])
     assert postgres.acquire(job).epoch == 0
 
@@ -238,7 +238,7 @@ def test_a_value_too_long_for_an_index_is_refused_and_not_waited_for(postgres: P
     index = "CREATE TEMPORARY TABLE long (v text PRIMARY KEY)"
     long = "INSERT INTO long SELECT string_agg(gen_random_uuid()::text, '') FROM generate_series(1, 500)"
     record = postgres.acquire(job)
-    with pytest.raises(StateError, match=r"refused a statement .*index row") as caught:
+    with pytest.raises(StateError, match=r"rejected a statement .*index row") as caught:
         run_epoch(postgres, record, 1, effects=[lambda connection: connection.execute(f"{index}; {long}")])
     assert not isinstance(caught.value, StoreUnavailable)
 
