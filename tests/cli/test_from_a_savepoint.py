@@ -12,7 +12,7 @@ import pytest
 from cli.trimmed import NOON, TrimmedStore
 from cli.verified import inputs_of, left_join, write_files
 from joinery_runtime.cli.verify import Verdict, verify
-from joinery_runtime.cli.why import Answer, why
+from joinery_runtime.cli.why import Answer, explain_records
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.replay import replayable
 from joinery_runtime.hosts.trace import run_trace
@@ -65,7 +65,7 @@ class Ran:
         return verify(self.job, self.store, self.inputs, first, last)
 
     def why(self, *key: str, at: tuple[str, int, int] | None = None) -> Answer:
-        return why(self.job, self.store, self.inputs, key, at)
+        return explain_records(self.job, self.store, self.inputs, key, at)
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def test_a_changed_row_is_found_behind_the_savepoint(ran: Ran) -> None:
     part = next(path for path in sorted((ran.folder / "out").iterdir()) if "0003" in path.name)
     part.write_text(part.read_text().replace('"z"', '"Z"'))
     (difference,) = ran.verdict().compared.differences
-    assert (difference.epoch, difference.what) == (3, "different")
-    assert difference.found == {**(difference.expected or {}), "right_v": "Z"}
+    assert (difference.epoch, difference.kind) == (3, "different")
+    assert difference.actual == {**(difference.expected or {}), "right_v": "Z"}
 
 
 def test_without_the_savepoints_state_the_rows_would_be_others(ran: Ran) -> None:
@@ -103,21 +103,21 @@ def test_without_the_savepoints_state_the_rows_would_be_others(ran: Ran) -> None
 
 
 def test_a_record_meets_what_the_savepoint_keeps(ran: Ran) -> None:
-    before = {str(each.record.place): each for each in ran.why("k=a").records}
+    before = {str(each.record.position): each for each in ran.why("k=a").records}
     answer = ran.trimmed.why("k=a")
     assert (answer.epochs[0], answer.savepoint, answer.document()["savepoint"]) == (3, NOON, NOON)
     assert next(iter(answer.lines())).startswith(
         "job orders-payments, epochs 3 to 5, from savepoint noon on: 2 records"
     )
-    explained = {str(each.record.place): each for each in answer.records}
+    explained = {str(each.record.position): each for each in answer.records}
     assert explained.keys() == {"r:0=1", "l:0=3"}
     for place, each in explained.items():
-        assert (each.made, each.prevented, each.reason) == (
-            before[place].made,
+        assert (each.produced, each.prevented, each.reason) == (
+            before[place].produced,
             before[place].prevented,
             before[place].reason,
         )
-    assert [list(counted) for counted in explained["r:0=1"].made.values()] == [
+    assert [list(counted) for counted in explained["r:0=1"].produced.values()] == [
         ['{"left_k": "a", "left_v": "A", "left_ts": 100, "right_k": "a", "right_v": "y", "right_ts": 106}']
     ]
 
@@ -185,8 +185,8 @@ def test_a_restored_savepoint_is_where_the_epochs_after_it_begin(tmp_path: Path)
     course = replayable(job, store)
     assert (course.savepoint, course.entries[0].epoch) == (NOON, 5)
     assert course.entries[0].plan["ranges"][-1][3] < 3  # read once more
-    answer = why(job, store, inputs, ["k=c"], None)
-    assert [(str(each.record.place), each.record.epoch) for each in answer.records] == [("r:0=2", 5)]
+    answer = explain_records(job, store, inputs, ["k=c"], None)
+    assert [(str(each.record.position), each.record.epoch) for each in answer.records] == [("r:0=2", 5)]
     before = replayable(job, store, last=4)
     assert (before.savepoint, before.entries[0].epoch) == ("", 1)
     store.delete_savepoint(job.name, NOON)

@@ -59,7 +59,7 @@ def compared(
     whole, into = OutputDiff("output", topic, folder, ["l"]), RowComparison()
     for epoch, value in EPOCHS.items():
         whole.expect(epoch, [pa.table({"a": [value]})])
-    into.rows = whole.compare(into, 1, 3, alone=alone, may_repeat=may_repeat, since=since)
+    into.rows = whole.compare(into, 1, 3, only_incarnation=alone, may_repeat=may_repeat, since=since)
     whole.close()
     return into, whole.notes
 
@@ -74,7 +74,7 @@ def test_a_row_that_is_there_twice_is_extra_whoever_else_writes_there(tmp_path: 
     """An earlier life of the job may have put rows there, or another writer: that one is there twice all the same."""
     into, notes = compared(Topic([*map(row, (1, 2, 3, 3))], ours=ours), tmp_path, alone=alone)
     assert dict(into.counted) == {"extra": 1}
-    assert [(each.epoch, each.found, each.found_at) for each in into.differences] == [(3, {"a": 3}, "t:0=3")]
+    assert [(each.epoch, each.actual, each.found_at) for each in into.differences] == [(3, {"a": 3}, "t:0=3")]
     assert ["1 row is there once too often" in note for note in notes] == [True] * (not (alone and ours))
 
 

@@ -89,7 +89,7 @@ def test_positions_are_replaced_and_all_else_is_kept(target: Any, positions: dic
 
 
 def test_a_time_is_where_the_broker_found_it_or_the_end() -> None:
-    broker = BrokerOffsets({ref(0): PartitionOffsets(10, 130, found=44), ref(1): PartitionOffsets(0, 90)}, {})
+    broker = BrokerOffsets({ref(0): PartitionOffsets(10, 130, first_at_time=44), ref(1): PartitionOffsets(0, 90)}, {})
     assert plan_reset(STATE, ToTime(1), broker).state.positions == {ref(0): 44, ref(1): 90}
 
 

@@ -118,7 +118,7 @@ def step(**changes: Any) -> Document:
 def test_an_edit_that_changes_no_row(running: Running, job: Document) -> None:
     since, epochs = running.rows, running.store.record("orders-payments")
     found = running.beside(job, epochs=3)
-    assert found.same, found.text("5m")
+    assert found.is_equal, found.text("5m")
     assert found.compared.epochs == 3
     assert epochs is not None
     assert found.first == epochs.epoch + 1
@@ -140,33 +140,33 @@ def test_a_difference_is_found_and_says_which_records_make_the_row(
     running: Running, job: Document, what: set[str]
 ) -> None:
     found = running.beside(job, epochs=4)
-    assert not found.same
+    assert not found.is_equal
     assert what <= set(found.compared.counted)
     text = found.text("5m")
     assert "differ under the edited job" in text
     assert "upgrade.mode: stateful" in text
-    assert any("/" in each.place for each in found.compared.differences)
+    assert any("/" in each.origin for each in found.compared.differences)
 
 
 def test_rows_of_the_state_as_it_was_play_their_part(running: Running) -> None:
     """A row from before the comparison has partners in it: under a shorter interval it has fewer."""
     found = running.beside(step(interval={"of": "l", "lower": "-10ms", "upper": "4ms"}), epochs=1)
     before = 5 * 3  # the first event time of the comparison's first epoch
-    lost = [each.expected for each in found.compared.differences if each.what == "missing"]
+    lost = [each.expected for each in found.compared.differences if each.kind == "missing"]
     assert any(row is not None and row["w"] >= 300 and row["v"] < before for row in lost)
 
 
 def test_columns_that_only_one_of_them_has_are_not_compared(running: Running) -> None:
     select = [*JOB["spec"]["select"][:2], {"column": "r.ts", "as": "at"}]
     found = running.beside(edited(select=select), epochs=2)
-    assert found.same
-    assert found.apart == ("w", "at")
+    assert found.is_equal
+    assert found.unshared_columns == ("w", "at")
     assert "not compared, since only one of the two has them: w, at" in found.text("5m")
 
 
 def test_what_was_committed_in_time_is_compared(running: Running) -> None:
     found = running.beside(JOB, epochs=1000, within="3s")
-    assert found.same
+    assert found.is_equal
     assert 3 <= found.compared.epochs < 1000
 
 
@@ -174,7 +174,7 @@ def test_nothing_to_compare_is_no_yes(running: Running) -> None:
     for _ in STEPS:
         running.step()
     found = running.beside(JOB, within="3s")
-    assert not found.same
+    assert not found.is_equal
     assert "no epoch was committed within 3s" in found.text("3s")
     assert "raise upgrade.shadow.within" in found.text("3s")
 
@@ -188,7 +188,7 @@ def test_what_this_release_computes_otherwise_is_found(running: Running, monkeyp
 
     monkeypatch.setattr(running.store, "epochs", miscounted)
     found = running.beside(JOB, epochs=1)
-    assert not found.same
+    assert not found.is_equal
     assert "the log has rows_out" in found.text("5m")
 
 

@@ -90,9 +90,9 @@ def test_a_value_that_was_changed(verdict: Callable[..., Verdict], tmp_path: Pat
     assert dict(found.compared.counted) == {"different": 1}
     (difference,) = found.compared.differences
     assert difference.expected is not None
-    assert difference.found == {**difference.expected, "right_v": "R"}
+    assert difference.actual == {**difference.expected, "right_v": "R"}
     number = int(difference.expected["left_k"].removeprefix("k"))  # every second one has a partner
-    assert difference.place == f"r 0/{number // 2} with l 0/{number}"
+    assert difference.origin == f"r 0/{number // 2} with l 0/{number}"
     assert found.document()["verified"] is False
     assert "NOT VERIFIED, 1 different" in next(iter(found.lines()))
 
@@ -113,7 +113,7 @@ def test_a_row_that_is_not_there_and_one_that_is_twice(
 def test_a_line_that_is_no_row(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
     spoilt = part(tmp_path)
     spoilt.write_text(spoilt.read_text() + "torn{\n")
-    assert [each.found for each in verdict().compared.differences] == [{"not JSON": "torn{"}]
+    assert [each.actual for each in verdict().compared.differences] == [{"not JSON": "torn{"}]
 
 
 def test_the_same_row_written_in_another_way(verdict: Callable[..., Verdict], tmp_path: Path) -> None:

@@ -95,14 +95,14 @@ def test_rows_in_a_topic(topics: Topics, form: str) -> None:
     assert other.right
     assert other.compared.rows == written.rows[untouched].num_rows
     assert dict(verdict.compared.counted) == {"missing": 2, "extra": 2, "different": 1}
-    found = {(each.output, each.what): each for each in verdict.compared.differences}
+    found = {(each.output, each.kind): each for each in verdict.compared.differences}
     assert {name: each.epoch for name, each in found.items()} == {
         ("output", "missing"): spoiling, ("output", "extra"): spoiling, ("output", "different"): spoiling,
         ("dead letters", "missing"): dead[1], ("dead letters", "extra"): dead[0],
     }  # fmt: skip
     changed = found["output", "different"]
-    assert changed.found == changed.expected | {"left_v": 77.5}
-    assert changed.place.startswith("r 0/")
+    assert changed.actual == changed.expected | {"left_v": 77.5}
+    assert changed.origin.startswith("r 0/")
     assert found["output", "extra"].found_at.startswith(f"{topics.name}:")
     assert found["dead letters", "missing"].expected["offset"] == lost["offset"][0].as_py()
 
@@ -131,7 +131,7 @@ def test_a_right_topic_and_what_is_not_this_jobs(topics: Topics) -> None:
     assert verdict.compared.dead == EPOCHS
     topics.send(b"torn{")
     (difference,) = written.verdict().compared.differences
-    assert (difference.what, difference.epoch, difference.found) == ("extra", None, {"not JSON": "torn{"})
+    assert (difference.kind, difference.epoch, difference.actual) == ("extra", None, {"not JSON": "torn{"})
     assert difference.line().startswith(f"output: extra; found at {topics.name}:0=")
 
 
@@ -155,9 +155,9 @@ def test_keys_count_too(topics: Topics) -> None:
     written.publish()
     topics.send(row, key=b"other")
     (difference,) = written.verdict().compared.differences
-    assert difference.what == "different"
+    assert difference.kind == "different"
     assert difference.expected == json.loads(row) | {"record": [json.loads(row)["left_k"]]}
-    assert difference.found == json.loads(row) | {"record": ["other"]}
+    assert difference.actual == json.loads(row) | {"record": ["other"]}
 
 
 def test_rows_of_the_epoch_that_is_pending(topics: Topics) -> None:

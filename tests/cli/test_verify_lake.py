@@ -100,13 +100,13 @@ def test_rows_that_are_missing_twice_and_different(written: Written, tmp_path: P
     verdict = written.verdict()
     assert not verdict.right
     assert dict(verdict.compared.counted) == {"missing": 1, "extra": 1, "different": 1}
-    found = {each.what: each for each in verdict.compared.differences}
+    found = {each.kind: each for each in verdict.compared.differences}
     assert {each.epoch for each in found.values()} == {1}
     first, second, third = (json.loads(line) for line in rows_to_json(rows.slice(0, 3)))
-    assert (found["missing"].expected, found["missing"].found) == (first, None)
-    assert (found["extra"].expected, found["extra"].found) == (None, second)
-    assert (found["different"].expected, found["different"].found) == (third, third | {"left_v": 77})
-    assert found["different"].place.startswith("r 0/")
+    assert (found["missing"].expected, found["missing"].actual) == (first, None)
+    assert (found["extra"].expected, found["extra"].actual) == (None, second)
+    assert (found["different"].expected, found["different"].actual) == (third, third | {"left_v": 77})
+    assert found["different"].origin.startswith("r 0/")
     assert "/000000000001/" in found["extra"].found_at, "the file says the epoch"
 
 

@@ -14,8 +14,8 @@ from cli.commands import Joinery
 from cli.verified import inputs_of
 from joinery_runtime.cli.replay_commands import why_command
 from joinery_runtime.cli.state_show import show
-from joinery_runtime.cli.why import Answer, Explained, whole_topic, why
-from joinery_runtime.cli.why_records import FoundRecord, Place
+from joinery_runtime.cli.why import Answer, Explained, explain_records, whole_topic
+from joinery_runtime.cli.why_records import FoundRecord, RecordPosition
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine import planner
@@ -59,7 +59,7 @@ def asked(joinery: Joinery, tmp_path: Path) -> Any:
 
 
 def test_the_end_of_an_input_is_no_huge_number() -> None:
-    record = FoundRecord(Place(PartitionRef("l", "l", 0), 0), 1, {}, 5)
+    record = FoundRecord(RecordPosition(PartitionRef("l", "l", 0), 0), 1, {}, 5)
     found = Explained(record, {"l": END_OF_TIME, "r": None, "s": 7}, None, "", {}, {}).document()
     assert found["watermarks"] == {"l": "end", "r": None, "s": 7}
 
@@ -186,29 +186,29 @@ def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path:
     assert reasons == +meant
     for answer in answers:
         _is_made_or_kept_or_left(job, answer)
-    due = {row for each in explained for rows in each.made.values() for row in rows}
+    due = {row for each in explained for rows in each.produced.values() for row in rows}
     assert due >= {json.dumps(row) for line in lines for row in line["output"]}
 
 
 def _is_made_or_kept_or_left(job: Job, answer: Answer) -> None:
     """And the state has what is said to be kept."""
     (record,) = answer.records
-    (partition, offset), name = (record.record.place.partition.partition, record.record.place.offset), ""
+    (partition, offset), name = (record.record.position.partition.partition, record.record.position.offset), ""
     if record.reason is not None:
         assert record.outcome is None
         return
     if record.outcome is None:
         assert record.unmatched  # it cannot match: if anything, it went out padded
-        assert all(record.padded[epoch] for epoch in record.made)
-        assert record.made or answer.kept is None
+        assert all(record.padded[epoch] for epoch in record.produced)
+        assert record.produced or answer.key_view is None
         return
-    retention, name = record.outcome.retention, record.record.place.partition.input
+    retention, name = record.outcome.retention, record.record.position.partition.input
     text = "\n".join(record.lines())
     assert ("  kept until " in text) == (retention.evicted_in is None)
     assert ("  left the state in epoch " in text or "  never kept: " in text) == (retention.evicted_in is not None)
     assert retention.evicted_in is None or retention.evicted_in >= record.record.epoch
-    if isinstance(job, StreamJoin) and retention.evicted_in is None and answer.kept is not None:
-        shown = [row.document() for step in answer.kept.steps for row in step.rows]
+    if isinstance(job, StreamJoin) and retention.evicted_in is None and answer.key_view is not None:
+        shown = [row.document() for step in answer.key_view.steps for row in step.rows]
         assert (name, partition, offset) in {(row["input"], row["partition"], row["offset"]) for row in shown}
 
 
@@ -233,7 +233,7 @@ def _alone(tmp_path: Path, way: str, left: int, right: int, *more: dict[str, Any
     ]
     steps.write_text("".join(json.dumps(step) + "\n" for step in [*rows, *more]))
     (found,) = why_command(parse_job(text, "job.yaml"), (), "l:0=0", None, steps).records
-    assert (found.reason, found.made, found.prevented) == (None, {}, {})
+    assert (found.reason, found.produced, found.prevented) == (None, {}, {})
     return found
 
 
@@ -435,7 +435,7 @@ def test_the_job_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     for module in ("cli.why", "cli.state_show", "hosts.replay"):
         monkeypatch.setattr(f"joinery_runtime.{module}.compile_job", counting)
-    assert len(why(job, store, inputs_of(job, STEPS), ["k=a"], None).records) == 5
+    assert len(explain_records(job, store, inputs_of(job, STEPS), ["k=a"], None).records) == 5
     assert len(compiled) == 1
 
 
@@ -457,9 +457,9 @@ def _said(answer: Answer) -> dict[str, tuple[list[Any], list[Any]]]:
     for each in answer.records:
         made, prevented = (
             [tuple(json.loads(row).values()) for counted in rows.values() for row in counted]
-            for rows in (each.made, each.prevented)
+            for rows in (each.produced, each.prevented)
         )
-        told[str(each.record.place)] = (made, prevented)
+        told[str(each.record.position)] = (made, prevented)
     return told
 
 
@@ -578,7 +578,7 @@ def test_a_join_on_time_only_is_asked_for_a_record(tmp_path: Path) -> None:
 
 def test_a_record_names_its_group_by_what_the_job_computes(tmp_path: Path) -> None:
     answer = _answer("sessions/compute", tmp_path, (), "c:0=0")
-    assert answer.kept is not None
+    assert answer.key_view is not None
     ((made, prevented),) = _said(answer).values()
     assert [row[0] for row in made] == ["ann"]
     assert made[0][-2:] == (16, 5)
@@ -605,12 +605,12 @@ def test_what_has_left_is_not_kept_even_while_its_segment_is_stored(tmp_path: Pa
     store = MemoryStore()
     for _ in run_trace(job, steps, store):
         """The answer is asked for below."""
-    answer = why(job, store, inputs_of(job, steps), ["k=a"], None)
+    answer = explain_records(job, store, inputs_of(job, steps), ["k=a"], None)
     left = {each.record.ts: each.outcome.retention.evicted_in for each in answer.records if each.outcome is not None}
     assert left[100] is not None
     assert left[100_000] is None
-    assert answer.kept is not None
-    (kept,) = answer.kept.document()["steps"]
+    assert answer.key_view is not None
+    (kept,) = answer.key_view.document()["steps"]
     stayed = {each.record.ts for each in answer.records if left[each.record.ts or 0] is None}
     assert {row["ts"] for row in kept["rows"]} == stayed
     # `joinery state show` lists what is stored as well, and says which of it has left.
@@ -618,7 +618,7 @@ def test_what_has_left_is_not_kept_even_while_its_segment_is_stored(tmp_path: Pa
     assert {row["ts"]: row.get("left", False) for row in stored["rows"]} == {
         ts: at is not None for ts, at in left.items()
     }
-    assert f"{len(stayed)} row" in next(iter(answer.kept.lines()))
+    assert f"{len(stayed)} row" in next(iter(answer.key_view.lines()))
 
 
 SESSIONS = """\
@@ -643,7 +643,7 @@ def test_a_record_is_part_of_a_session_that_others_explain_as_well(tmp_path: Pat
     rows = [("A", 100), ("Z", 105), ("Z", 107), ("B", 109), ("C", 150), ("D", 300)]
     steps = [{"input": "c", "rows": [{"k": "a", "v": v, "ts": ts} for v, ts in rows]}, {"watermark": {"c": 200}}]
     told = {offset: _of(tmp_path, text, steps, f"c:0={offset}") for offset in range(6)}
-    assert [bool(told[offset].made) for offset in range(6)] == [
+    assert [bool(told[offset].produced) for offset in range(6)] == [
         select.startswith("late"),
         False,
         False,
@@ -663,7 +663,7 @@ def test_a_version_that_says_what_the_one_before_it_said(tmp_path: Path) -> None
     text = text.replace("{path: r.jsonl}", "{path: r.jsonl}, table: {key: [k]}")
     versions = {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 50}, {"k": "a", "v": "x", "ts": 60}]}
     found = _of(tmp_path, text, [versions, LEFT_ROW], "r:0=1")
-    assert (found.made, found.prevented) == ({}, {})
+    assert (found.produced, found.prevented) == ({}, {})
     assert [each["row"] for each in found.document()["part_of"]] == [{"l": "A", "r": "x"}]
     assert not found.unmatched
     assert _of(tmp_path, text, [versions, LEFT_ROW], "r:0=0").part_of == {}

@@ -203,8 +203,8 @@ def why(
     from joinery_runtime.cli.replay_commands import why_command  # noqa: PLC0415
 
     with loaded(job_file, plain_numbers=steps is not None) as job:
-        found = why_command(job, key, record, until, steps)
-    answer(found.document(), found.lines(), as_json=as_json)
+        explanation = why_command(job, key, record, until, steps)
+    answer(explanation.document(), explanation.lines(), as_json=as_json)
 
 
 @app.command
@@ -220,9 +220,9 @@ def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = Fa
     from joinery_runtime.cli.replay_commands import verify_command  # noqa: PLC0415
 
     with loaded(job_file) as job:
-        found = verify_command(job, epochs)
-    answer(found.document(), found.lines(), as_json=as_json)
-    if not found.right:
+        verdict = verify_command(job, epochs)
+    answer(verdict.document(), verdict.lines(), as_json=as_json)
+    if not verdict.right:
         raise SystemExit(1)
 
 
@@ -249,12 +249,12 @@ def sql(
     from joinery_runtime.cli.sql import json_rows, run_query, shown  # noqa: PLC0415
 
     job = load(job_file)
-    found, notes = run_query(job, query)
+    frame, notes = run_query(job, query)
     if as_json or not sys.stdout.isatty():
-        for row in json_rows(found):
+        for row in json_rows(frame):
             say(json.dumps(row))
     else:
-        say(shown(found, rows))
+        say(shown(frame, rows))
     for note in notes:
         print(f"joinery: {note}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
 

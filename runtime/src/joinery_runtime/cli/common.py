@@ -90,13 +90,13 @@ def with_line(job: Job, job_file: Path) -> Iterator[None]:
         if error.field is None or not job_file.is_file():  # from a pipe the text is gone
             raise
         name, field = error.field
-        place = next(number for number, model in enumerate(job.inputs) if model.name == name)
+        index = next(number for number, model in enumerate(job.inputs) if model.name == name)
         lines = lines_of(job_file)
-        line = lines.get(f"spec.inputs[{place}].{field}", lines.get(f"spec.input.{field}", 1))
+        line = lines.get(f"spec.inputs[{index}].{field}", lines.get(f"spec.input.{field}", 1))
         if line == 1:  # the operator writes a resource into one line
             raise
-        what = f"{job_file}: line {line}: {error.summary[:1].lower()}{error.summary[1:]}"
-        raise type(error)(what, facts=error.facts, todo=error.todo) from error
+        summary = f"{job_file}: line {line}: {error.summary[:1].lower()}{error.summary[1:]}"
+        raise type(error)(summary, facts=error.facts, todo=error.todo) from error
 
 
 def stored(job: Job) -> Stored:

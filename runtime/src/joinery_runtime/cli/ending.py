@@ -52,11 +52,11 @@ def writing_ending() -> Iterator[Callable[[object], None]]:
     """Writes how the block ends, if a file is named: the error that leaves the block, or else the result that the block
     passes to the yielded function ("stopped"; anything else means "finished"). Keeps an answer that the block has put
     in the file."""
-    place = os.environ.get(ENDING_FILE)
-    if not place:
+    ending_file = os.environ.get(ENDING_FILE)
+    if not ending_file:
         yield lambda _: None
         return
-    path = Path(place)
+    path = Path(ending_file)
     _write(path, b"")
     outcomes: list[Outcome] = []
     with sigterm_stops():
@@ -79,12 +79,12 @@ def writing_ending() -> Iterator[Callable[[object], None]]:
 
 def leave_answer(text: str) -> None:
     """Writes a command's answer to the file of its ending, if a file is named."""
-    place = os.environ.get(ENDING_FILE)
-    if place:
+    ending_file = os.environ.get(ENDING_FILE)
+    if ending_file:
         try:
-            Path(place).write_text(text, encoding="utf-8")
+            Path(ending_file).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise EnvironmentProblem(f"{place} cannot be written", facts=error.strerror or str(error)) from error
+            raise EnvironmentProblem(f"{ending_file} cannot be written", facts=error.strerror or str(error)) from error
 
 
 def failed(error: Exception) -> Ending:

@@ -13,7 +13,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.cli.row_differences import Difference, RowComparison, What, most_like, place_of
+from joinery_runtime.cli.row_differences import Difference, DifferenceKind, RowComparison, most_like, origin_text
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.sinks.content import SEPARATOR, Content
@@ -22,11 +22,11 @@ from joinery_runtime.sinks.encode import rows_to_json
 _MEMORY = "512MB"
 _PAIRED = 1000  # rows of each side that are searched for pairs that differ only in some columns
 _PIECE = 10_000  # rows
-_PLACE = ("$order_side", "$order_partition", "$order_offset", "$partner_partition", "$partner_offset")
+_ORIGIN_COLUMNS = ("$order_side", "$order_partition", "$order_offset", "$partner_partition", "$partner_offset")
 _EPOCH = 1 << 32  # numbers count rows within an epoch
 
 _TABLES = """
-CREATE TABLE expected (text BLOB, key BLOB, epoch BIGINT, number BIGINT, required BOOLEAN, gone BOOLEAN,
+CREATE TABLE expected (text BLOB, key BLOB, epoch BIGINT, number BIGINT, required BOOLEAN, retracted BOOLEAN,
     side BIGINT, part BIGINT, "offset" BIGINT, partner_part BIGINT, partner_offset BIGINT);
 CREATE TABLE present (text BLOB, place VARCHAR, number BIGINT, ours BOOLEAN);
 """
@@ -35,7 +35,7 @@ _NEWEST = """
 CREATE TABLE newest AS SELECT expected.* FROM expected
 JOIN (SELECT key, max(number) AS number FROM expected GROUP BY key) AS last
     ON expected.key = last.key AND expected.number = last.number
-WHERE NOT gone
+WHERE NOT retracted
 QUALIFY row_number() OVER (PARTITION BY expected.key
     ORDER BY (hash(text) IN (SELECT hash(text) FROM present)) DESC) = 1;
 DROP TABLE expected;
@@ -111,13 +111,14 @@ class OutputDiff:
             self._expect(epoch, table, epoch * _EPOCH + numbers)
 
     def _expect(self, epoch: int, table: pa.Table, numbers: np.ndarray) -> None:
-        places = [
-            table[name] if name in table.schema.names else pa.nulls(table.num_rows, pa.int64()) for name in _PLACE
+        origins = [
+            table[name] if name in table.schema.names else pa.nulls(table.num_rows, pa.int64())
+            for name in _ORIGIN_COLUMNS
         ]
         rows = table.drop_columns([name for name in ORDER_COLUMNS if name in table.schema.names])
         content, count = self.content, table.num_rows
         keys = rows_to_json(rows.select(content.upsert_key)) if content.upsert_key else [None] * count
-        gone = pa.repeat(pa.scalar(False), count) if content.retracted is None else rows[content.retracted]
+        is_retracted = pa.repeat(pa.scalar(False), count) if content.retracted is None else rows[content.retracted]
         if content.retracted is not None:
             rows = rows.drop_columns([content.retracted])
         self._insert(
@@ -125,7 +126,7 @@ class OutputDiff:
             [
                 pa.array(content.texts(rows), pa.binary()), pa.array(keys, pa.binary()),
                 pa.repeat(pa.scalar(epoch), count), pa.array(numbers, pa.int64()),
-                pa.repeat(pa.scalar(epoch <= content.complete_to), count), gone, *places,
+                pa.repeat(pa.scalar(epoch <= content.complete_to), count), is_retracted, *origins,
             ],
         )  # fmt: skip
 
@@ -140,23 +141,23 @@ class OutputDiff:
         first: int,
         last: int,
         *,
-        alone: bool = True,
+        only_incarnation: bool = True,
         may_repeat: bool = False,
         since: int | None = None,
     ) -> int:
         """Reads the output, and adds its differences in epochs `first` to `last`; returns how many rows these epochs
-        should have. Without `alone`, rows of an earlier life of the job may be there too; with `since`, also rows of
-        epochs before that one. `may_repeat`: rows may be there more often than they should."""
+        should have. Without `only_incarnation`, the output may also have rows of an earlier incarnation; with `since`,
+        also rows of epochs before that one. `may_repeat`: rows may be there more often than they should."""
         for piece in self.content.pieces():
-            ours = pa.repeat(pa.scalar(piece.ours and alone), len(piece.texts))
+            is_own = pa.repeat(pa.scalar(piece.ours and only_incarnation), len(piece.texts))
             texts = pa.array(piece.texts, pa.binary())
-            self._insert("present", [texts, pa.array(piece.places), pa.array(piece.numbers, pa.int64()), ours])
+            self._insert("present", [texts, pa.array(piece.places), pa.array(piece.numbers, pa.int64()), is_own])
         self.notes += [f"{self.name}: {note}" for note in self.content.notes]
         self._forget_what_is_cut_off()
         if self.content.upsert_key:
             self._db.execute(_NEWEST)
         self._db.execute(_COUNTS)
-        if self._one("SELECT count(*) FROM differing WHERE required > present"):
+        if self._query_number("SELECT count(*) FROM differing WHERE required > present"):
             # Another program may have written the same row with different white space.
             self._write_plainly()
             self._db.execute(_COUNTS)
@@ -166,35 +167,36 @@ class OutputDiff:
         self._db.execute(_MISSING)
         self._db.execute(_EXTRA)
         self._report(into, first, last)
-        asked = f"FROM expected WHERE epoch BETWEEN {first} AND {last}"
-        required = self._one(f"SELECT count(*) {asked} AND required")
-        if not required and self.content.heads and (rows := self._one(f"SELECT count(*) {asked}")):
-            why = "as the topic has lost its beginning"
-            self.cut_off = f"{self.name}: none of {rows:,} rows has to be there still, {why}"
+        requested_rows = f"FROM expected WHERE epoch BETWEEN {first} AND {last}"
+        required = self._query_number(f"SELECT count(*) {requested_rows} AND required")
+        if not required and self.content.heads and (rows := self._query_number(f"SELECT count(*) {requested_rows}")):
+            reason = "as the topic has lost its beginning"
+            self.cut_off = f"{self.name}: none of {rows:,} rows has to be there still, {reason}"
         return required
 
-    def _one(self, query: str, *values: Any) -> int:
+    def _query_number(self, query: str, *values: Any) -> int:
         return int(self._db.execute(query, values).fetchone()[0] or 0)
 
     def _forget_what_is_cut_off(self) -> None:
         """Stops expecting rows that retention has deleted. Rows of a partition are in the order of their epochs, so a
         partition without its beginning has all rows of the epochs after the first one that it has a row of."""
-        known, untold = 0, []
+        cut_off_epoch, untold = 0, []
         for partition, head in sorted(self.content.heads.items()):
             epochs = (
-                self._one("SELECT max(epoch) FROM expected WHERE hash(text) = hash(?::BLOB)", text) for text in head
+                self._query_number("SELECT max(epoch) FROM expected WHERE hash(text) = hash(?::BLOB)", text)
+                for text in head
             )
             first = next((epoch for epoch in epochs if epoch), None)
             if first is None:
                 untold.append(partition)
-            known = max(known, self.content.complete_to if first is None else first)
-        if known:
-            self._db.execute("UPDATE expected SET required = FALSE WHERE epoch <= ?", [known])
+            cut_off_epoch = max(cut_off_epoch, self.content.complete_to if first is None else first)
+        if cut_off_epoch:
+            self._db.execute("UPDATE expected SET required = FALSE WHERE epoch <= ?", [cut_off_epoch])
             partitions = ", ".join(map(str, untold))
-            why = f" (partition {partitions}: no record is left there, or none that tells its epoch)"
+            partitions_note = f" (partition {partitions}: no record is left there, or none that tells its epoch)"
             self.notes.append(
-                f"{self.name}: the topic has lost its beginning{why if untold else ''}, so rows up to epoch {known} "
-                "may be missing there"
+                f"{self.name}: the topic has lost its beginning{partitions_note if untold else ''}, so rows up to "
+                f"epoch {cut_off_epoch} may be missing there"
             )
 
     def _write_plainly(self) -> None:
@@ -213,13 +215,16 @@ class OutputDiff:
     def _has_equal_rows(self) -> bool:
         """Whether epochs, computed ones or earlier ones, put out rows that are equal in all columns."""
         equal = "SELECT count(*) FROM (SELECT 1 FROM expected GROUP BY hash(text) HAVING count(*) > 1 LIMIT 1)"
-        return bool(self._one(equal) or self._one("SELECT count(*) FROM differing WHERE twin IS NULL AND present > 1"))
+        return bool(
+            self._query_number(equal)
+            or self._query_number("SELECT count(*) FROM differing WHERE twin IS NULL AND present > 1")
+        )
 
     def _forgive_equal_rows(self, since: int) -> None:
         """Takes rows that are there too often out of the comparison: where equal rows are usual, such a row may belong
         to an epoch that was not computed."""
         often = "twin IS NOT NULL AND present > required + optional"
-        more = self._one(f"SELECT sum(present - required - optional) FROM differing WHERE {often}")
+        more = self._query_number(f"SELECT sum(present - required - optional) FROM differing WHERE {often}")
         self._db.execute(f"DELETE FROM differing WHERE {often}")
         if more:
             self.notes.append(
@@ -232,31 +237,35 @@ class OutputDiff:
         comparison."""
         if may_repeat:
             repeated = "present > required + optional AND required + optional > 0"
-            again = self._one(f"SELECT sum(present - required - optional) FROM differing WHERE {repeated}")
+            repeated_rows = self._query_number(
+                f"SELECT sum(present - required - optional) FROM differing WHERE {repeated}"
+            )
             self._db.execute(f"DELETE FROM differing WHERE {repeated}")
-            if again:
-                rows = counted(again, "row", "are")
+            if repeated_rows:
+                rows = counted(repeated_rows, "row", "are")
                 self.notes.append(f"{self.name}: {rows} there again, as delivery: atLeastOnce allows")
-        again = self._one(
+        repeated_rows = self._query_number(
             "SELECT sum(present - greatest(required + optional, ours)) FROM differing "
             "WHERE twin IS NOT NULL AND present > greatest(required + optional, ours)"
         )
-        if again:
+        if repeated_rows:
             self.notes.append(
-                f"{self.name}: {counted(again, 'row', 'are')} there once too often, as `extra` says; another writer "
-                "may have written the same, or the job in epochs that were not computed"
+                f"{self.name}: {counted(repeated_rows, 'row', 'are')} there once too often, as `extra` says; another "
+                "writer may have written the same, or the job in epochs that were not computed"
             )
-        others = self._one("SELECT sum(present - ours) FROM differing WHERE twin IS NULL AND present > ours")
-        if others:
+        foreign_rows = self._query_number(
+            "SELECT sum(present - ours) FROM differing WHERE twin IS NULL AND present > ours"
+        )
+        if foreign_rows:
             self.notes.append(
-                f"{self.name}: {counted(others, 'row', 'are')} there that these epochs have not put out; another "
+                f"{self.name}: {counted(foreign_rows, 'row', 'are')} there that these epochs have not put out; another "
                 "writer may have written the same, or the job in epochs that were not computed"
             )
 
     def _report(self, into: RowComparison, first: int, last: int) -> None:
         """Reports the differences. A row that is there once too often is not a changed row, so missing rows are paired
         only with rows that no epoch has put out."""
-        asked = f"BETWEEN {first} AND {last}"
+        requested_epochs = f"BETWEEN {first} AND {last}"
         strange = [(_shown(row["text"]), row) for row in self._first("extra WHERE twin IS NULL")]
         pairs = different = 0
         for row in self._first("missing"):
@@ -266,30 +275,30 @@ class OutputDiff:
                 other, pairs = strange.pop(at), pairs + 1
             if first <= row["epoch"] <= last:
                 different += other is not None
-                what: What = "missing" if other is None else "different"
-                found, place = (None, "") if other is None else (other[0], other[1]["place"])
-                into.show(Difference(row["epoch"], self.name, what, expected, found, self._made_of(row), place))
-        for row in self._first(f"extra WHERE twin {asked}"):
+                kind: DifferenceKind = "missing" if other is None else "different"
+                actual, found_at = (None, "") if other is None else (other[0], other[1]["place"])
+                into.show(Difference(row["epoch"], self.name, kind, expected, actual, self._made_of(row), found_at))
+        for row in self._first(f"extra WHERE twin {requested_epochs}"):
             into.show(Difference(row["twin"], self.name, "extra", None, _shown(row["text"]), "", row["place"]))
         for shown, row in strange:
             into.show(Difference(None, self.name, "extra", None, shown, "", row["place"]))
-        missing = self._one(f"SELECT count(*) FROM missing WHERE epoch {asked}") - different
-        extra = self._one(f"SELECT count(*) FROM extra WHERE twin IS NULL OR twin {asked}") - pairs
-        for what, count in (("missing", missing), ("extra", extra), ("different", different)):
+        missing = self._query_number(f"SELECT count(*) FROM missing WHERE epoch {requested_epochs}") - different
+        extra = self._query_number(f"SELECT count(*) FROM extra WHERE twin IS NULL OR twin {requested_epochs}") - pairs
+        for kind, count in (("missing", missing), ("extra", extra), ("different", different)):
             if count:
-                into.counted[what] += count
+                into.counted[kind] += count
 
     def _first(self, name: str) -> list[dict[str, Any]]:
         query = f"SELECT * FROM {name} ORDER BY number, text LIMIT {_PAIRED}"
-        found = self._db.execute(query)
-        names = [column[0] for column in found.description]
-        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        cursor = self._db.execute(query)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def _made_of(self, row: dict[str, Any]) -> str:
         if row["side"] is None:
             return ""
         partner = (row["partner_part"], row["partner_offset"])
-        return place_of(self.sides, row["side"], (row["part"], row["offset"]), partner)
+        return origin_text(self.sides, row["side"], (row["part"], row["offset"]), partner)
 
     def close(self) -> None:
         self._db.close()
@@ -312,20 +321,20 @@ def _ranks(tables: Sequence[pa.Table]) -> np.ndarray:
 
 def _plain(text: bytes) -> bytes:
     """The row in one spelling of JSON; text that is not JSON stays as it is."""
-    value, *others = text.split(SEPARATOR)
+    value, *key_and_headers = text.split(SEPARATOR)
     try:
-        return SEPARATOR.join([json.dumps(json.loads(value), sort_keys=True).encode(), *others])
+        return SEPARATOR.join([json.dumps(json.loads(value), sort_keys=True).encode(), *key_and_headers])
     except ValueError:
         return text
 
 
 def _shown(text: bytes) -> dict[str, Any]:
     """A row by its columns; `record` has the record's key and headers, if the job sets those."""
-    value, *others = text.split(SEPARATOR)
+    value, *key_and_headers = text.split(SEPARATOR)
     try:
         row = json.loads(value)
     except ValueError:
         row = None
     if not isinstance(row, dict):
         row = {"not JSON": value.decode(errors="replace")}
-    return {**row, "record": [each.decode(errors="replace") for each in others]} if others else row
+    return {**row, "record": [part.decode(errors="replace") for part in key_and_headers]} if key_and_headers else row

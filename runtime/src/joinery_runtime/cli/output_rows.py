@@ -43,7 +43,7 @@ def output_rows(
     dsn: str,
     stack: ExitStack,
     notes: list[str],
-    held: str | None = None,
+    buffered_note: str | None = None,
     *,
     typed: bool = True,
     may_be_empty: bool = False,
@@ -65,7 +65,7 @@ def output_rows(
             facts="it goes to the console, which keeps no rows",
             todo="Ask for another table",
         )
-    return _files(job, output.file, held, typed=typed, may_be_empty=may_be_empty)
+    return _files(job, output.file, buffered_note, typed=typed, may_be_empty=may_be_empty)
 
 
 def ask_postgres(query: exp.Query, table: TargetTable, dsn: str) -> pl.DataFrame:
@@ -161,12 +161,12 @@ def _in_batches(batches: Callable[[], Iterator[pl.DataFrame]], types: Types) -> 
         columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
     ) -> Iterator[pl.DataFrame]:
         for batch in chain([pl.DataFrame(schema=types)], batches()):  # polars needs at least one batch
-            wanted = batch if predicate is None else batch.filter(predicate)
-            wanted = wanted if columns is None else wanted.select(columns)
+            selected = batch if predicate is None else batch.filter(predicate)
+            selected = selected if columns is None else selected.select(columns)
             if n_rows is not None:
-                wanted = wanted.head(n_rows)
-                n_rows -= wanted.height
-            yield wanted
+                selected = selected.head(n_rows)
+                n_rows -= selected.height
+            yield selected
             if n_rows == 0:
                 return
 
@@ -201,13 +201,13 @@ def _topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
 
     def batches() -> Iterator[pl.DataFrame]:
         other: list[str] = []
-        with closing(KafkaRecords(target, _GROUP, ranges)) as here:
-            for messages in here.messages():
-                values = here.values(messages)
+        with closing(KafkaRecords(target, _GROUP, ranges)) as reader:
+            for messages in reader.messages():
+                values = reader.values(messages)
                 yield _decoded(values, messages, types, other)
         if other:
-            what = f"{counted(len(other), 'record', 'are')} left out that no row of this job can be"
-            note = f"{what}; the first one is {target.topic}-{other[0]}"
+            omitted = f"{counted(len(other), 'record', 'are')} left out that no row of this job can be"
+            note = f"{omitted}; the first one is {target.topic}-{other[0]}"
             if note not in notes:  # a query may read the topic several times
                 notes.append(note)
 
@@ -224,9 +224,9 @@ def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types,
             other.append(f"{messages[0].partition()}@{messages[0].offset()}")
             return pl.DataFrame(schema=types)
     try:
-        found = pl.read_ndjson(b"\n".join(values), schema=types)
-        if found.height == len(values):
-            return found
+        decoded = pl.read_ndjson(b"\n".join(values), schema=types)
+        if decoded.height == len(values):
+            return decoded
     except pl.exceptions.PolarsError:
         """Then by halves."""
     middle = len(values) // 2
@@ -237,28 +237,30 @@ def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types,
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _files(job: Job, output: FileOutput, held: str | None, *, typed: bool, may_be_empty: bool) -> pl.LazyFrame:
+def _files(job: Job, output: FileOutput, buffered_note: str | None, *, typed: bool, may_be_empty: bool) -> pl.LazyFrame:
     folder = Path(output.path)
     # Files in the other format are from before an edit of the job.
     lines, columns = sorted(folder.glob("*.jsonl")), sorted(folder.glob("*.parquet"))
     if not lines and not columns and not may_be_empty:
         facts = f"no file is in {folder}"
-        raise JoineryError(f"There is no output of job {job.name} yet", facts=f"{facts}; {held}" if held else facts)
+        raise JoineryError(
+            f"There is no output of job {job.name} yet", facts=f"{facts}; {buffered_note}" if buffered_note else facts
+        )
     types = _json_types(job)
     frames = [
         *(_json(paths, types, typed=typed) for paths in _alike(lines, _names_of if typed else _one_each).values()),
         *(pl.scan_parquet(paths) for paths in _alike(columns, _parquet_types).values()),
     ]
     try:
-        found = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_types(job))
-        found.collect_schema()
+        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_types(job))
+        frame.collect_schema()
     except pl.exceptions.PolarsError as error:
         raise JoineryError(
             f"The files of {folder} make no table",
             facts=str(error),
             todo="Move the files of one definition of the job to a folder of their own and read each folder",
         ) from error
-    return found
+    return frame
 
 
 def _types(job: Job) -> Types:
@@ -268,16 +270,16 @@ def _types(job: Job) -> Types:
     return _json_types(job)
 
 
-def _alike(paths: Sequence[Path], what: Callable[[Path], Any]) -> dict[Any, list[Path]]:
-    """Groups files by the shape of their rows (`what`), so that one scan can read a group."""
-    found: dict[Any, list[Path]] = {}
+def _alike(paths: Sequence[Path], shape_of: Callable[[Path], Any]) -> dict[Any, list[Path]]:
+    """Groups files by the shape of their rows (`shape_of`), so that one scan can read a group."""
+    groups: dict[Any, list[Path]] = {}
     for path in paths:
         if path.stat().st_size:
             try:
-                found.setdefault(what(path), []).append(path)
+                groups.setdefault(shape_of(path), []).append(path)
             except (OSError, ValueError, pa.ArrowException) as error:
                 raise _unreadable_file(path, error) from error
-    return found
+    return groups
 
 
 def _names_of(path: Path) -> tuple[str, ...]:
@@ -302,11 +304,13 @@ def _json(paths: list[Path], types: Types, *, typed: bool) -> pl.LazyFrame:
     them."""
     if not typed or not set(_names_of(paths[0])) <= types.keys():
         try:
-            found = dict(pl.scan_ndjson(paths, infer_schema_length=None).collect_schema())
+            inferred = dict(pl.scan_ndjson(paths, infer_schema_length=None).collect_schema())
         except pl.exceptions.PolarsError as error:
             raise _unreadable_file(paths[0], error) from error
-        known = types if typed else {name: kind for name, kind in types.items() if kind == pl.UInt64 and name in found}
-        types = {**found, **known}
+        declared = (
+            types if typed else {name: kind for name, kind in types.items() if kind == pl.UInt64 and name in inferred}
+        )
+        types = {**inferred, **declared}
     return pl.scan_ndjson(paths, schema=types)
 
 

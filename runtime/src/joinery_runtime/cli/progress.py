@@ -158,8 +158,8 @@ class JsonProgress(RunProgress):
         self._log.warning("warning", message=message)
 
     def ended(self, by: EndedBy) -> None:
-        found = list(late_inputs(self._totals, self._delays))
-        for late in found:
+        late_reports = list(late_inputs(self._totals, self._delays))
+        for late in late_reports:
             self._log.warning("late", **late.document(), message=late.words)
         for words in (*closed_inputs(self._totals), *delays_to_name(self._job, self._totals, self._disorder)):
             self.warn(words)
@@ -168,7 +168,7 @@ class JsonProgress(RunProgress):
             "ended",
             reason=WHY_ENDED[by],
             rows_in=self._read,
-            late={late.input: late.rows for late in found},
+            late={late.input: late.rows for late in late_reports},
             **note,
         )
 
@@ -208,7 +208,9 @@ class JsonProgress(RunProgress):
             state_rows=report.state_rows,
             state_bytes=report.state_bytes,
             amplification=None if report.amplification is None else round(report.amplification, 3),
-            sides={part: {**asdict(report.parts[part]), **asdict(of)} for part, of in report.totals.parts.items()},
+            sides={
+                part: {**asdict(report.parts[part]), **asdict(totals)} for part, totals in report.totals.parts.items()
+            },
             hottest_keys=[asdict(key) for key in report.hottest[:HOTTEST]],
         )
 
@@ -269,9 +271,11 @@ class TableProgress(RunProgress):
     def _started(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
-        again = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
+        replay_note = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
         location = escape(self._location)
-        self._say(f"{self._job.name} on {location}: generation {driver.generation}, after epoch {driver.epoch}{again}")
+        self._say(
+            f"{self._job.name} on {location}: generation {driver.generation}, after epoch {driver.epoch}{replay_note}"
+        )
 
     def _trouble(self, error: JoineryError, pause: float) -> None:
         self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
@@ -302,8 +306,8 @@ class TableProgress(RunProgress):
 
     def _table(self, progress: CommittedEpoch, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
-        took = f"{progress.seconds * 1000:.0f} ms on {_LOCATIONS[report.runs_on]}"
-        table = Table(title=f"{self._job.name}, epoch {report.epoch} ({took})", expand=False)
+        duration = f"{progress.seconds * 1000:.0f} ms on {_LOCATIONS[report.runs_on]}"
+        table = Table(title=f"{self._job.name}, epoch {report.epoch} ({duration})", expand=False)
         for heading in ("", "rows/s", "rows", "lag", "watermark", "dropped"):
             table.add_column(heading, justify="left" if heading in {"", "watermark", "dropped"} else "right")
         for side in self._job.inputs:
@@ -319,8 +323,8 @@ class TableProgress(RunProgress):
         state = f"state {rows}, {report.state_bytes / 1e6:,.1f} MB, {segments}"
         if report.held:
             state += f"; {counted(report.held, 'row', 'are')} held for larger files"
-        made = "joined" if isinstance(self._job, StreamJoin) else "sessions"
-        table.add_row(made, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
+        output_label = "joined" if isinstance(self._job, StreamJoin) else "sessions"
+        table.add_row(output_label, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table
 
 
@@ -331,9 +335,9 @@ def _sides(job: Job, report: EpochReport) -> Iterator[RenderableType]:
     table = Table(expand=False)
     for heading in ("side", "rows", "MB", "stored", "expired", "lookups", "matches", "peak"):
         table.add_column(heading, justify="left" if heading == "side" else "right")
-    for part, of in report.totals.parts.items():
+    for part, totals in report.totals.parts.items():
         size = report.parts[part]
-        counts = (of.stored, of.expired, of.lookups, of.matches, of.peak)
+        counts = (totals.stored, totals.expired, totals.lookups, totals.matches, totals.peak)
         table.add_row(_side_name(job, part), f"{size.rows:,}", f"{size.bytes / 1e6:,.1f}", *(f"{n:,}" for n in counts))
     yield table
 
@@ -387,8 +391,8 @@ def where_rows_are(job: Job) -> str:
         return f"rows are in {folder}: {command}"
     if output.kafka is not None:
         kafka = output.kafka
-        of = f"{output.format}-" if output.format in ("avro", "protobuf") else ""
-        program = f"kafka-{of}console-consumer"
+        prefix = f"{output.format}-" if output.format in ("avro", "protobuf") else ""
+        program = f"kafka-{prefix}console-consumer"
         command = f"{program} --bootstrap-server {kafka.bootstrap_servers} --topic {kafka.topic}"
         if output.schema_registry is not None:
             command += f" --property schema.registry.url={output.schema_registry.url}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from joinery_runtime.cli.state import durable, record_of, without_epochs
 from joinery_runtime.cli.trace import read_steps
 from joinery_runtime.cli.verify import Verdict, verify
-from joinery_runtime.cli.why import Answer, why
+from joinery_runtime.cli.why import Answer, explain_records
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import OpenStore, open_store
 from joinery_runtime.hosts.trace import run_trace
@@ -29,18 +29,18 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
     """Raises JoineryError that says what is wrong with the question, or why there is no answer."""
     if bool(key) == (record is not None):
         raise JoineryError("It is not clear what is asked for", todo="Give either --key COLUMN=VALUE or --record")
-    at = None if record is None else _place(record)
+    at = None if record is None else _parse_position(record)
     if steps is not None:
         return _why_in_trace(job, steps, key, at, until)
     with _reading(job) as (filled, opened, inputs):
-        return why(filled, opened.store, inputs, key, at, until)
+        return explain_records(filled, opened.store, inputs, key, at, until)
 
 
 def verify_command(job: Job, epochs: str | None) -> Verdict:
     """`epochs` is FIRST..LAST, either may be left out."""
-    found = _EPOCHS.fullmatch(epochs or "..")
-    first, last = (int(text) if text else None for text in found.groups()) if found is not None else (None, None)
-    if found is None or (first is not None and last is not None and first > last):
+    match = _EPOCHS.fullmatch(epochs or "..")
+    first, last = (int(text) if text else None for text in match.groups()) if match is not None else (None, None)
+    if match is None or (first is not None and last is not None and first > last):
         raise JoineryError(f"--epochs {epochs} are no epochs", todo="Give FIRST..LAST, FIRST.. or ..LAST")
     with _reading(job) as (filled, opened, inputs):
         return verify(filled, opened.store, inputs, first, last, opened.address)
@@ -59,22 +59,22 @@ def _reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
 def _why_in_trace(
     job: Job, steps: Path, key: Sequence[str], at: tuple[str, int, int] | None, until: int | None
 ) -> Answer:
-    store, given = MemoryStore(), [step for _, step in read_steps(steps)]
-    for _ in run_trace(job, given, store):
+    store, trace_steps = MemoryStore(), [step for _, step in read_steps(steps)]
+    for _ in run_trace(job, trace_steps, store):
         """What the steps put out is asked for afterwards."""
     logs = {side.name: StepLog(side) for side in job.inputs}
-    for step in given:
+    for step in trace_steps:
         for name, rows in rows_by_input(step).items():
             logs[name].append(rows)
-    return why(job, store, StepInputs(job, logs), key, at, until)
+    return explain_records(job, store, StepInputs(job, logs), key, at, until)
 
 
-def _place(text: str) -> tuple[str, int, int]:
-    found = _PLACE.fullmatch(text)
-    if found is None:
+def _parse_position(text: str) -> tuple[str, int, int]:
+    match = _PLACE.fullmatch(text)
+    if match is None:
         raise JoineryError(
             f"--record {text} names no record",
             facts="a record is TOPIC:PARTITION=OFFSET, of a file PATH:0=BYTE, of a trace INPUT:PARTITION=NUMBER",
             todo="Take it from a dead letter, from `joinery state show`, or from the topic",
         )
-    return found["topic"], int(found["partition"]), int(found["offset"])
+    return match["topic"], int(match["partition"]), int(match["offset"])

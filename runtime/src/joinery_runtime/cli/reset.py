@@ -88,14 +88,14 @@ def reset_watermark_command(
     """`target` is [INPUT=]TIME. Says what changes, and changes it unless `dry_run`. Raises JoineryError; then nothing
     changed."""
     job = durable(job)
-    wanted = _lowered_inputs(job, target)
+    targets = _lowered_inputs(job, target)
     with open_store(job, say) as opened:
         record = record_of(job, opened.store)
         if record.plan is not None and not drop_planned:
             raise _planned_refusal(record)
         if not record.offsets:
             raise JoineryError(f"Job {job.name} has committed no epoch", todo="It has no watermark that could go back")
-        lowered = lower_watermarks(job, compile_job(job), record, opened.store, wanted)
+        lowered = lower_watermarks(job, compile_job(job), record, opened.store, targets)
         for line in _watermark_report(job, record, lowered):
             say(line)
         if dry_run:
@@ -149,12 +149,12 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     if not topics:
         raise cluster.problem(f"{kafka.topics} cannot be read", "the broker has no such topic", "Create it first")
     partitions = [ref for topic in topics.values() for ref in topic.partitions]
-    asked = [admin.ask(partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
+    requests = [admin.ask(partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
     at_time = admin.ask(partitions, OffsetSpec.for_timestamp(target.timestamp)) if isinstance(target, ToTime) else {}
-    earliest, end, found = (admin.answers(answers) for answers in (*asked, at_time))
+    earliest, end, at_or_after = (admin.answers(answers) for answers in (*requests, at_time))
     offsets = {
         # Kafka answers -1 if there is no record at or after the time.
-        ref: PartitionOffsets(earliest[ref], end[ref], found[ref] if found.get(ref, -1) >= 0 else None)
+        ref: PartitionOffsets(earliest[ref], end[ref], at_or_after[ref] if at_or_after.get(ref, -1) >= 0 else None)
         for ref in partitions
     }
     return BrokerOffsets(offsets, {topic.name: topic.id for topic in topics.values()})
@@ -250,9 +250,9 @@ def _watermark_report(job: Job, record: JobRecord, lowered: LoweredState) -> Ite
         yield f"watermark of {name}: {format_time(old)} -> {format_time(new)}"
     if lowered.replaced:
         rows = sum(meta.rows for meta in live_segments(record) if meta.key in lowered.replaced)
-        gone = rows - sum(meta.rows for meta, _ in lowered.written)
+        removed_rows = rows - sum(meta.rows for meta, _ in lowered.written)
         segments = counted(len(lowered.replaced), "segment")
-        yield f"{counted(gone, 'row', 'are')} removed that had gone out already ({segments})."
+        yield f"{counted(removed_rows, 'row', 'are')} removed that had gone out already ({segments})."
     yield "What was evicted stays gone: rows that come from now on meet only what is still in the state. Windows and"
     yield "sessions that have gone out may go out once more with these rows alone."
     if len(lowered.inputs) < len(job.inputs):

@@ -39,12 +39,12 @@ Target = Literal["earliest", "latest"] | ToTime | ToOffsets
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """What the broker has of a partition: committed records with `earliest <= offset < end`. `found` is the offset of
-    the first one at or after the requested time (None: there is none, or no time was requested)."""
+    """What the broker has of a partition: committed records with `earliest <= offset < end`. `first_at_time` is the
+    offset of the first one at or after the requested time (None: there is none, or no time was requested)."""
 
     earliest: int
     end: int
-    found: int | None = None
+    first_at_time: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ def _offsets(texts: Iterable[str]) -> dict[tuple[str | None, int], int]:
                 f"--to-offset {text} cannot be read",
                 todo="Write PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET where the input has several topics",
             )
-        place = match["topic"], int(match["partition"])
-        if place in offsets:
+        topic_partition = match["topic"], int(match["partition"])
+        if topic_partition in offsets:
             raise JoineryError(f"--to-offset names partition {text.partition('=')[0]} twice", todo="Give it once")
-        offsets[place] = int(match["offset"])
+        offsets[topic_partition] = int(match["offset"])
     return offsets
 
 
@@ -153,7 +153,7 @@ def _new_offsets(target: Target, broker: BrokerOffsets) -> dict[PartitionRef, in
         return _named(target, broker)
     if isinstance(target, ToTime):
         return {
-            ref: available.end if available.found is None else available.found
+            ref: available.end if available.first_at_time is None else available.first_at_time
             for ref, available in broker.partitions.items()
         }
     return {
@@ -187,18 +187,18 @@ def _find(topic: str | None, number: int, broker: BrokerOffsets) -> PartitionRef
             facts=f"the input has {', '.join(topics)}",
             todo=f"Write TOPIC:{number}=OFFSET",
         )
-    wanted = topics[0] if topic is None else topic
+    topic_name = topics[0] if topic is None else topic
     for ref in broker.partitions:
-        if (ref.topic, ref.partition) == (wanted, number):
+        if (ref.topic, ref.partition) == (topic_name, number):
             return ref
-    there = ", ".join(f"{ref.topic}-{ref.partition}" for ref in sorted(broker.partitions))
+    partition_names = ", ".join(f"{ref.topic}-{ref.partition}" for ref in sorted(broker.partitions))
     raise JoineryError(
-        f"The input has no partition {wanted}-{number}", facts=f"it has {there}", todo="Name one of these"
+        f"The input has no partition {topic_name}-{number}", facts=f"it has {partition_names}", todo="Name one of these"
     )
 
 
 def _refuse_partial(recreated: Sequence[str], new: Mapping[PartitionRef, int], broker: BrokerOffsets) -> None:
-    """Refuses to replace only some offsets of a recreated topic: the other offsets are of the deleted topic, and mean
+    """Rejects a reset of only some offsets of a recreated topic: the other offsets are of the deleted topic, and mean
     nothing in the one that has its name now."""
     unset = [ref for ref in sorted(broker.partitions) if ref.topic in recreated and ref not in new]
     if unset:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 SHOWN = 20
 """How many differences are listed; all are counted."""
 
-What = Literal["missing", "extra", "different"]
+DifferenceKind = Literal["missing", "extra", "different"]
 Rows = Counter[bytes]
 """Lines of JSON, with how often each occurs."""
 
@@ -32,32 +32,38 @@ class Difference:
 
     epoch: int | None  # None: the output does not say which epoch a row belongs to
     output: str
-    what: What
+    kind: DifferenceKind
     expected: Mapping[str, Any] | None
-    found: Mapping[str, Any] | None
-    place: str  # the records that make the expected row: the one that arrived last, then its partner
+    actual: Mapping[str, Any] | None
+    origin: str  # the records that make the expected row: the one that arrived last, then its partner
     found_at: str = ""  # the record, or the data file, of the found row; "": it has no place
 
     def line(self) -> str:
-        of = ", ".join(
-            each for each in ("" if self.epoch is None else f"epoch {self.epoch}", self.output, self.place) if each
+        heading = ", ".join(
+            part for part in ("" if self.epoch is None else f"epoch {self.epoch}", self.output, self.origin) if part
         )
-        rows = [("expected", self.expected), (f"found{f' at {self.found_at}' if self.found_at else ''}", self.found)]
+        rows = [("expected", self.expected), (f"found{f' at {self.found_at}' if self.found_at else ''}", self.actual)]
         shown = ", ".join(f"{name} {json.dumps(row)}" for name, row in rows if row is not None)
         if not (columns := self._json_as_text):
-            return f"{of}: {self.what}; {shown}"
+            return f"{heading}: {self.kind}; {shown}"
         return (
-            f"{of}: {self.what}; {shown}; {', '.join(columns)} found as text has the expected JSON: earlier releases "
-            "wrote aggregates of json columns so"
+            f"{heading}: {self.kind}; {shown}; {', '.join(columns)} found as text has the expected JSON: earlier "
+            "releases wrote aggregates of json columns so"
         )
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch, "output": self.output, "what": self.kind, "expected": self.expected,
+            "found": self.actual, "place": self.origin, "found_at": self.found_at,
+        }  # fmt: skip
 
     @property
     def _json_as_text(self) -> list[str]:
         """The columns whose found value is the text of the expected object or array."""
-        if self.expected is None or self.found is None:
+        if self.expected is None or self.actual is None:
             return []
-        pairs = [(name, value, self.found.get(name)) for name, value in self.expected.items()]
-        return [name for name, value, found in pairs if isinstance(value, dict | list) and _is_text_of(found, value)]
+        pairs = [(name, value, self.actual.get(name)) for name, value in self.expected.items()]
+        return [name for name, value, actual in pairs if isinstance(value, dict | list) and _is_text_of(actual, value)]
 
 
 @dataclass(slots=True)
@@ -65,52 +71,52 @@ class RowComparison:
     epochs: int = 0
     rows: int = 0  # expected rows
     dead: int = 0  # expected dead letters
-    counted: Counter[str] = field(default_factory=Counter)  # all differences, by `What`
+    counted: Counter[str] = field(default_factory=Counter)  # all differences, by `DifferenceKind`
     differences: list[Difference] = field(default_factory=list)  # the first SHOWN
 
     def output(
         self,
         job: Job,
         replayed: ReplayedEpoch,
-        found: Rows,
+        actual: Rows,
         columns: Sequence[str] | None = None,
         style: JsonStyle = PLAIN,
     ) -> None:
-        """Compares the output rows of the `replayed` epoch with those `found`, which are written in this `style`.
+        """Compares the output rows of the `replayed` epoch with those `actual`, which are written in this `style`.
         Compares only `columns`, if given."""
         expected = output_rows(replayed, columns, style)
         self.rows += expected.total()
-        self._compare(replayed.epoch, "output", expected, found, lambda: _places(job, replayed, columns, style))
+        self._compare(replayed.epoch, "output", expected, actual, lambda: _row_origins(job, replayed, columns, style))
 
-    def dead_letters(self, replayed: ReplayedEpoch, found: Rows) -> None:
+    def dead_letters(self, replayed: ReplayedEpoch, actual: Rows) -> None:
         """Does the same for the epoch's dead letters."""
         expected = json_lines(replayed.dead)
         self.dead += expected.total()
-        self._compare(replayed.epoch, "dead letters", expected, found, dict)
+        self._compare(replayed.epoch, "dead letters", expected, actual, dict)
 
     def document(self) -> dict[str, Any]:
-        counts = {what: self.counted[what] for what in ("missing", "extra", "different")}
+        counts = {kind: self.counted[kind] for kind in ("missing", "extra", "different")}
         return {
             "rows": self.rows, "dead_letters": self.dead, **counts,
-            "differences": [asdict(each) for each in self.differences],
+            "differences": [difference.document() for difference in self.differences],
         }  # fmt: skip
 
     def counts(self) -> str:
         return ", ".join(f"{count:,} {name}" for name, count in sorted(self.counted.items()))
 
     def lines(self) -> Iterator[str]:
-        yield from (each.line() for each in self.differences)
+        yield from (difference.line() for difference in self.differences)
         if self.counted.total() > len(self.differences):
             yield f"{self.counted.total() - len(self.differences):,} more"
 
-    def _compare(self, epoch: int, output: str, expected: Rows, found: Rows, places: Any) -> None:
-        missing, extra = expected - found, found - expected
+    def _compare(self, epoch: int, output: str, expected: Rows, actual: Rows, find_origins: Any) -> None:
+        missing, extra = expected - actual, actual - expected
         if not missing and not extra:
             return
         # Another program may have written the same row with different white space.
         lost, surplus = _parsed(missing), _parsed(extra)
         missing, extra = lost - surplus, surplus - lost
-        at = places()
+        at = find_origins()
         unpaired: list[Mapping[str, Any]] = [json.loads(row) for row in extra.elements()]
         for row in missing.elements():
             lost_row = json.loads(row)
@@ -124,12 +130,12 @@ class RowComparison:
         epoch: int,
         output: str,
         expected: Mapping[str, Any] | None,
-        found: Mapping[str, Any] | None,
-        place: str,
+        actual: Mapping[str, Any] | None,
+        origin: str,
     ) -> None:
-        what: What = "extra" if expected is None else "missing" if found is None else "different"
-        self.counted[what] += 1
-        self.show(Difference(epoch, output, what, expected, found, place))
+        kind: DifferenceKind = "extra" if expected is None else "missing" if actual is None else "different"
+        self.counted[kind] += 1
+        self.show(Difference(epoch, output, kind, expected, actual, origin))
 
     def show(self, difference: Difference) -> None:
         """Lists the difference if there is room; it is counted elsewhere."""
@@ -137,9 +143,9 @@ class RowComparison:
             self.differences.append(difference)
 
 
-def _is_text_of(found: object, value: object) -> bool:
+def _is_text_of(text: object, value: object) -> bool:
     try:
-        return isinstance(found, str) and json.loads(found) == value
+        return isinstance(text, str) and json.loads(text) == value
     except ValueError:
         return False
 
@@ -159,45 +165,51 @@ def _visible(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
 
 def _parsed(rows: Rows) -> Rows:
     """Rows in one spelling of JSON, so that equal rows are equal bytes."""
-    found: Rows = Counter()
+    normalized: Rows = Counter()
     for line, count in rows.items():
         try:
-            found[json.dumps(json.loads(line)).encode()] += count
+            normalized[json.dumps(json.loads(line)).encode()] += count
         except ValueError:
-            found[json.dumps({"not JSON": line.decode(errors="replace")}).encode()] += count
-    return found
+            normalized[json.dumps({"not JSON": line.decode(errors="replace")}).encode()] += count
+    return normalized
 
 
-def most_like(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> int | None:
+def most_like(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> int | None:
     """The index of the row that has the most columns in common with `row`, at least half of them. Looks only at the
     first thousand rows, because the result only decides how a difference is reported."""
     best, most = None, (len(row) + 1) // 2
-    for at, other in enumerate(others[:1000]):
-        same = sum(other.get(name, _NOTHING) == value for name, value in row.items())
-        if same >= most and (best is None or same > most):
-            best, most = at, same
+    for at, other in enumerate(candidates[:1000]):
+        equal_columns = sum(other.get(name, _NOTHING) == value for name, value in row.items())
+        if equal_columns >= most and (best is None or equal_columns > most):
+            best, most = at, equal_columns
     return best
 
 
 _NOTHING = object()
 
 
-def _places(job: Job, replayed: ReplayedEpoch, columns: Sequence[str] | None, style: JsonStyle) -> dict[bytes, str]:
+def _row_origins(
+    job: Job, replayed: ReplayedEpoch, columns: Sequence[str] | None, style: JsonStyle
+) -> dict[bytes, str]:
     """The records that make each output row, by row."""
     sides = [side.time for side in compile_job(job).last.sides]
-    found = {}
+    origins = {}
     for table in replayed.rows:
         rows = rows_to_json(_visible(table, columns), style)
         for line, at in zip(rows, table.select(list(ORDER_COLUMNS)).to_pylist(), strict=True):
             last = (at["$order_partition"], at["$order_offset"])
             partner = (at["$partner_partition"], at["$partner_offset"])
-            found[json.dumps(json.loads(line)).encode()] = place_of(sides, at["$order_side"], last, partner)
-    return found
+            origins[json.dumps(json.loads(line)).encode()] = origin_text(sides, at["$order_side"], last, partner)
+    return origins
 
 
-def place_of(sides: Sequence[str], side: int, last: tuple[int, int], partner: tuple[int, int]) -> str:
+def origin_text(sides: Sequence[str], side: int, last: tuple[int, int], partner: tuple[int, int]) -> str:
     """Where an output row comes from, in words: the record that arrived last (PARTITION, offset), and its partner,
     which sessions do not have."""
-    place = f"{sides[side]} {split_partition(last[0])[1]}/{last[1]}"
+    last_record = f"{sides[side]} {split_partition(last[0])[1]}/{last[1]}"
     with_partner = len(sides) > 1 and partner[1] >= 0
-    return f"{place} with {sides[1 - side]} {split_partition(partner[0])[1]}/{partner[1]}" if with_partner else place
+    return (
+        f"{last_record} with {sides[1 - side]} {split_partition(partner[0])[1]}/{partner[1]}"
+        if with_partner
+        else last_record
+    )

@@ -104,8 +104,8 @@ class Signals:
     nothing has to be finished; later it ends the job after the running epoch. The next one calls `again`, which ends
     the job at once."""
 
-    def __init__(self, stop: Event, numbers: Sequence[int], again: Callable[[int], None]) -> None:
-        self.stop, self._numbers, self._again = stop, numbers, again
+    def __init__(self, stop: Event, numbers: Sequence[int], on_second_signal: Callable[[int], None]) -> None:
+        self.stop, self._numbers, self._on_second_signal = stop, numbers, on_second_signal
         self._starting = False
 
     @contextmanager
@@ -133,11 +133,11 @@ class Signals:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        again = self.stop.is_set()
-        if again or self._starting:
+        is_second = self.stop.is_set()
+        if is_second or self._starting:
             kill_starts()
-        if again:
-            self._again(number)
+        if is_second:
+            self._on_second_signal(number)
         self.stop.set()
         if self._starting:
             raise Stopped

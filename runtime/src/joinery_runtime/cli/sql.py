@@ -51,8 +51,8 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
     with open_also_moved(job) as store, ExitStack() as stack:
         record = record_of(job, store)
         job = with_stored_names(job, record.definition)
-        held = _held_words(job, record) if OUTPUT in names else None
-        notes = [] if held is None else [held]
+        buffered_note = _buffered_note(job, record) if OUTPUT in names else None
+        notes = [] if buffered_note is None else [buffered_note]
         tables = _tables(job, store, record)
         table = job.spec.output.postgres
         if unknown := sorted(names - {OUTPUT} - tables.keys()):
@@ -65,12 +65,16 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
             return ask_postgres(query, TargetTable(table.table), table.dsn or store.dsn), notes
         frames = {name: tables[name]().lazy() for name in sorted(names - {OUTPUT})}
 
-        def asked(*, typed: bool) -> pl.DataFrame:
-            output = {OUTPUT: output_rows(job, store.dsn, stack, notes, held, typed=typed)} if OUTPUT in names else {}
+        def run_select(*, typed: bool) -> pl.DataFrame:
+            output = (
+                {OUTPUT: output_rows(job, store.dsn, stack, notes, buffered_note, typed=typed)}
+                if OUTPUT in names
+                else {}
+            )
             return pl.SQLContext({**frames, **output}, eager=False).execute(text).collect(engine="streaming")
 
         try:
-            return _by_types(job, asked) if OUTPUT in names else asked(typed=True), notes
+            return _by_types(job, run_select) if OUTPUT in names else run_select(typed=True), notes
         except pl.exceptions.PolarsError as error:
             # Behind the first paragraph is polars' plan, which says nothing of the query.
             raise JoineryError("The query cannot be run", facts=str(error).partition("\n\nResolved plan")[0]) from error
@@ -103,18 +107,18 @@ def _by_types(job: Job, read: Callable[..., pl.DataFrame]) -> pl.DataFrame:
         return read(typed=False)
 
 
-def _held_words(job: Job, record: JobRecord) -> str | None:
+def _buffered_note(job: Job, record: JobRecord) -> str | None:
     """In words, which rows of this life of the job `output` does not show yet; None if there are none."""
     file = job.spec.output.file
     parts = held_parts(Path(file.path), life_of(record.incarnation)) if file is not None else []
     if not parts:
         return None
     rows, since = sum(part.rows for part in parts), parts[0].epoch
-    held = counted(rows, "row", "are")
-    return f"output does not show what epochs since {since} have put out: {held} held for a larger file (rollSize)"
+    buffered = f"{counted(rows, 'row', 'are')} held for a larger file"
+    return f"output does not show what epochs since {since} have put out: {buffered} (rollSize)"
 
 
-def shown(found: pl.DataFrame, rows: int) -> str:
+def shown(frame: pl.DataFrame, rows: int) -> str:
     """The first rows as a table for a terminal."""
     with pl.Config(
         tbl_rows=rows,
@@ -125,16 +129,16 @@ def shown(found: pl.DataFrame, rows: int) -> str:
         tbl_formatting="ASCII_MARKDOWN",
         tbl_width_chars=10_000,
     ):
-        more = f"\n{counted(found.height - rows, 'more row')}" if found.height > rows else ""
-        return f"{found.head(rows)}{more}"
+        more = f"\n{counted(frame.height - rows, 'more row')}" if frame.height > rows else ""
+        return f"{frame.head(rows)}{more}"
 
 
-def json_rows(found: pl.DataFrame) -> Iterator[dict[str, Any]]:
+def json_rows(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """The rows with values that JSON can hold: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
-    times = [name for name, kind in found.schema.items() if isinstance(kind, pl.Datetime | pl.Date)]
+    times = [name for name, kind in frame.schema.items() if isinstance(kind, pl.Datetime | pl.Date)]
     # Python has no years after 9999, which an expression or a table of others may give.
-    beyond = [name for name in times if not found[name].dt.year().is_between(1, 9999).all()]
-    texts = found.with_columns(pl.col(name).dt.to_string("iso:strict") for name in beyond)
+    beyond = [name for name in times if not frame[name].dt.year().is_between(1, 9999).all()]
+    texts = frame.with_columns(pl.col(name).dt.to_string("iso:strict") for name in beyond)
     for row in texts.iter_rows(named=True):
         yield {name: _json_value(value) for name, value in row.items()}
 
@@ -160,17 +164,17 @@ def _parsed(text: str) -> exp.Query:
 
 
 def _tables_of(query: exp.Query) -> set[str]:
-    ours = {each.alias for each in query.find_all(exp.CTE)}
-    return {table.name for table in query.find_all(exp.Table)} - ours
+    cte_names = {cte.alias for cte in query.find_all(exp.CTE)}
+    return {table.name for table in query.find_all(exp.Table)} - cte_names
 
 
 def _tables(job: Job, store: PostgresStore, record: JobRecord) -> dict[str, Callable[[], pl.DataFrame]]:
     """The tables other than `output`, each with the function that reads it."""
-    found: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _epochs(store, job)}
+    readers: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _epochs(store, job)}
     for step in compile_job(job).steps:
         for side, spec in enumerate(step.sides):
-            found[f"state_{spec.part.replace('.', '_')}"] = partial(_kept, store, record, step, side)
-    return found
+            readers[f"state_{spec.part.replace('.', '_')}"] = partial(_live_rows, store, record, step, side)
+    return readers
 
 
 def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
@@ -191,7 +195,7 @@ def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
     return frame.with_columns(pl.col("committed_at").cast(pl.Datetime("ms", "UTC"))).sort("epoch")
 
 
-def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> pl.DataFrame:
+def _live_rows(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> pl.DataFrame:
     """The rows of a side that are part of the state after the newest epoch."""
     spec = step.sides[side]
     parts = {spec.part, spec.flags_part}
@@ -203,18 +207,18 @@ def _kept(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> p
     for key in sorted(meta.key for meta in record.segments if meta.part == spec.part):
         rows = runs[key].batch
         flagged = flagged_rows(rows, key, flags) if spec.flags else None
-        kept = StateRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
-        live = step.kind.live_rows(step, side, kept, horizon, floors.get(spec.complete))
+        state_run = StateRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
+        live = step.kind.live_rows(step, side, state_run, horizon, floors.get(spec.complete))
         batches.append(_shown(spec, live))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
     batches.append(_shown(spec, StateRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
     return pl.concat([pl.DataFrame(batch) for batch in batches])
 
 
-def _shown(spec: SideSpec, kept: StateRun) -> pa.RecordBatch:
+def _shown(spec: SideSpec, state_run: StateRun) -> pa.RecordBatch:
     """The user's columns, with the event time, where the row was read and whether it had a match; for sessions, groups
     and times. If the user has a column of such a name, the user's stays."""
-    batch, times = kept.run.batch, pa.timestamp("ms", "UTC")
+    batch, times = state_run.run.batch, pa.timestamp("ms", "UTC")
     if spec.state is not None:
         users = [name for name in spec.intake.keys if name in batch.schema.names]
         added = {"window_start": batch.column(START).cast(times), "window_end": batch.column(TS).cast(times)}
@@ -226,6 +230,6 @@ def _shown(spec: SideSpec, kept: StateRun) -> pa.RecordBatch:
             "offset": batch.column(OFFSET),
         }
         if spec.flags:
-            added["matched"] = pa.array(kept.flags)
+            added["matched"] = pa.array(state_run.flags)
     columns = {name: batch.column(name) for name in users}
     return pa.RecordBatch.from_pydict({**columns, **{name: added[name] for name in added if name not in columns}})

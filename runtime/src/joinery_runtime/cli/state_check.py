@@ -1,4 +1,4 @@
-"""`joinery state check`: tells whether a job, and this release, can go on with the stored state."""
+"""`joinery state check`: tells whether a job, and this release, can continue with the stored state."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
         if job.spec.upgrade.mode == "stateless":
             words = "upgrade.mode is stateless: the job starts anew; its state stays in a savepoint of the rollout"
             return _checked(record, target, (), (words,))
-        found = _compared(job, store, record, target)
-        if job.spec.upgrade.mode == "shadow" and found.fits:
-            return _beside_the_running_job(job, store, found, clock)
-        return found
+        outcome = _compared(job, store, record, target)
+        if job.spec.upgrade.mode == "shadow" and outcome.fits:
+            return _beside_the_running_job(job, store, outcome, clock)
+        return outcome
 
 
 def _beside_the_running_job(job: Job, store: StateReader, check: StateCheck, clock: Clock) -> StateCheck:
     seen = shadow(job, store, JobInputs, clock)
     text = seen.text(format_duration(job.spec.upgrade.shadow.within))[:MESSAGE_BYTES]
-    if seen.same:
+    if seen.is_equal:
         return check.model_copy(update={"warnings": (*check.warnings, text)})
     return check.model_copy(update={"fits": False, "rows_differ": True, "refused": (text,)})
 
@@ -80,12 +80,12 @@ def _compared(job: Job, store: StateReader, record: JobRecord, target: int) -> S
         job = with_stored_names(job, record.definition)
     except IncompatibleState as error:
         return _checked(record, target, [str(error)], ())
-    who = identity(job, compile_job(job), lambda _: None)  # the comparison returns the warnings
+    job_identity = identity(job, compile_job(job), lambda _: None)  # the comparison returns the warnings
     refused, warnings = [], []
     if record.signature is not None:
-        comparison = compare(record.signature, who.signature)
+        comparison = compare(record.signature, job_identity.signature)
         refused, warnings = list(comparison.refused), list(comparison.warnings)
-    refused += _unreadable(job, who, record)
+    refused += _unreadable(job, job_identity, record)
     try:
         rehearsal = rehearse(store, record, migrations.MIGRATIONS, target)
     except IncompatibleState as error:
@@ -94,13 +94,13 @@ def _compared(job: Job, store: StateReader, record: JobRecord, target: int) -> S
     return _checked(record, target, refused, warnings, rehearsal)
 
 
-def _unreadable(job: Job, who: JobIdentity, record: JobRecord) -> Iterator[str]:
+def _unreadable(job: Job, job_identity: JobIdentity, record: JobRecord) -> Iterator[str]:
     """Yields what else is stored that this release or this job could not take over."""
     try:
         input_states((side.name for side in job.inputs), record)
         if record.plan is not None:
             EpochPlan.from_json(record.plan)
-        if record.definition is not None and not who.defines(record):
+        if record.definition is not None and not job_identity.defines(record):
             under_definition(job, record.definition)
     except IncompatibleState as error:
         yield str(error)
@@ -133,7 +133,9 @@ def message(check: StateCheck) -> str:
     for length in _SHORTER:
         if len(text.encode()) <= MESSAGE_BYTES:
             break
-        shorter = {name: tuple(_short(each, length) for each in getattr(check, name)[:_TEXTS]) for name in _LISTS}
+        shorter = {
+            name: tuple(_short(sentence, length) for sentence in getattr(check, name)[:_TEXTS]) for name in _LISTS
+        }
         text = check.model_copy(update=shorter).model_dump_json(by_alias=True)
     return text
 

@@ -133,8 +133,8 @@ def stats(job_file: JobFile, *, as_json: AsJson = False) -> None:
 
     job = load(job_file)
     with open_durable(job) as store:
-        found = stats_of(job, store)
-    answer(found.document(), found.lines(), as_json=as_json)
+        figures = stats_of(job, store)
+    answer(figures.document(), figures.lines(), as_json=as_json)
 
 
 @state.command
@@ -167,16 +167,16 @@ def savepoint(
     with open_durable(job) as store:
         if listing:
             record_of(job, store)
-            for each in store.savepoints(job.name):
-                answer(savepoints.savepoint_document(each), [savepoints.savepoint_line(each)], as_json=as_json)
+            for pin in store.savepoints(job.name):
+                answer(savepoints.savepoint_document(pin), [savepoints.savepoint_line(pin)], as_json=as_json)
         elif name is None:
             raise JoineryError("It is not said which savepoint", todo="Give its name after the job, or --list")
         elif delete:
             savepoints.delete(store, job, name, idempotent=idempotent)
             answer({"deleted": name}, [f"savepoint {name} deleted"], as_json=as_json)
         else:
-            made = savepoints.create(store, job, name, idempotent=idempotent)
-            answer(savepoints.savepoint_document(made), [savepoints.savepoint_line(made)], as_json=as_json)
+            created = savepoints.create(store, job, name, idempotent=idempotent)
+            answer(savepoints.savepoint_document(created), [savepoints.savepoint_line(created)], as_json=as_json)
 
 
 @state.command
@@ -197,7 +197,7 @@ def restore(
     savepoint
         The savepoint to restore.
     before_first_commit
-        Only undo a migration by a new release; refused once that release has committed an epoch. No output repeats.
+        Only undo a migration by a new release; rejected once that release has committed an epoch. No output repeats.
     yes
         Confirm.
     """
@@ -242,7 +242,7 @@ def migrate(
     savepoint
         Name of the savepoint. Default: a name with version and epoch.
     anew
-        Drop the state after pinning it, so that the job starts anew. A second call drops nothing.
+        Drop the state after pinning it, so that the job starts from the beginning. A second call drops nothing.
     """
     from joinery_runtime.cli import state_migrate  # noqa: PLC0415
     from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
@@ -258,7 +258,7 @@ def migrate(
             answer(asdict(would), state_migrate.rehearsal_lines(job.name, would), as_json=as_json)
         else:
             with migration_served() as report:
-                done = state_migrate.migrate_job(store, job.name, savepoint, anew=anew, report=report)
+                done = state_migrate.migrate_job(store, job.name, savepoint, drop_state=anew, report=report)
             answer(done.document(), done.lines(), as_json=as_json)
 
 
@@ -272,10 +272,10 @@ def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
     from joinery_runtime.cli.state_check import check_job, check_lines, message  # noqa: PLC0415
 
     with loaded(job_file) as job:
-        found = check_job(job)
-    answer(json.loads(message(found)), check_lines(job, found), as_json=as_json)
-    leave_answer(message(found))
-    if not found.fits:
+        outcome = check_job(job)
+    answer(json.loads(message(outcome)), check_lines(job, outcome), as_json=as_json)
+    leave_answer(message(outcome))
+    if not outcome.fits:
         raise SystemExit(1)
 
 
@@ -313,11 +313,11 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
-        place, lines = output_place(job.spec.output), [f"job {job.name}: {text}{' (deleted)' if yes else ''}"]
+        output_name, lines = output_place(job.spec.output), [f"job {job.name}: {text}{' (deleted)' if yes else ''}"]
         if yes and not moved and job.spec.output.console is None:
             repeats = "the next start writes rows there a second time, unless the output is emptied before"
-            lines.append(f"output stays: {place}; {repeats}")
-        answer({"job": job.name, "deleted": yes, "state": text, "output": place}, lines, as_json=as_json)
+            lines.append(f"output stays: {output_name}; {repeats}")
+        answer({"job": job.name, "deleted": yes, "state": text, "output": output_name}, lines, as_json=as_json)
         if not yes:
             raise JoineryError("Nothing was deleted", todo="Give --yes to delete it")
 

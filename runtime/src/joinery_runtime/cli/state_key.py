@@ -60,41 +60,41 @@ def step_keys(job: StreamJoin, texts: Sequence[str], number: int | None) -> list
     steps = [index for index, step in enumerate(job.joins) if step.keys and number in {None, index + 1}]
     if not steps:
         raise _no_key(job, number)
-    given = _given(job, texts)
-    found = {index: _named(job.keys_of(job.joins[index]), given) for index in steps}
-    whole = [_step_key(job, index, values) for index, values in found.items() if values is not None]
-    if not whole:
+    texts_by_column = _texts_by_column(job, texts)
+    texts_by_step = {index: _in_key_order(job.keys_of(job.joins[index]), texts_by_column) for index in steps}
+    complete_keys = [_step_key(job, index, values) for index, values in texts_by_step.items() if values is not None]
+    if not complete_keys:
         raise JoineryError(
             f"--key {' '.join(texts)} cannot be used",
             facts=_keys_text(job, steps),
             todo="Give --key COLUMN=VALUE for each column of one of these keys",
         )
-    return whole
+    return complete_keys
 
 
-def _given(job: StreamJoin, texts: Sequence[str]) -> dict[str, str]:
-    given: dict[str, str] = {}
+def _texts_by_column(job: StreamJoin, texts: Sequence[str]) -> dict[str, str]:
+    texts_by_column: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or name in given:
+        if not equals or name in texts_by_column:
             raise JoineryError(
                 f"--key {text} cannot be used",
                 facts=_keys_text(job, range(len(job.joins))),
                 todo="Give --key COLUMN=VALUE once for each column of a key",
             )
-        given[name] = value
-    return given
+        texts_by_column[name] = value
+    return texts_by_column
 
 
-def _named(pairs: Sequence[KeyPair], given: Mapping[str, str]) -> list[str] | None:
+def _in_key_order(pairs: Sequence[KeyPair], texts_by_column: Mapping[str, str]) -> list[str] | None:
     """The values in the key's order; None if the texts name other columns, or not all columns of the key."""
-    places = [_place(pairs, name) for name in given]
-    if None in places or sorted(place for place in places if place is not None) != list(range(len(pairs))):
+    indexes = [_pair_index(pairs, name) for name in texts_by_column]
+    if None in indexes or sorted(index for index in indexes if index is not None) != list(range(len(pairs))):
         return None
-    return [value for _, value in sorted(zip(places, given.values(), strict=True))]
+    return [value for _, value in sorted(zip(indexes, texts_by_column.values(), strict=True))]
 
 
-def _place(pairs: Sequence[KeyPair], name: str) -> int | None:
+def _pair_index(pairs: Sequence[KeyPair], name: str) -> int | None:
     """The index of the pair that a name means: `input.column`, or `column`, looked up on the left side first."""
     refs = [(pair.left, index) for index, pair in enumerate(pairs)]
     refs += [(pair.right, index) for index, pair in enumerate(pairs)]
@@ -144,9 +144,9 @@ def _read(field: pa.Field, text: str, name: str) -> pa.Array:
 def _no_key(job: StreamJoin, number: int | None) -> JoineryError:
     if number is not None and not 1 <= number <= len(job.joins):
         return JoineryError(f"Job {job.name} has no step {number}", facts=f"it has {len(job.joins)}")
-    which = "it joins" if number is None else f"step {number} joins"
+    subject = "it joins" if number is None else f"step {number} joins"
     return JoineryError(
-        f"Job {job.name} has no such key", facts=f"{which} on time only", todo="See `joinery state stats` instead"
+        f"Job {job.name} has no such key", facts=f"{subject} on time only", todo="See `joinery state stats` instead"
     )
 
 
@@ -170,14 +170,18 @@ def group_key(job: Job, intake: Intake, texts: Sequence[str], number: int | None
     if number not in {None, 1}:
         raise JoineryError(f"Job {job.name} has no step {number}", facts="it has 1")
     groups = intake.keys
-    given = {name: value if equals else None for name, equals, value in (text.partition("=") for text in texts)}
-    if len(given) < len(texts) or set(given) != set(groups):
+    texts_by_column = {
+        name: value if equals else None for name, equals, value in (text.partition("=") for text in texts)
+    }
+    if len(texts_by_column) < len(texts) or set(texts_by_column) != set(groups):
         raise JoineryError(
             f"--key {' '.join(texts)} cannot be used",
             facts=f"the sessions of job {job.name} are grouped by {', '.join(groups)}",
             todo="Give --key COLUMN=VALUE once for each of these columns, or COLUMN alone where it has no value (NULL)",
         )
-    values = tuple(_group_value(intake.schema.field(name), given[name], job.inputs[0].name) for name in groups)
+    values = tuple(
+        _group_value(intake.schema.field(name), texts_by_column[name], job.inputs[0].name) for name in groups
+    )
     shown = json.loads(rows_to_json(pa.table(dict(zip(groups, values, strict=True))))[0])
     return StepKey(0, int(key_hash(values)[0]), (values,), shown)
 

@@ -1,5 +1,5 @@
-"""`joinery state migrate`: brings the state to this release's version, or drops it to start anew; both with a way
-back."""
+"""`joinery state migrate`: brings the state to this release's version, or drops it to start from the beginning; both
+with a way back."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from joinery_runtime.state.upgrade import Rehearsal, check_versions, outdated_se
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What a migration did. `dropped`: the state was dropped to start anew, now or in an earlier call, together with
-    the plan of epoch `dropped_plan`."""
+    """What a migration did. `dropped`: the state was dropped to start from the beginning, now or in an earlier call,
+    together with the plan of epoch `dropped_plan`."""
 
     job: str
     target: int
@@ -98,7 +98,12 @@ def counting(chain: Mapping[int, Migration], report: Callable[[int], None]) -> M
 
 
 def migrate_job(
-    store: StateStore, job: str, savepoint: str | None, *, anew: bool, report: Callable[[int], None] = lambda _: None
+    store: StateStore,
+    job: str,
+    savepoint: str | None,
+    *,
+    drop_state: bool,
+    report: Callable[[int], None] = lambda _: None,
 ) -> Migrated:
     """Takes the next generation, which fences older drivers, pins the state, and migrates or drops it. May be repeated
     after an interruption, and after the new driver has committed; then it changes nothing. Calls `report` with the
@@ -112,8 +117,8 @@ def migrate_job(
     record = store.record(job)
     if record is not None and savepoint is not None:
         # A rollout that is over, or a release that is too old, must not fence the running driver.
-        check_rollout(store, record, savepoint, done=_done(record, anew=anew))
-    if anew:
+        check_rollout(store, record, savepoint, done=_done(record, drop_state=drop_state))
+    if drop_state:
         return _start_anew(store, job, savepoint, target)
     if record is not None:
         check_versions(record, chain, target)
@@ -127,13 +132,13 @@ def _migrate(
 ) -> Migrated:
     record = store.acquire(job)
     name = name_for_migration(record, target) if savepoint is None else savepoint
-    done = _done(record, anew=False)
+    done = _done(record, drop_state=False)
     check_rollout(store, record, name, done=done)
     given_up = unfinished_rollout(store, record, but=name)
     if given_up is not None:
-        # The state pinned now must be one with which the release before that rollout can go on.
+        # The state pinned now must be one with which the release before that rollout can continue.
         record = store.roll_back(job, given_up.name, generation=record.generation)
-        done = _done(record, anew=False)
+        done = _done(record, drop_state=False)
     count = len(outdated_segments(record, chain, target))
     pin = ensure_pin(store, record, name, done=done)
     store.migrate(job, record.generation, chain, target)
@@ -147,21 +152,21 @@ def _start_anew(store: StateStore, job: str, savepoint: str | None, target: int)
             todo="Give --savepoint NAME; it can be deleted once the job runs well",
         )
     record = store.acquire(job)
-    pin = ensure_pin(store, record, savepoint, done=_done(record, anew=True))
+    pin = ensure_pin(store, record, savepoint, done=_done(record, drop_state=True))
     after = store.start_anew(job, savepoint, generation=record.generation)
     planned = int(record.plan["epoch"]) if record.plan is not None and after.plan is None else None
     pruned = tuple(prune_pins(store, job, savepoint))
     return Migrated(job, target, 0, pin, dropped=True, pruned=pruned, dropped_plan=planned)
 
 
-def _done(record: JobRecord, *, anew: bool) -> Callable[[StoredSavepoint], bool]:
+def _done(record: JobRecord, *, drop_state: bool) -> Callable[[StoredSavepoint], bool]:
     """Returns a test whether what a savepoint was made for is done, as far as the record shows."""
     chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
 
     def done(pin: StoredSavepoint) -> bool:
         return (
             pin.incarnation != record.incarnation
-            if anew
+            if drop_state
             else is_automatic(pin.name) and not outdated_segments(record, chain, target)
         )
 

@@ -31,9 +31,9 @@ class StateMove:
         return {"job": self.job, "from": self.source, "to": self.target, "moved": self.moved, **asdict(self.contents)}
 
     def lines(self) -> Iterator[str]:
-        what = self.contents
-        segments, savepoints = counted(what.segments, "segment"), counted(what.savepoints, "savepoint")
-        size = f"{segments} ({size_text(what.bytes)}), {savepoints}, {counted(what.epochs, 'epoch')}"
+        contents = self.contents
+        segments, savepoints = counted(contents.segments, "segment"), counted(contents.savepoints, "savepoint")
+        size = f"{segments} ({size_text(contents.bytes)}), {savepoints}, {counted(contents.epochs, 'epoch')}"
         if not self.moved:
             yield f"job {self.job}: {size} would be moved to {self.target}"
             return
@@ -41,15 +41,15 @@ class StateMove:
         yield "Name that place in stateStore before the job is started again; here it does not start any more."
 
 
-def move(job: Job, here: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> StateMove:
+def move(job: Job, store: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> StateMove:
     """Moves the state. After a JoineryError, a move that has begun can be repeated."""
     dsn = to or os.environ.get(DSN_VARIABLE)
     if not dsn:
         raise JoineryError("It is not said where to", todo=f"Give --to DSN, or set {DSN_VARIABLE}")
     _refuse_table(job)
     with (
-        closing(MovableStore(here.dsn, here.schema)) as source,
-        closing(MovableStore(dsn, schema or here.schema)) as target,
+        closing(MovableStore(store.dsn, store.schema)) as source,
+        closing(MovableStore(dsn, schema or store.schema)) as target,
     ):
         contents = source.contents(job.name)
         if not dry_run:
@@ -59,8 +59,8 @@ def move(job: Job, here: PostgresStore, to: str | None, schema: str | None, *, d
         return StateMove(job.name, source.location, target.location, contents, moved=not dry_run)
 
 
-def stay(job: Job, here: PostgresStore) -> None:
-    with closing(MovableStore(here.dsn, here.schema)) as source:
+def stay(job: Job, store: PostgresStore) -> None:
+    with closing(MovableStore(store.dsn, store.schema)) as source:
         source.stay(job.name)
 
 

@@ -37,12 +37,12 @@ def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) 
         )
     if not idempotent:
         return store.create_savepoint(job.name, name)
-    there = next((pin for pin in store.savepoints(job.name) if pin.name == name), None)
-    made = there or store.create_savepoint(job.name, name)
-    time = datetime.fromtimestamp(made.created_at / 1000, UTC)
-    result = SavepointResult(epoch=made.committed, time=time, rows=made.rows, bytes=made.bytes)
+    existing = next((pin for pin in store.savepoints(job.name) if pin.name == name), None)
+    savepoint = existing or store.create_savepoint(job.name, name)
+    time = datetime.fromtimestamp(savepoint.created_at / 1000, UTC)
+    result = SavepointResult(epoch=savepoint.committed, time=time, rows=savepoint.rows, bytes=savepoint.bytes)
     leave_answer(result.model_dump_json(by_alias=True))
-    return made
+    return savepoint
 
 
 def delete(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> None:
@@ -73,10 +73,10 @@ def savepoint_document(savepoint: StoredSavepoint) -> dict[str, Any]:
 
 
 def savepoint_line(savepoint: StoredSavepoint) -> str:
-    made = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
+    created = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
     by = "" if _by_hand(savepoint.name) else ", automatic"
     size = f"{counted(savepoint.rows, 'row')}, {size_text(savepoint.bytes)}"
-    return f"{savepoint.name}: epoch {savepoint.committed}, {made}, {size}{by}"
+    return f"{savepoint.name}: epoch {savepoint.committed}, {created}, {size}{by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Repeat:
         yield f"savepoint {self.savepoint.name} of job {self.job}: epoch {self.savepoint.committed}"
         if self.rows_out:
             first, last, rows = min(self.rows_out), max(self.rows_out), sum(self.rows_out.values())
-            which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-            yield f"Since then {which} wrote {counted(rows, 'row')} to {self.output}: they will be written again."
+            epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            yield f"Since then {epochs} wrote {counted(rows, 'row')} to {self.output}: they will be written again."
             for epoch, count in self.rows_out.items():
                 yield f"  epoch {epoch}: {counted(count, 'row')}"
         else:
@@ -127,7 +127,7 @@ def _since(store: JobReader, job: Job, epoch: int) -> Iterator[EpochRecord]:
 @dataclass(frozen=True, slots=True)
 class RolledBack:
     """What a rollback did. `planned` is the epoch that will be replayed, `dropped` one that was planned after the job
-    was started anew. `restored` False: there was nothing to undo, and `note` says why."""
+    was started from the beginning. `restored` False: there was nothing to undo, and `note` says why."""
 
     job: str
     savepoint: str
@@ -149,7 +149,7 @@ class RolledBack:
 
 
 def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
-    """Rolls the state back to the savepoint. May be repeated, even after the earlier release has gone on. Raises
+    """Rolls the state back to the savepoint. May be repeated, even after the earlier release has resumed. Raises
     StateError.
 
     Also ends a rollout that never began: its first container may come late, from a node that was cut off.
@@ -206,9 +206,9 @@ def restore(store: StateStore, job: Job, name: str) -> Repeat:
 
 def stored_text(store: PostgresStore, job: str) -> str | None:
     """What the store has of the job, in words; None if it has nothing."""
-    place = store.moved_to(job)
-    if place is not None:
-        return f"it was moved to {place}, or a move there has begun"
+    new_location = store.moved_to(job)
+    if new_location is not None:
+        return f"it was moved to {new_location}, or a move there has begun"
     record = store.record(job)
     if record is None:
         return None

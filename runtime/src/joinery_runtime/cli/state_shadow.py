@@ -43,17 +43,17 @@ class Clock:
 
 @dataclass(slots=True)
 class Shadow:
-    """Compares the epochs from `first` on under the running job (expected) and under the edited one (found). `apart`
-    are output columns that only one of them has, which are not compared. `release` has sentences on what this release
-    computes differently from the running one, for the same job."""
+    """Compares the epochs from `first` on under the running job (expected) and under the edited one (found).
+    `unshared_columns` are output columns that only one of them has, which are not compared. `release` has sentences on
+    what this release computes differently from the running one, for the same job."""
 
     first: int
-    apart: tuple[str, ...] = ()
+    unshared_columns: tuple[str, ...] = ()
     compared: RowComparison = field(default_factory=RowComparison)
     release: list[str] = field(default_factory=list)
 
     @property
-    def same(self) -> bool:
+    def is_equal(self) -> bool:
         return self.compared.epochs > 0 and not self.compared.counted and not self.release
 
     def text(self, within: str) -> str:
@@ -64,15 +64,19 @@ class Shadow:
                 f"shadow: no epoch was committed within {within}, so nothing could be compared: raise "
                 "upgrade.shadow.within, or take the job over without (upgrade.mode: stateful)"
             )
-        what = f"shadow: epochs {self.first} to {self.first + compared.epochs - 1} ({counted(compared.rows, 'row')})"
-        apart = f"; not compared, since only one of the two has them: {', '.join(self.apart)}" if self.apart else ""
-        if self.same:
-            return f"{what} are the same under the edited job{apart}"
+        heading = f"shadow: epochs {self.first} to {self.first + compared.epochs - 1} ({counted(compared.rows, 'row')})"
+        unshared_note = (
+            f"; not compared, since only one of the two has them: {', '.join(self.unshared_columns)}"
+            if self.unshared_columns
+            else ""
+        )
+        if self.is_equal:
+            return f"{heading} are the same under the edited job{unshared_note}"
         counts = compared.counts() or "counts differ"
         differences = "; ".join([*compared.lines(), *self.release])
         return (
-            f"{what} differ under the edited job: {counts}{apart}. Expected is what the running job gives, found what "
-            f"the edited one does. If that is meant, set upgrade.mode: stateful. {differences}"
+            f"{heading} differ under the edited job: {counts}{unshared_note}. Expected is what the running job gives, "
+            f"found what the edited one does. If that is meant, set upgrade.mode: stateful. {differences}"
         )
 
 
@@ -82,14 +86,14 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
     stored = _stored(store, job.name)
     job = with_stored_names(job, stored.record.definition)
     running = job if stored.record.definition is None else under_definition(job, stored.record.definition)
-    before, after = (compile_job(each).output_schema().names for each in (running, job))
+    before, after = (compile_job(version).output_schema().names for version in (running, job))
     columns = [name for name in before if name in after]
-    found = Shadow(stored.record.epoch + 1, tuple(name for name in (*before, *after) if name not in columns))
+    comparison = Shadow(stored.record.epoch + 1, tuple(name for name in (*before, *after) if name not in columns))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-shadow-")))
         replays = [
-            Replay(each, stack.enter_context(closing(inputs_of(each))), folder / name, stored)
-            for name, each in (("running", running), ("edited", job))
+            Replay(version, stack.enter_context(closing(inputs_of(version))), folder / name, stored)
+            for name, version in (("running", running), ("edited", job))
         ]
         for entry in _following(job, store, stored.record, clock):
             plan = EpochPlan.from_json(entry.plan)
@@ -101,11 +105,11 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
             # Each job derives for itself, from the watermarks, how far an epoch closes the state.
             expected, edited = replays[0].run(plan), replays[1].run(replace(plan, horizons={}))
             check_records(entry, expected.result["rows_in"])
-            found.release += wrong_counts(entry, expected)
-            found.compared.epochs += 1
-            found.compared.output(running, expected, output_rows(edited, columns), columns)
-            found.compared.dead_letters(expected, json_lines(edited.dead))
-    return found
+            comparison.release += wrong_counts(entry, expected)
+            comparison.compared.epochs += 1
+            comparison.compared.output(running, expected, output_rows(edited, columns), columns)
+            comparison.compared.dead_letters(expected, json_lines(edited.dead))
+    return comparison
 
 
 def _stored(store: StateReader, job: str) -> StoredState:
@@ -128,8 +132,8 @@ def _stored(store: StateReader, job: str) -> StoredState:
 
 def _following(job: Job, store: StateReader, record: JobRecord, clock: Clock) -> Iterator[EpochRecord]:
     """Yields epochs as the driver commits them: `upgrade.shadow.epochs` of them, or fewer once `within` has passed."""
-    asked = job.spec.upgrade.shadow
-    over, last, remaining = clock.now() + asked.within / 1000, record.epoch, asked.epochs
+    settings = job.spec.upgrade.shadow
+    over, last, remaining = clock.now() + settings.within / 1000, record.epoch, settings.epochs
     while True:
         for entry in store.epochs(job.name, last, remaining):
             yield entry

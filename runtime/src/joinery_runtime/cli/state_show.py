@@ -63,7 +63,7 @@ class KeyView:
     watermarks: Mapping[str, Watermark]
     steps: Sequence[StepView]
 
-    def of_kept(self) -> KeyView:
+    def without_left_rows(self) -> KeyView:
         """Leave out what has left the state and is only stored."""
         steps = [replace(step, rows=[row for row in step.rows if not row.left]) for step in self.steps]
         return replace(self, steps=steps)
@@ -79,10 +79,10 @@ class KeyView:
     def lines(self) -> Iterator[str]:
         for step in self.steps:
             key = ", ".join(f"{name} {json.dumps(value)}" for name, value in step.key.items())
-            what = f"job {self.job}, step {step.step}, key {key}"
-            others = f"; {step.left:,} that left the state {agreeing(step.left, 'are')} still stored"
-            kept = f"{step.counted} {agreeing(len(step.rows) - step.left, 'are')} kept after epoch {self.epoch}"
-            yield f"{what}: {kept}{others if step.left else ''}"
+            heading = f"job {self.job}, step {step.step}, key {key}"
+            left_note = f"; {step.left:,} that left the state {agreeing(step.left, 'are')} still stored"
+            kept_note = f"{step.counted} {agreeing(len(step.rows) - step.left, 'are')} kept after epoch {self.epoch}"
+            yield f"{heading}: {kept_note}{left_note if step.left else ''}"
             for row in step.rows:
                 yield row.line()
 
@@ -95,12 +95,12 @@ def show(
     says what is wrong with the texts."""
     pipeline, record = pipeline or compile_job(job), record_of(job, store)
     keys = keys_of(job, pipeline, texts, step, stored_co_partitions(record))
-    wanted = [(pipeline.steps[key.step], key) for key in keys]
+    keyed_steps = [(pipeline.steps[key.step], key) for key in keys]
     record, runs = read_runs(
-        store, record, lambda meta: any(may_have(step, key, meta) for step, key in wanted), lambda _, run: run
+        store, record, lambda meta: any(may_have(step, key, meta) for step, key in keyed_steps), lambda _, run: run
     )
     after = NextEpoch.of(pipeline, record)
-    shown = [_shown(after, record, runs, step, key) for step, key in wanted]
+    shown = [_shown(after, record, runs, step, key) for step, key in keyed_steps]
     return KeyView(job.name, record.committed, after.watermarks, shown)
 
 
@@ -112,12 +112,12 @@ def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
 
 def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> StepView:
     segments = [(meta, runs[meta.key]) for meta in record.segments if may_have(step, key, meta)]
-    rows = kept_of(step, key, segments, after.epoch_times)
+    rows = entries_of_key(step, key, segments, after.epoch_times)
     counted = step.kind.count_text([row for row in rows if not row.left])
     return StepView(step.number + 1, key.shown, key.hash, len(segments), counted, rows)
 
 
-def kept_of(
+def entries_of_key(
     step: StepSpec, key: StepKey, segments: Sequence[tuple[SegmentMeta, Run]], epoch_times: EpochTimes
 ) -> Sequence[EntryView]:
     """Returns the rows or sessions of the key in these live segments."""

@@ -52,8 +52,8 @@ class SideStats:
 
     @property
     def name(self) -> str:
-        what = f"step {self.step}, {self.side} side" if self.side != SESSIONS else "rows of sessions"
-        return f"{what} ({', '.join(self.inputs)})"
+        label = f"step {self.step}, {self.side} side" if self.side != SESSIONS else "rows of sessions"
+        return f"{label} ({', '.join(self.inputs)})"
 
 
 def side_stats(after: NextEpoch, record: JobRecord, totals: Totals, caps: Mapping[str, StateQuota]) -> list[SideStats]:
@@ -69,8 +69,10 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
     size = StateSize.by_part(live, after.pipeline.parts())[part]
     rows = [meta for meta in live if meta.part == part]
     keep_from = None if horizon is None else step.kind.may_go_before(side, horizon)
-    gone = [meta for meta in rows if times.expired(after.pipeline, meta, after.horizons)]
-    some = [meta for meta in rows if meta not in gone and keep_from is not None and meta.ts_min < keep_from]
+    expired_segments = [meta for meta in rows if times.expired(after.pipeline, meta, after.horizons)]
+    expiring_segments = [
+        meta for meta in rows if meta not in expired_segments and keep_from is not None and meta.ts_min < keep_from
+    ]
     return SideStats(
         part=part,
         step=step.number + 1,
@@ -82,11 +84,11 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
         event_time=(min(s.ts_min for s in rows), max(s.ts_max for s in rows)) if rows else None,
         state_versions=tuple(sorted({s.state_version for s in live if s.part in {part, spec.flags_part}})),
         keep_from=keep_from,
-        expired=sum(s.rows for s in gone),
-        expiring=sum(s.rows for s in some),
+        expired=sum(s.rows for s in expired_segments),
+        expiring=sum(s.rows for s in expiring_segments),
         goes="keeps all rows" if horizon is None else step.kind.next_epoch_text(step, side, after.horizons),
         totals=totals,
-        over=tuple(f"{name} is {most:,}, it has {held:,}" for name, held, most in cap.over(size)),
+        over=tuple(f"{name} is {most:,}, it has {current:,}" for name, current, most in cap.over(size)),
     )
 
 
@@ -151,10 +153,11 @@ def _side_lines(side: SideStats) -> Iterator[str]:
     more = f", and up to {side.expiring:,} more" if side.expiring else ""
     dropped = "" if side.keep_from is None else f": {counted(side.expired, 'row', 'go')}{more}"
     yield f"  the next epoch {side.goes}{dropped}"
-    of = side.totals
+    totals = side.totals
     yield (
-        f"  so far {counted(of.stored, 'row')} stored, {of.expired:,} expired, {counted(of.lookups, 'lookup')}, "
-        f"{of.matches:,} matches, at most {counted(of.peak, 'row')} at a time"
+        f"  so far {counted(totals.stored, 'row')} stored, {totals.expired:,} expired, "
+        f"{counted(totals.lookups, 'lookup')}, {totals.matches:,} matches, "
+        f"at most {counted(totals.peak, 'row')} at a time"
     )
 
 
@@ -165,11 +168,13 @@ def stats(job: Job, store: StateStore) -> Stats:
     newest = store.newest_epoch(job.name)
     after = NextEpoch.of(pipeline, record)
     totals = Totals.of(newest.result if newest is not None else {})
-    place, version = (store.location, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
+    location, version = (
+        (store.location, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
+    )
     sides = side_stats(after, record, totals, state_limits(job).caps)
     summary = None if rows is None else step.kind.summary(step, rows, after.epoch_times)
     pins = store.savepoints(job.name)
-    return Stats(record, after.watermarks, sides, pins, place, version, summary, totals.after_eviction)
+    return Stats(record, after.watermarks, sides, pins, location, version, summary, totals.after_eviction)
 
 
 def _unflagged_rows(

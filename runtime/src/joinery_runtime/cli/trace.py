@@ -36,8 +36,8 @@ def trace_command(
                 yield result
                 done += 1
         except JoineryError as error:
-            place = f"{steps}, line {listed[done][0]}"
-            raise type(error)(f"{place}: {error.summary}", facts=error.facts, todo=error.todo) from error
+            line_name = f"{steps}, line {listed[done][0]}"
+            raise type(error)(f"{line_name}: {error.summary}", facts=error.facts, todo=error.todo) from error
         finally:
             opened.delete_job(private.name)
 

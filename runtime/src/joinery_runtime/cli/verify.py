@@ -63,10 +63,10 @@ class Verdict:
         return not self.compared.counted and not self.log and not self.cut_off
 
     def document(self) -> dict[str, Any]:
-        about = {"job": self.job, "epochs": [self.first, self.last], "verified": self.right}
-        late = [{"epoch": epoch, **each.document()} for epoch, each in self.late.values()]
+        header = {"job": self.job, "epochs": [self.first, self.last], "verified": self.right}
+        late = [{"epoch": epoch, **late_input.document()} for epoch, late_input in self.late.values()]
         return {
-            **about,
+            **header,
             **self.compared.document(),
             "cut_off": self.cut_off,
             "log": self.log,
@@ -74,21 +74,21 @@ class Verdict:
             "late": late,
         }
 
-    def learn_late(self, epoch: int, ownership: Iterable[LateInput]) -> None:
-        for each in ownership:
-            if each.input not in self.late or each.share > self.late[each.input][1].share:
-                self.late[each.input] = epoch, each
+    def learn_late(self, epoch: int, late_inputs: Iterable[LateInput]) -> None:
+        for late_input in late_inputs:
+            if late_input.input not in self.late or late_input.share > self.late[late_input.input][1].share:
+                self.late[late_input.input] = epoch, late_input
 
     def lines(self) -> Iterator[str]:
-        compared, what = self.compared, f"job {self.job}, epochs {self.first} to {self.last}"
+        compared, heading = self.compared, f"job {self.job}, epochs {self.first} to {self.last}"
         rows = f"{counted(compared.rows, 'row')}{', the newest of each key,' if self.by_key else ''}"
         those = f"{rows} and {counted(compared.dead, 'dead letter')} of {counted(compared.epochs, 'epoch')}"
         if self.right:
             but = "VERIFIED, BUT MANY ROWS WERE DROPPED AS LATE" if self.late else "VERIFIED"
-            yield f"{what}: {but}, {those} are in the output, each exactly once"
+            yield f"{heading}: {but}, {those} are in the output, each exactly once"
         else:
             wrong = compared.counts() or ("the log is wrong" if self.log else "nothing could be judged")
-            yield f"{what}: NOT VERIFIED, {wrong}; expected were {those}"
+            yield f"{heading}: NOT VERIFIED, {wrong}; expected were {those}"
             yield from self.cut_off
             yield from compared.lines()
             yield from self.log
@@ -113,22 +113,22 @@ def verify(
     @lru_cache(maxsize=2)
     def receipts(kind: str, epoch: int) -> list[Receipt]:
         """The receipts of an epoch, even of one committed meanwhile: its file may hold rows of earlier epochs."""
-        return [each for entry in store.epochs(job.name, epoch - 1, 1) for each in entry.result.get(kind, ())]
+        return [receipt for entry in store.epochs(job.name, epoch - 1, 1) for receipt in entry.result.get(kind, ())]
 
     record = store.record(job.name)
     assert record is not None, "the caller has looked"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-verify-")))
         contents = _contents(job, store, record, database)
-        wholes = [
-            stack.enter_context(closing(_whole(job, name, content, folder / name.replace(" ", "-"))))
+        diffs = [
+            stack.enter_context(closing(_output_diff(job, name, content, folder / name.replace(" ", "-"))))
             for name, content in contents
         ]
         # Read after the outputs, so that every row in them belongs to an epoch of the log or to the pending plan.
         record = store.record(job.name)
         assert record is not None, "it was there before"
-        course = replayable(job, store, *((None, None) if wholes else (first, last)), edits=True)
-        entries, verdict = course.entries, _asked(job, course, first, last, wholes)
+        course = replayable(job, store, *((None, None) if diffs else (first, last)), edits=True)
+        entries, verdict = course.entries, _empty_verdict(job, course, first, last, diffs)
         replay = Replay(job, inputs, folder / "cache", course.initial_state(store))
         late, since, name = LateCounts.of(job), _since(job, course), ""
         for entry in entries:
@@ -139,14 +139,14 @@ def verify(
             replayed = replay.run(plan)
             check_records(entry, replayed.result["rows_in"])
             if entry.epoch >= since:
-                _expect(wholes, replayed)
+                _expect(diffs, replayed)
             late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
                 verdict.learn_late(entry.epoch, late.ownership.values())
                 _judge(job, entry, receipts, replayed, verdict, life_of(record.incarnation))
-        if any(not whole.content.exact for whole in wholes) and (pending := _pending(job, record, entries)) is not None:
-            _expect(wholes, replay.run(pending))
-        _compare(job, wholes, verdict, course)
+        if any(not diff.content.exact for diff in diffs) and (pending := _pending(job, record, entries)) is not None:
+            _expect(diffs, replay.run(pending))
+        _compare(job, diffs, verdict, course)
     return verdict
 
 
@@ -161,24 +161,26 @@ def _contents(
     certain = committed - 1 if newest is not None and newest.result.get("rows_out", 0) else committed
 
     def now() -> int:
-        found = store.newest_epoch(job.name)
-        return 0 if found is None else found.epoch
+        latest = store.newest_epoch(job.name)
+        return 0 if latest is None else latest.epoch
 
     output = output_content(job, database, record.incarnation, now, certain)
     dead = dead_letter_content(job, now)
-    return [(name, each) for name, each in (("output", output), ("dead letters", dead)) if each is not None]
+    return [(name, content) for name, content in (("output", output), ("dead letters", dead)) if content is not None]
 
 
-def _whole(job: Job, name: str, content: Content, folder: Path) -> OutputDiff:
+def _output_diff(job: Job, name: str, content: Content, folder: Path) -> OutputDiff:
     folder.mkdir()
     sides = [side.time for side in compile_job(job).last.sides]
     return OutputDiff(name, content, folder, sides, in_order=not isinstance(job, StreamJoin))
 
 
-def _asked(job: Job, course: Replayable, first: int | None, last: int | None, wholes: Sequence[OutputDiff]) -> Verdict:
+def _empty_verdict(
+    job: Job, course: Replayable, first: int | None, last: int | None, diffs: Sequence[OutputDiff]
+) -> Verdict:
     """Decides which epochs are judged, as an empty verdict."""
     entries, begin = course.entries, _since(job, course)
-    newest = min([entries[-1].epoch, *(whole.content.complete_to for whole in wholes)])
+    newest = min([entries[-1].epoch, *(diff.content.complete_to for diff in diffs)])
     since, until = begin if first is None else first, newest if last is None else min(last, newest)
     if entries[0].epoch <= since < begin:
         raise JoineryError(
@@ -196,7 +198,7 @@ def _asked(job: Job, course: Replayable, first: int | None, last: int | None, wh
         raise JoineryError(
             f"The output of job {job.name} has no such epoch yet", facts=f"it has rows up to epoch {newest}"
         )
-    by_key = any(whole.content.upsert_key for whole in wholes)
+    by_key = any(diff.content.upsert_key for diff in diffs)
     notes = [f"computed from {_beginning(course)}"] if course.savepoint else []
     if begin > entries[0].epoch:
         notes.append(f"epochs before {begin} were made by the job before an edit, and are not judged")
@@ -227,16 +229,16 @@ def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> Epo
     if record.plan is None:
         return None
     plan, today = EpochPlan.from_json(record.plan), fingerprint_of(job, compile_job(job))
-    same = plan.fingerprint in ("", today) and is_same_definition(plan.definition, definition(job))
-    return plan if plan.epoch > entries[-1].epoch and same else None
+    is_current = plan.fingerprint in ("", today) and is_same_definition(plan.definition, definition(job))
+    return plan if plan.epoch > entries[-1].epoch and is_current else None
 
 
-def _expect(wholes: Sequence[OutputDiff], replayed: ReplayedEpoch) -> None:
-    for whole in wholes:
-        if whole.name == "output":
-            whole.expect(replayed.epoch, replayed.rows, any_of_key=replayed.plan.format < JUDGED_BY_CLOCK)
+def _expect(diffs: Sequence[OutputDiff], replayed: ReplayedEpoch) -> None:
+    for diff in diffs:
+        if diff.name == "output":
+            diff.expect(replayed.epoch, replayed.rows, any_of_key=replayed.plan.format < JUDGED_BY_CLOCK)
         else:
-            whole.expect(replayed.epoch, replayed.dead)
+            diff.expect(replayed.epoch, replayed.dead)
 
 
 def _judge(
@@ -252,39 +254,39 @@ def _judge(
     verdict.compared.epochs += 1
     output, dead = job.spec.output.file, job.spec.dead_letter
     if output is not None:
-        found = Counter(published(output.path, entry.epoch, partial(receipts, "output"), life))
-        verdict.compared.output(job, replayed, found, style=JsonStyle.of(job))
+        actual = Counter(published(output.path, entry.epoch, partial(receipts, "output"), life))
+        verdict.compared.output(job, replayed, actual, style=JsonStyle.of(job))
     if dead is not None and dead.file is not None:
         letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), life))
         verdict.compared.dead_letters(replayed, letters)
 
 
-def _compare(job: Job, wholes: Sequence[OutputDiff], verdict: Verdict, course: Replayable) -> None:
+def _compare(job: Job, diffs: Sequence[OutputDiff], verdict: Verdict, course: Replayable) -> None:
     since = _since(job, course)
-    alone = course.record is None and since == 1
+    only_incarnation = course.record is None and since == 1
     topics = _topics(job)
-    for whole in wholes:
+    for diff in diffs:
         before = _not_ours(verdict.compared)
-        may_repeat = not whole.content.exact and job.spec.delivery != "exactlyOnce"
-        rows = whole.compare(
+        may_repeat = not diff.content.exact and job.spec.delivery != "exactlyOnce"
+        rows = diff.compare(
             verdict.compared,
             verdict.first,
             verdict.last,
-            alone=alone,
+            only_incarnation=only_incarnation,
             may_repeat=may_repeat,
             since=None if course.record is None and since == course.entries[0].epoch else since,
         )
-        if whole.name == "output":
+        if diff.name == "output":
             verdict.compared.rows += rows
         else:
             verdict.compared.dead += rows
         # All dead letters may be past their topic's retention: if the output is judged, a note is enough.
-        if whole.cut_off and (whole.name == "output" or not verdict.compared.rows):
-            verdict.cut_off.append(whole.cut_off)
-        verdict.notes += whole.notes
-        if whole.name in topics and _not_ours(verdict.compared) > before:
+        if diff.cut_off and (diff.name == "output" or not verdict.compared.rows):
+            verdict.cut_off.append(diff.cut_off)
+        verdict.notes += diff.notes
+        if diff.name in topics and _not_ours(verdict.compared) > before:
             verdict.notes.append(
-                f"{whole.name}: topic {topics[whole.name]} does not say which job has written a record. If another job "
+                f"{diff.name}: topic {topics[diff.name]} does not say which job has written a record. If another job "
                 "writes there too, its records are among these differences: give each job a topic of its own"
             )
 
@@ -292,8 +294,8 @@ def _compare(job: Job, wholes: Sequence[OutputDiff], verdict: Verdict, course: R
 def _topics(job: Job) -> dict[str, str]:
     """The topics that the job writes to, by the output's name in differences."""
     dead = job.spec.dead_letter
-    found = {"output": job.spec.output.kafka, "dead letters": None if dead is None else dead.kafka}
-    return {name: kafka.topic for name, kafka in found.items() if kafka is not None}
+    kafka_outputs = {"output": job.spec.output.kafka, "dead letters": None if dead is None else dead.kafka}
+    return {name: kafka.topic for name, kafka in kafka_outputs.items() if kafka is not None}
 
 
 def _not_ours(compared: RowComparison) -> int:

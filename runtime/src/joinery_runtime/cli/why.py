@@ -1,8 +1,8 @@
 """`joinery why`: explains what became of the records of a key, and by which rule.
 
-It runs the epochs of the log again with the records of the key alone, and then once without each of them. What goes out
-with a record and not without it is the record's effect. So every kind of step answers by its own rules, including
-padded rows, sessions and chains (docs/decisions/0038).
+It runs the epochs of the log again with the records of the key alone, and then once without each of them. What is
+emitted with a record and not without it is the record's effect. So every kind of step answers by its own rules,
+including padded rows, sessions and chains (docs/decisions/0038).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from joinery_runtime.cli.state import NextEpoch, record_of
 from joinery_runtime.cli.state_key import StepKey, keys_of
-from joinery_runtime.cli.state_show import KeyView, kept_of, may_have, show
+from joinery_runtime.cli.state_show import KeyView, entries_of_key, may_have, show
 from joinery_runtime.cli.why_outcomes import (
     LATER_RULES,
     RULES,
@@ -30,12 +30,12 @@ from joinery_runtime.cli.why_outcomes import (
     RecordOutcome,
     RecordOutcomes,
     WaitingRows,
+    epoch_times_of,
     horizons_of,
-    outlook_of,
     rule_of,
     still_there,
 )
-from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, Place, keys_by_input
+from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, RecordPosition, keys_by_input
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.pipeline.describe import EpochTimes, Span
@@ -65,7 +65,7 @@ Rows = Mapping[int, Counter[str]]
 """Output rows as JSON, by epoch."""
 
 Padded = Mapping[int, Mapping[str, str]]
-"""The rule for each row that went out with NULLs because it had no partner, by epoch and row."""
+"""The rule for each row that was emitted with NULLs because it had no partner, by epoch and row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +73,21 @@ class Explained:
     """What became of a record."""
 
     record: FoundRecord
-    watermarks: Mapping[str, Watermark]  # in force in its epoch
+    watermarks: Mapping[str, Watermark]  # those of its epoch
     reason: str | None  # why it was dropped; None: it was taken
     detail: str  # the reason in its dead letter
-    made: Rows  # rows that went out because of it
-    prevented: Rows  # rows that would have gone out without it
+    produced: Rows  # rows that were emitted because of it
+    prevented: Rows  # rows that would have been emitted without it
     padded: Padded = field(default_factory=dict)
-    part_of: Rows = field(default_factory=dict)  # rows that it is part of, and that would have gone out without it
+    part_of: Rows = field(default_factory=dict)  # rows that it is part of, and that would have been emitted without it
     outcome: RecordOutcome | None = None  # None: it was dropped, or is of a kind that is never kept
     waiting: Sequence[WaitingRows] = ()  # its joined rows that later steps keep
 
     @property
     def unmatched(self) -> bool:
-        """Whether nothing but padded rows went out because of the record."""
-        made = {(epoch, row) for epoch, rows in self.made.items() for row in rows}
-        padded = all(row in self.padded.get(epoch, {}) for epoch, row in made)
+        """Whether nothing but padded rows was emitted because of the record."""
+        produced = {(epoch, row) for epoch, rows in self.produced.items() for row in rows}
+        padded = all(row in self.padded.get(epoch, {}) for epoch, row in produced)
         return padded and not self.prevented and not self.part_of
 
     def _padding(self, epoch: int, row: Any) -> str | None:
@@ -98,13 +98,13 @@ class Explained:
         return None if self.reason is None else rule_of(RULES[self.reason])
 
     def document(self) -> dict[str, Any]:
-        place, record = self.record.place, self.record
+        position, record = self.record.position, self.record
         nearest = self.outcome.nearest if self.outcome is not None and self.unmatched else None
         return {
-            "input": place.partition.input,
-            "topic": place.partition.topic,
-            "partition": place.partition.partition,
-            "offset": place.offset,
+            "input": position.partition.input,
+            "topic": position.partition.topic,
+            "partition": position.partition.partition,
+            "offset": position.offset,
             "ts": record.ts,
             "columns": record.columns,
             "epoch": record.epoch,
@@ -112,41 +112,41 @@ class Explained:
             "dropped": self.reason,
             "rule": self.rule,
             "detail": self.detail,
-            "made": [self._made(epoch, row) for epoch, row in _listed(self.made)],
+            "made": [self._produced_document(epoch, row) for epoch, row in _listed(self.produced)],
             "part_of": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.part_of)],
             "prevented": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.prevented)],
             "state": None if self.outcome is None else self.outcome.retention.document(),
-            "waiting": [each.document() for each in self.waiting],
+            "waiting": [waiting_rows.document() for waiting_rows in self.waiting],
             "nearest": None if nearest is None else nearest.document(),
         }
 
-    def _made(self, epoch: int, row: Any) -> dict[str, Any]:
+    def _produced_document(self, epoch: int, row: Any) -> dict[str, Any]:
         rule = self._padding(epoch, row)
         return {"epoch": epoch, "row": row, **({} if rule is None else {"padded": rule_of(rule)})}
 
     def lines(self) -> Iterator[str]:
         record = self.record
         time = "" if record.ts is None else f", event time {format_time(record.ts)}"
-        known = ", ".join(
+        watermarks_text = ", ".join(
             f"{name} {'unknown' if at is None else format_time(at)}" for name, at in self.watermarks.items()
         )
-        yield f"{record.place.partition.input} {record.place}{time}: {json.dumps(record.columns)}"
-        yield f"  read in epoch {record.epoch} (watermarks: {known})"
+        yield f"{record.position.partition.input} {record.position}{time}: {json.dumps(record.columns)}"
+        yield f"  read in epoch {record.epoch} (watermarks: {watermarks_text})"
         if self.reason is not None:
             yield f"  dropped: {self.reason}{f', {self.detail}' if self.detail else ''} ({self.rule})"
-        for epoch, row in _listed(self.made):
+        for epoch, row in _listed(self.produced):
             padded = f", padded ({rule_of(rule)})" if (rule := self._padding(epoch, row)) else ""
             yield f"  epoch {epoch} put out because of it{padded}: {json.dumps(row)}"
         for epoch, row in _listed(self.part_of):
             yield f"  part of what epoch {epoch} put out, which is the same without it: {json.dumps(row)}"
         for epoch, row in _listed(self.prevented):
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
-        if self.reason is None and not self.made and not self.prevented and not self.part_of:
-            kept = bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
-            yield f"  taken; nothing went out because of it{' so far' if kept else ''}"
+        if self.reason is None and not self.produced and not self.prevented and not self.part_of:
+            is_kept = bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
+            yield f"  taken; nothing went out because of it{' so far' if is_kept else ''}"
         if self.outcome is not None:
             yield from (f"  {line}" for line in self.outcome.lines(record.epoch, unmatched=self.unmatched))
-        yield from (f"  {each.line()}" for each in self.waiting)
+        yield from (f"  {waiting_rows.line()}" for waiting_rows in self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Answer:
     job: str
     epochs: tuple[int, int]  # the first and the last epoch that were run again
     records: Sequence[Explained]
-    kept: KeyView | None  # what the state still has of the key; None: the record has no key
+    key_view: KeyView | None  # what the state still has of the key; None: the record has no key
     omitted: int = 0  # records of the key that are not explained
     savepoint: str = ""  # with whose state the first epoch began; "": it began with an empty state
     unjudged: int = 0  # other records of the key that count as taken, though they may have been dropped
@@ -164,28 +164,28 @@ class Answer:
             "job": self.job,
             "epochs": list(self.epochs),
             "savepoint": self.savepoint or None,
-            "records": [each.document() for each in self.records],
+            "records": [explained.document() for explained in self.records],
             "left_out": self.omitted,
             "unjudged": self.unjudged,
-            "kept": None if self.kept is None else self.kept.document(),
+            "kept": None if self.key_view is None else self.key_view.document(),
         }
 
     def lines(self) -> Iterator[str]:
         first, last = self.epochs
         begins = f", from savepoint {self.savepoint} on" if self.savepoint else ""
         yield f"job {self.job}, epochs {first} to {last}{begins}: {counted(len(self.records), 'record')}"
-        for each in self.records:
-            yield from each.lines()
+        for explained in self.records:
+            yield from explained.lines()
         if self.omitted:
             yield f"{self.omitted} newer records of the key are not explained: ask for one with --record"
         if self.unjudged:
-            others = f"{counted(self.unjudged, 'other record')} {agreeing(self.unjudged, 'are')}"
-            yield f"{others} counted as taken above, dropped or not: there are too many to judge each"
-        if self.kept is not None:
-            yield from self.kept.lines()
+            other_records = f"{counted(self.unjudged, 'other record')} {agreeing(self.unjudged, 'are')}"
+            yield f"{other_records} counted as taken above, dropped or not: there are too many to judge each"
+        if self.key_view is not None:
+            yield from self.key_view.lines()
 
 
-def why(
+def explain_records(
     job: Job,
     store: StateReader,
     inputs: InputAccess,
@@ -200,45 +200,47 @@ def why(
     course = replayable(job, store, last=last, pipeline=pipeline)
     entries = course.entries
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
-    texts, alone = list(key), False
+    texts, record_only = list(key), False
     if at is not None:
         at = (whole_topic(at[0], plans), *at[1:])
-        record = _record_at(Gathering(job, pipeline, inputs, {}, at, alone=True), plans, at)
+        record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
         texts = _texts(job, record)
         # If the record's input joins on time only, all other records may meet it.
-        alone = not texts and (record.columns is None or bool(record.key))
+        record_only = not texts and (record.columns is None or bool(record.key))
     steps = keys_of(job, pipeline, texts, None, stored_co_partitions(course.record)) if texts else []
     names = [side.name for side in job.inputs]
-    gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, alone=alone)
+    gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)
     for entry, plan in zip(entries, plans, strict=True):
         check_records(entry, gathered.take(plan))
-    wanted = [each for each in gathered.found if at is None or _place(each) == at]
-    if not wanted:
+    matching_records = [candidate for candidate in gathered.records if at is None or _position_of(candidate) == at]
+    if not matching_records:
         raise JoineryError(
             f"Epochs {plans[0].epoch} to {plans[-1].epoch} of job {job.name} read no record with {' '.join(texts)}",
             todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
         )
-    records, chosen = wanted[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
+    records, chosen = matching_records[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
     stored = _begins_with(course, store, pipeline, steps)
     comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
-    explained = [comparison.of(each) for each in records]
+    explained = [comparison.of(found_record) for found_record in records]
     epoch_times = _after(job, pipeline, store, plans[-1] if last is not None else None)
     before, spans, handed_on = InitialState(pipeline, stored), comparison.spans, comparison.handed_on
     outcomes = RecordOutcomes(
         pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, handed_on
     )
     explained = [
-        each
-        if each.reason
+        explanation
+        if explanation.reason
         else replace(
-            each, outcome=outcomes.of(each.record), waiting=outcomes.waiting(comparison.joined[each.record.place])
+            explanation,
+            outcome=outcomes.of(explanation.record),
+            waiting=outcomes.waiting(comparison.joined[explanation.record.position]),
         )
-        for each in explained
+        for explanation in explained
     ]
-    kept = show(job, store, texts, pipeline=pipeline).of_kept() if steps and last is None else None
+    key_view = show(job, store, texts, pipeline=pipeline).without_left_rows() if steps and last is None else None
     epochs = (plans[0].epoch, plans[-1].epoch)
-    omitted = len(wanted) - len(records)
-    return Answer(job.name, epochs, explained, kept, omitted, course.savepoint, comparison.unjudged)
+    omitted = len(matching_records) - len(records)
+    return Answer(job.name, epochs, explained, key_view, omitted, course.savepoint, comparison.unjudged)
 
 
 def _begins_with(
@@ -246,32 +248,32 @@ def _begins_with(
 ) -> StoredState | None:
     """The part of the first epoch's state that rows of the key may meet. In a step whose key was not asked for, and if
     there is no key at all, that is everything."""
-    asked = {key.step for key in keys}
+    key_steps = {key.step for key in keys}
 
-    def wanted(meta: SegmentMeta) -> bool:
+    def may_meet_key(meta: SegmentMeta) -> bool:
         step, _ = pipeline.side(meta.part)
-        return step.number not in asked or any(may_have(pipeline.steps[key.step], key, meta) for key in keys)
+        return step.number not in key_steps or any(may_have(pipeline.steps[key.step], key, meta) for key in keys)
 
-    return course.initial_state(store, wanted)
+    return course.initial_state(store, may_meet_key)
 
 
 def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> EpochTimes:
     """What the next epoch will close, or what epoch `last`, where the answer ends, has closed."""
     if last is None:
         return NextEpoch.of(pipeline, record_of(job, store)).epoch_times
-    return outlook_of(pipeline, last)
+    return epoch_times_of(pipeline, last)
 
 
 def whole_topic(topic: str, plans: Sequence[EpochPlan]) -> str:
     """A topic's name in plans: for a file, its full path."""
-    known = {planned.partition.topic for plan in plans for planned in plan.ranges}
-    ends = [name for name in known if name.endswith(f"/{topic}")]
-    return ends[0] if topic not in known and len(ends) == 1 else topic
+    topics = {planned.partition.topic for plan in plans for planned in plan.ranges}
+    ends = [name for name in topics if name.endswith(f"/{topic}")]
+    return ends[0] if topic not in topics and len(ends) == 1 else topic
 
 
-def _place(record: FoundRecord) -> tuple[str, int, int]:
-    place = record.place
-    return place.partition.topic, place.partition.partition, place.offset
+def _position_of(record: FoundRecord) -> tuple[str, int, int]:
+    position = record.position
+    return position.partition.topic, position.partition.partition, position.offset
 
 
 def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int, int]) -> FoundRecord:
@@ -279,27 +281,27 @@ def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, 
     topic, partition, offset = at
     for plan in plans:
         ranges = [
-            each
-            for each in plan.ranges
-            if (each.partition.topic, each.partition.partition) == (topic, partition)
-            and each.start <= offset < each.end_exclusive
+            planned
+            for planned in plan.ranges
+            if (planned.partition.topic, planned.partition.partition) == (topic, partition)
+            and planned.start <= offset < planned.end_exclusive
         ]
         gathering.take(replace(plan, ranges=tuple(ranges)))
-    if not gathering.found:
+    if not gathering.records:
         raise JoineryError(
             f"No epoch of job {gathering.job.name} has read {topic}:{partition}={offset}",
             facts=f"of epochs {plans[0].epoch} to {plans[-1].epoch}",
             todo="Give TOPIC:PARTITION=OFFSET; of a file, its path, 0, and the byte at which the record begins",
         )
-    return gathering.found[0]
+    return gathering.records[0]
 
 
 def _texts(job: Job, record: FoundRecord) -> list[str]:
     """The COLUMN=VALUE texts of a record's key; none if the record has no key or cannot be decoded."""
-    name, key = record.place.partition.input, record.key
+    name, key = record.position.partition.input, record.key
     if not isinstance(job, StreamJoin):
-        return [each if value is None else f"{each}={value}" for each, value in key.items()]
-    return [] if None in key.values() else [f"{name}.{each}={value}" for each, value in key.items()]
+        return [column if value is None else f"{column}={value}" for column, value in key.items()]
+    return [] if None in key.values() else [f"{name}.{column}={value}" for column, value in key.items()]
 
 
 # --- what each record did ---------------------------------------------------------------------------------------------
@@ -325,92 +327,92 @@ class _Comparison:
         plans: Sequence[EpochPlan],
         chosen: ChosenRecords,
         stored: StoredState | None,
-        future: Mapping[Place, str],
+        future: Mapping[RecordPosition, str],
         keys: Sequence[StepKey],
     ) -> None:
         self.spans: dict[int, Sequence[Span]] = {}
-        self.joined: dict[Place, Mapping[str, Sequence[int]]] = {}
+        self.joined: dict[RecordPosition, Mapping[str, Sequence[int]]] = {}
         self.handed_on = JoinedRows(pipeline, {key.step: key.hash for key in keys})
         self._keys = keys
         self._job, self._pipeline, self._stored, self._future = job, pipeline, stored, future
         # Records that are too far ahead were already found, among all records of the ranges.
         self._plans = {plan.epoch: replace(plan, max_future={}) for plan in plans}
         self._chosen = replace(chosen, without=frozenset(future))
-        self._reasons: dict[Place, str | None] = {}
+        self._reasons: dict[RecordPosition, str | None] = {}
         self.unjudged = self._judged = 0
-        self._with, self._kept = self._run(self._chosen, self._note)
+        self._with, self._kept_joined_rows = self._run(self._chosen, self._note)
 
     def of(self, record: FoundRecord) -> Explained:
-        place, watermarks = record.place, self._plans[record.epoch].watermarks
-        if place in self._future:
-            return Explained(record, watermarks, "future", self._future[place], {}, {})
-        without, kept = self._without(place)
-        reason, detail = self._dropped(place, record.epoch, without)
-        self._reasons[place] = reason
-        self.joined[place] = _times_by_part(self._kept - kept)
-        ours, theirs = _rows(self._with), _rows(without)
-        made, prevented = _more(ours, theirs), _more(theirs, ours)
-        part_of = {} if reason is not None else _more(self._holding(record), made)
-        return Explained(record, watermarks, reason, detail, made, prevented, self._padded(made), part_of)
+        position, watermarks = record.position, self._plans[record.epoch].watermarks
+        if position in self._future:
+            return Explained(record, watermarks, "future", self._future[position], {}, {})
+        without, kept_rows = self._without(position)
+        reason, detail = self._dropped(position, record.epoch, without)
+        self._reasons[position] = reason
+        self.joined[position] = _times_by_part(self._kept_joined_rows - kept_rows)
+        rows_with, rows_without = _rows(self._with), _rows(without)
+        produced, prevented = _more(rows_with, rows_without), _more(rows_without, rows_with)
+        part_of = {} if reason is not None else _more(self._holding(record), produced)
+        return Explained(record, watermarks, reason, detail, produced, prevented, self._padded(produced), part_of)
 
-    def reason(self, place: Place, epoch: int) -> str | None:
+    def reason(self, position: RecordPosition, epoch: int) -> str | None:
         """Why a record of an epoch was dropped, if other records or the state decided that. Beyond MAX_JUDGED records,
         the rest count as taken."""
-        if place in self._future:
+        if position in self._future:
             return "future"
-        if place not in self._reasons:
-            name, judged = place.partition.input, None
-            dropped = epoch in self._with and _counts(self._with[epoch]).keys() & {(name, each) for each in LATER_RULES}
+        if position not in self._reasons:
+            name, judged = position.partition.input, None
+            dropped = epoch in self._with and _counts(self._with[epoch]).keys() & {(name, rule) for rule in LATER_RULES}
             if dropped and self._judged >= MAX_JUDGED:
                 self.unjudged += 1
             elif dropped:
                 self._judged += 1
-                judged, _ = self._dropped(place, epoch, self._without(place)[0])
-            self._reasons[place] = judged
-        return self._reasons[place]
+                judged, _ = self._dropped(position, epoch, self._without(position)[0])
+            self._reasons[position] = judged
+        return self._reasons[position]
 
     def _holding(self, record: FoundRecord) -> Rows:
         """The rows that the record is part of: sessions by their time, joined rows by the places of their records.
         Empty for an input of a step before the last one, whose places the rows do not have."""
-        spec, step = self._pipeline.input(record.place.partition.input), self._pipeline.last
+        spec, step = self._pipeline.input(record.position.partition.input), self._pipeline.last
         if spec.step != step.number or record.ts is None:
             return {}
-        place, read_in = record.place.partition, self._with.get(record.epoch)
-        numbered = place.partition if read_in is None else read_in.plan.numbered(place)
-        found: dict[int, Counter[str]] = {}
+        partition, read_in = record.position.partition, self._with.get(record.epoch)
+        numbered = partition.partition if read_in is None else read_in.plan.numbered(partition)
+        rows_by_epoch: dict[int, Counter[str]] = {}
         for number, epoch in self._with.items():
             if number >= record.epoch:
                 holding = [
                     table.filter(pa.array(_holds(table, step.kind, spec.side, record, numbered)))
                     for table in epoch.rows
                 ]
-                found[number] = Counter(
+                rows_by_epoch[number] = Counter(
                     map(json.dumps, sorted_json_rows([table for table in holding if table.num_rows]))
                 )
-        return found
+        return rows_by_epoch
 
-    def _padded(self, made: Rows) -> Padded:
+    def _padded(self, produced: Rows) -> Padded:
         kind = self._pipeline.last.kind
         if not isinstance(kind, Join):
             return {}
-        return {epoch: _without_partner(self._with[epoch], kind.padded_by) for epoch in made}
+        return {epoch: _without_partner(self._with[epoch], kind.padded_by) for epoch in produced}
 
-    def _without(self, place: Place) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
-        return self._run(replace(self._chosen, without=self._chosen.without | {place}))
+    def _without(self, position: RecordPosition) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
+        return self._run(replace(self._chosen, without=self._chosen.without | {position}))
 
     def _run(
         self, chosen: ChosenRecords, note: Callable[[EpochPlan, Replay], None] | None = None
     ) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
         """Runs the epochs. Returns what they yield, and the joined rows that later steps keep at the end."""
-        found: dict[int, ReplayedEpoch] = {}
+        replayed: dict[int, ReplayedEpoch] = {}
         with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
             replay = Replay(self._job, chosen, Path(cache), self._stored, self._pipeline)
             for epoch, plan in self._plans.items():
                 if chosen.holds(plan) or replay.closes(plan):
-                    found[epoch] = replay.run(plan)
+                    replayed[epoch] = replay.run(plan)
                     if note is not None:
                         note(plan, replay)
-            return found, _joined_rows(self._pipeline, replay)
+            return replayed, _joined_rows(self._pipeline, replay)
 
     def _note(self, plan: EpochPlan, replay: Replay) -> None:
         self.handed_on.note(replay.live_runs)
@@ -422,16 +424,18 @@ class _Comparison:
                     part: Horizon(floors.get(part), floors.get(part)) for part in horizons_of(self._pipeline, plan)
                 }
                 segments = replay.live_runs(partial(may_have, step, key))
-                shown = kept_of(step, key, segments, EpochTimes(plan.watermarks, closed))
+                shown = entries_of_key(step, key, segments, EpochTimes(plan.watermarks, closed))
                 self.spans[plan.epoch] = step.kind.spans(shown)
 
-    def _dropped(self, place: Place, epoch: int, without: Mapping[int, ReplayedEpoch]) -> tuple[str | None, str]:
+    def _dropped(
+        self, position: RecordPosition, epoch: int, without: Mapping[int, ReplayedEpoch]
+    ) -> tuple[str | None, str]:
         """Which counter of rule T10 the record has increased, and what its dead letter says."""
         letters = [row for table in self._with[epoch].dead for row in table.to_pylist()]
-        detail = [row["reason"] for row in letters if _is_at(row, place)]
+        detail = [row["reason"] for row in letters if _is_at(row, position)]
         moved = _counts(self._with[epoch]) - (_counts(without[epoch]) if epoch in without else Counter())
-        name = place.partition.input
-        reasons = sorted(reason for of, reason in moved if of == name)
+        name = position.partition.input
+        reasons = sorted(reason for input_name, reason in moved if input_name == name)
         if not reasons and _failed(self._with, name) > _failed(without, name):
             reasons = ["failed"]  # its expression failed with a partner that arrived later
         if reasons:
@@ -444,28 +448,31 @@ def _joined_rows(pipeline: Pipeline, replay: Replay) -> _JoinedRows:
     chained = {
         side.part: (step, at) for step in pipeline.steps for at, side in enumerate(step.sides) if side.intake.chained
     }
-    found: _JoinedRows = Counter()
+    joined: _JoinedRows = Counter()
     for meta, run in replay.live_runs(lambda meta: meta.part in chained):
         rows = still_there(*chained[meta.part], run.batch, replay.floors.get(meta.part))
         columns = (rows.column(name).to_pylist() for name in (TS, HASH, PARTITION, OFFSET))
-        found.update((meta.part, *row) for row in zip(*columns, strict=True))
-    return found
+        joined.update((meta.part, *row) for row in zip(*columns, strict=True))
+    return joined
 
 
 def _times_by_part(rows: _JoinedRows) -> Mapping[str, Sequence[int]]:
-    found: dict[str, list[int]] = {}
+    times: dict[str, list[int]] = {}
     for part, ts, *_ in rows.elements():
-        found.setdefault(part, []).append(ts)
-    return found
+        times.setdefault(part, []).append(ts)
+    return times
 
 
 def _failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:
     return sum(_counts(epoch)[name, "failed"] for epoch in epochs.values())
 
 
-def _is_at(letter: Mapping[str, Any], place: Place) -> bool:
-    of = place.partition
-    return bool((letter["topic"], letter["partition"], letter["offset"]) == (of.topic, of.partition, place.offset))
+def _is_at(letter: Mapping[str, Any], position: RecordPosition) -> bool:
+    partition = position.partition
+    return bool(
+        (letter["topic"], letter["partition"], letter["offset"])
+        == (partition.topic, partition.partition, position.offset)
+    )
 
 
 def _counts(epoch: ReplayedEpoch) -> Counter[tuple[str, str]]:
@@ -481,13 +488,13 @@ def _rows(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
 def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, str]:
     """The padded rows of the epoch, each with the rule of its phase."""
     closing, arriving = rules
-    found = dict[str, str]()
+    rules_by_row = dict[str, str]()
     for table in epoch.rows:
         texts = rows_to_json(table.drop_columns(list(ORDER_COLUMNS)))
         for text, phase, partner in zip(texts, *(table[name].to_pylist() for name in (PHASE, PARTNER)), strict=True):
             if partner == -1:
-                found[json.dumps(json.loads(text))] = closing if phase == CLOSING else arriving
-    return found
+                rules_by_row[json.dumps(json.loads(text))] = closing if phase == CLOSING else arriving
+    return rules_by_row
 
 
 def _holds(table: pa.Table, kind: StepOperator, side: int, record: FoundRecord, numbered: int) -> np.ndarray:
@@ -497,17 +504,17 @@ def _holds(table: pa.Table, kind: StepOperator, side: int, record: FoundRecord, 
         assert record.ts is not None, "the caller has looked"
         is_new = order["$partner_partition"] == 1  # a retraction takes back what was there before
         return np.asarray(is_new & (order[FIRST_TIME] <= record.ts) & (record.ts <= order[LAST_TIME]))
-    place = numbered, record.place.offset
-    own = (order["$order_partition"] == place[0]) & (order["$order_offset"] == place[1])
-    partner = (order["$partner_partition"] == place[0]) & (order[PARTNER] == place[1])
+    position = numbered, record.position.offset
+    own = (order["$order_partition"] == position[0]) & (order["$order_offset"] == position[1])
+    partner = (order["$partner_partition"] == position[0]) & (order[PARTNER] == position[1])
     return np.asarray(np.where(order["$order_side"] == side, own, partner))
 
 
 def _more(rows: Rows, than: Rows) -> Rows:
-    found = {epoch: count - than.get(epoch, Counter()) for epoch, count in rows.items()}
-    return {epoch: count for epoch, count in found.items() if count}
+    surplus = {epoch: count - than.get(epoch, Counter()) for epoch, count in rows.items()}
+    return {epoch: count for epoch, count in surplus.items() if count}
 
 
 def _listed(rows: Rows) -> Iterator[tuple[int, Any]]:
-    for epoch, each in sorted(rows.items()):
-        yield from ((epoch, json.loads(row)) for row in each.elements())
+    for epoch, counts in sorted(rows.items()):
+        yield from ((epoch, json.loads(row)) for row in counts.elements())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.cli.why_records import FoundRecord, Place
+from joinery_runtime.cli.why_records import FoundRecord, RecordPosition
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
@@ -55,7 +55,7 @@ RULES = LATER_RULES | {
     "dead letter": "t8",
 }
 
-Reason = Callable[[Place, int], str | None]
+Reason = Callable[[RecordPosition, int], str | None]
 """Why a record of an epoch was dropped; None: it was taken."""
 
 
@@ -67,7 +67,7 @@ def horizons_of(pipeline: Pipeline, plan: EpochPlan) -> Horizons:
     return plan.horizons or times.horizons(pipeline, plan.times, {})
 
 
-def outlook_of(pipeline: Pipeline, plan: EpochPlan) -> EpochTimes:
+def epoch_times_of(pipeline: Pipeline, plan: EpochPlan) -> EpochTimes:
     return EpochTimes(plan.watermarks, horizons_of(pipeline, plan), plan.reached)
 
 
@@ -108,25 +108,25 @@ class WaitingRows:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The record of the key on the other side that came nearest to matching, or the joined row that did: `place` is
+    """The record of the key on the other side that came nearest to matching, or the joined row that did: `position` is
     that of its record of the `input`, None where that was not read again. `misses` is how many milliseconds the two
     are out of reach; 0: `words` say what else was in the way."""
 
     input: str
-    place: Place | None
+    position: RecordPosition | None
     ts: int
     misses: int
     words: str
     rule: str
 
     def document(self) -> dict[str, Any]:
-        place: dict[str, Any] = {"topic": None, "partition": None, "offset": None}
-        if self.place is not None:
-            of = self.place.partition
-            place = {"topic": of.topic, "partition": of.partition, "offset": self.place.offset}
+        position: dict[str, Any] = {"topic": None, "partition": None, "offset": None}
+        if self.position is not None:
+            partition = self.position.partition
+            position = {"topic": partition.topic, "partition": partition.partition, "offset": self.position.offset}
         return {
             "input": self.input,
-            **place,
+            **position,
             "ts": self.ts,
             "misses": self.misses,
             "why": self.words,
@@ -134,17 +134,17 @@ class Nearest:
         }
 
     def line(self) -> str:
-        where = f"{self.input}{'' if self.place is None else f' {self.place}'}, event time {format_time(self.ts)}"
+        where = f"{self.input}{'' if self.position is None else f' {self.position}'}, event time {format_time(self.ts)}"
         return f"nearest: {where}: {self.words} ({rule_of(self.rule)})"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """What became of a record that was taken. If there is no `nearest` record, `alone` says why not."""
+    """What became of a record that was taken. If there is no `nearest` record, `no_nearest_reason` says why not."""
 
     retention: Retention
     nearest: Nearest | None = None
-    alone: str = ""
+    no_nearest_reason: str = ""
 
     def lines(self, epoch: int, *, unmatched: bool) -> Iterator[str]:
         """Yields the outcome in words; `epoch` is the record's own."""
@@ -152,12 +152,14 @@ class RecordOutcome:
         if retention.evicted_in is None:
             yield f"kept until {retention.words} ({rule_of(retention.rule)})"
         else:
-            gone = "never kept" if retention.evicted_in == epoch else f"left the state in epoch {retention.evicted_in}"
-            yield f"{gone}: {retention.words} ({rule_of(retention.rule)})"
+            eviction_text = (
+                "never kept" if retention.evicted_in == epoch else f"left the state in epoch {retention.evicted_in}"
+            )
+            yield f"{eviction_text}: {retention.words} ({rule_of(retention.rule)})"
         if unmatched and self.nearest is not None:
             yield self.nearest.line()
-        elif unmatched and self.alone:
-            yield self.alone
+        elif unmatched and self.no_nearest_reason:
+            yield self.no_nearest_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +169,10 @@ class _Rows:
 
     batch: pa.RecordBatch
     epochs: np.ndarray
-    places: Sequence[Place] = ()
+    positions: Sequence[RecordPosition] = ()
 
-    def at(self, place: Place) -> int | None:
-        return self.places.index(place) if place in self.places else None
+    def at(self, position: RecordPosition) -> int | None:
+        return self.positions.index(position) if position in self.positions else None
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -183,20 +185,20 @@ class JoinedRows:
 
     pipeline: Pipeline
     hashes: Mapping[int, int]
-    _found: dict[str, list[tuple[int, pa.RecordBatch]]] = field(default_factory=dict)  # by part, with their epochs
+    _batches: dict[str, list[tuple[int, pa.RecordBatch]]] = field(default_factory=dict)  # by part, with their epochs
     _seen: set[str] = field(default_factory=set)
 
     def note(self, segments: Callable[[Callable[[SegmentMeta], bool]], Sequence[tuple[SegmentMeta, Run]]]) -> None:
         """Those of the segments that are new."""
-        for meta, run in segments(self._wanted):
+        for meta, run in segments(self._is_new_of_key):
             self._seen.add(meta.key)
             step, side = self.pipeline.side(meta.part)
             rows = stored_rows(step.sides[side], run.batch)
             if not step.broadcast:
                 rows = rows.filter(pa.array(run.hash == np.uint64(self.hashes[step.number])))
-            self._found.setdefault(meta.part, []).append((meta.epoch, rows))
+            self._batches.setdefault(meta.part, []).append((meta.epoch, rows))
 
-    def _wanted(self, meta: SegmentMeta) -> bool:
+    def _is_new_of_key(self, meta: SegmentMeta) -> bool:
         if meta.key in self._seen or meta.part.endswith(FLAGS):
             return False
         step, side = self.pipeline.side(meta.part)
@@ -204,11 +206,11 @@ class JoinedRows:
         return step.sides[side].intake.chained and (step.broadcast or of_key)
 
     def rows(self, part: str) -> _Rows | None:
-        found = [(epoch, rows) for epoch, rows in self._found.get(part, ()) if len(rows)]
-        if not found:
+        batches = [(epoch, rows) for epoch, rows in self._batches.get(part, ()) if len(rows)]
+        if not batches:
             return None
-        (batch,) = pa.Table.from_batches([rows for _, rows in found]).combine_chunks().to_batches()
-        return _Rows(batch, np.repeat([epoch for epoch, _ in found], [len(rows) for _, rows in found]))
+        (batch,) = pa.Table.from_batches([rows for _, rows in batches]).combine_chunks().to_batches()
+        return _Rows(batch, np.repeat([epoch for epoch, _ in batches], [len(rows) for _, rows in batches]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class InitialState:
     pipeline: Pipeline
     stored: StoredState | None
 
-    def rows(self, name: str) -> Iterator[tuple[pa.RecordBatch, list[Place]]]:
+    def rows(self, name: str) -> Iterator[tuple[pa.RecordBatch, list[RecordPosition]]]:
         """Yields the rows of an input in that state, as `prepare` makes them, with their places."""
         spec = self.pipeline.input(name)
         step = self.pipeline.steps[spec.step]
@@ -235,16 +237,19 @@ class InitialState:
                 schema = side.intake.prepared_schema()
                 columns = [
                     pa.repeat(pa.scalar(True), len(rows))
-                    if each.name == JOINABLE
-                    else pa.nulls(len(rows), each.type)
-                    if each.name == UNAVAILABLE
-                    else rows.column(each.name)
-                    for each in schema
+                    if column.name == JOINABLE
+                    else pa.nulls(len(rows), column.type)
+                    if column.name == UNAVAILABLE
+                    else rows.column(column.name)
+                    for column in schema
                 ]
-                places = zip(rows.column(PARTITION).to_pylist(), rows.column(OFFSET).to_pylist(), strict=True)
+                positions = zip(rows.column(PARTITION).to_pylist(), rows.column(OFFSET).to_pylist(), strict=True)
                 yield (
                     pa.record_batch(columns, schema=schema),
-                    [Place(_partition(name, numbered, offset, state), offset) for numbered, offset in places],
+                    [
+                        RecordPosition(_partition(name, numbered, offset, state), offset)
+                        for numbered, offset in positions
+                    ],
                 )
 
 
@@ -285,26 +290,26 @@ class RecordOutcomes:
         spans: Mapping[int, Sequence[Span]],
         joined: JoinedRows,
     ) -> None:
-        self._pipeline, self._plans, self._outlook, self._dropped = pipeline, plans, epoch_times, dropped
+        self._pipeline, self._plans, self._epoch_times, self._dropped = pipeline, plans, epoch_times, dropped
         self._before, self._spans, self._joined = before, spans, joined
         self._decoders, self._batches = decoders, batches
         self._read: dict[str, _Rows | None] = {}
 
     def of(self, record: FoundRecord) -> RecordOutcome | None:
         """The outcome of a record; None if the record is not a row that can match, which is never kept."""
-        name = record.place.partition.input
+        name = record.position.partition.input
         spec, rows = self._pipeline.input(name), self._rows(name)
-        at = None if rows is None else rows.at(record.place)
+        at = None if rows is None else rows.at(record.position)
         if rows is None or at is None:
             return None
         step, own = self._pipeline.steps[spec.step], Selection(rows.batch, np.array([at]))
         retention = (self._merged_retention if step.kind.merges_rows else self._retention)(
             step, spec.side, record.epoch, own
         )
-        nearest, alone = None, ""
+        nearest, no_nearest_reason = None, ""
         if isinstance(step.kind, Join):
-            nearest, alone = self._nearest(step, step.kind, spec.side, own, record.epoch, retention)
-        return RecordOutcome(retention, nearest, alone)
+            nearest, no_nearest_reason = self._nearest(step, step.kind, spec.side, own, record.epoch, retention)
+        return RecordOutcome(retention, nearest, no_nearest_reason)
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
@@ -316,11 +321,11 @@ class RecordOutcomes:
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
-            row = _taken(side, own, near, max(plan.epoch, epoch + 1))
-            epoch_times = outlook_of(self._pipeline, plan)
+            row = _accepted_row(side, own, near, max(plan.epoch, epoch + 1))
+            epoch_times = epoch_times_of(self._pipeline, plan)
             if kind.is_evicted(step, row, epoch_times):
                 return Retention(plan.epoch, kind.leaves_when(step, row, epoch_times), rule)
-        return self._still_kept(step, side, _taken(side, own, near, self._plans[-1].epoch + 1))
+        return self._still_kept(step, side, _accepted_row(side, own, near, self._plans[-1].epoch + 1))
 
     def _merged_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Retention:
         """How long a row stays that was merged into another one, such as a session: it leaves with that."""
@@ -329,16 +334,16 @@ class RecordOutcomes:
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
-            epoch_times = outlook_of(self._pipeline, plan)
+            epoch_times = epoch_times_of(self._pipeline, plan)
             row = AcceptedRow(side, last, np.array([last]))
-            gone = Retention(plan.epoch, kind.leaves_when(step, row, epoch_times), kind.leaves_by(side))
+            retention = Retention(plan.epoch, kind.leaves_when(step, row, epoch_times), kind.leaves_by(side))
             if plan.epoch > epoch and kind.is_evicted(step, row, epoch_times):
-                return gone
+                return retention
             if plan.epoch in self._spans:
                 having = [span for span in self._spans[plan.epoch] if span.start <= ts <= span.last]
                 span = min(having, key=lambda span: bool(span.ended), default=None)
                 if span is None:
-                    return gone
+                    return retention
                 if span.ended:
                     return Retention(plan.epoch, span.ended, span.ended_by)
                 last = span.last
@@ -346,37 +351,37 @@ class RecordOutcomes:
 
     def waiting(self, rows: Mapping[str, Sequence[int]]) -> list[WaitingRows]:
         """The joined rows that later steps keep; `rows` are their event times, by part of the state."""
-        found = []
+        waiting_rows = []
         for part, times_of in sorted(rows.items()):
             step, side = self._pipeline.side(part)
             retention = self._still_kept(step, side, AcceptedRow(side, max(times_of), np.array([max(times_of)])))
-            found.append(WaitingRows(step.number + 1, len(times_of), retention.words, retention.rule))
-        return found
+            waiting_rows.append(WaitingRows(step.number + 1, len(times_of), retention.words, retention.rule))
+        return waiting_rows
 
     def _still_kept(self, step: StepSpec, side: int, row: AcceptedRow) -> Retention:
         """How long a row stays that is in the state after the last plan."""
-        words = step.kind.leaves_when(step, row, self._outlook)
-        if step.kind.is_evicted(step, row, self._outlook):
+        words = step.kind.leaves_when(step, row, self._epoch_times)
+        if step.kind.is_evicted(step, row, self._epoch_times):
             words = f"the next epoch: {words}"
         return Retention(None, words, step.kind.leaves_by(side))
 
     def _of_key(self, step: StepSpec, own: Selection) -> Sequence[tuple[int, _Rows, np.ndarray]]:
         """For each input that the step reads itself: its side, its rows, and which of them have the row's key and were
         taken. Empty for a join on time only, where all rows have the same key: such a step looks at each row alone."""
-        found = []
+        accepted_rows = []
         for other, spec in enumerate(step.sides):
             rows = None if step.broadcast or spec.intake.chained else self._rows(spec.time)
             if rows is not None:
-                of_key = _same(step, own, rows)
-                found.append((other, rows, of_key[self._taken_in(rows, of_key)]))
-        return found
+                of_key = _numbers_of_key(step, own, rows)
+                accepted_rows.append((other, rows, of_key[self._taken_in(rows, of_key)]))
+        return accepted_rows
 
     def _taken_in(self, rows: _Rows, numbers: np.ndarray) -> np.ndarray:
         """Returns bool[n]: which of these rows were not dropped."""
         return np.array([self._reason(rows, at) is None for at in numbers.tolist()], dtype=bool)
 
     def _reason(self, rows: _Rows, at: int) -> str | None:
-        return self._dropped(rows.places[at], int(rows.epochs[at])) if rows.places else None
+        return self._dropped(rows.positions[at], int(rows.epochs[at])) if rows.positions else None
 
     # --- the other side -----------------------------------------------------------------------------------------------
 
@@ -385,35 +390,37 @@ class RecordOutcomes:
     ) -> tuple[Nearest | None, str]:
         other, chained = step.sides[1 - side], step.sides[1 - side].intake.chained
         rows = self._joined.rows(other.part) if chained else self._rows(other.time)
-        found = _same(step, own, rows) if rows is not None else np.zeros(0, dtype=np.int64)
+        candidates = _numbers_of_key(step, own, rows) if rows is not None else np.zeros(0, dtype=np.int64)
         with_key = "" if step.broadcast else " with its key"
-        if rows is None or not len(found):
+        if rows is None or not len(candidates):
             if chained:
                 ask = f"ask for a record of {other.time}"
                 return None, f"step {step.number} has handed on no row{with_key} that was kept: {ask}"
-            kept = " or is kept from before" if self._before.stored is not None else ""
-            return None, f"no record of {other.time}{with_key} was read{kept} that can match"
-        there = Selection(rows.batch, found)
-        mine, theirs = np.repeat(own.numbers(TS), len(found)), there.numbers(TS)
-        misses = kind.misses(*((mine, theirs) if side == LEFT else (theirs, mine)))
-        pairs = Pairs.of(side, Selection(own.batch, np.repeat(own.index, len(found))), there)
-        true, taken = residual(step, pairs, PairFailures()), self._taken_in(rows, found)
-        if not (taken | (misses == 0)).any():
+            or_kept = " or is kept from before" if self._before.stored is not None else ""
+            return None, f"no record of {other.time}{with_key} was read{or_kept} that can match"
+        other_rows = Selection(rows.batch, candidates)
+        own_times, other_times = np.repeat(own.numbers(TS), len(candidates)), other_rows.numbers(TS)
+        misses = kind.misses(*((own_times, other_times) if side == LEFT else (other_times, own_times)))
+        pairs = Pairs.of(side, Selection(own.batch, np.repeat(own.index, len(candidates))), other_rows)
+        true, accepted = residual(step, pairs, PairFailures()), self._taken_in(rows, candidates)
+        if not (accepted | (misses == 0)).any():
             return None, f"all records of {other.time}{with_key} were dropped that can match"
         # Of a table's versions only the newest one in reach counts, whatever `where` says of it. A dropped row met
         # nothing: it is named only if it would have matched and nothing else would.
         refused = 0 if kind.right_is_table and side == LEFT else ~true
-        rank = np.where(misses == 0, np.where(taken, refused, 2), 0)
-        order = np.lexsort((-there.numbers(OFFSET), np.abs(theirs - mine), rank, misses, ~taken & (misses > 0)))
+        rank = np.where(misses == 0, np.where(accepted, refused, 2), 0)
+        order = np.lexsort(
+            (-other_rows.numbers(OFFSET), np.abs(other_times - own_times), rank, misses, ~accepted & (misses > 0))
+        )
         best = int(order[0])
-        at = int(found[best])
-        miss, ts, rule = int(misses[best]), int(theirs[best]), kind.matches_by
-        place = self._joined_of(other, rows, at) if chained else rows.places[at]
+        at = int(candidates[best])
+        miss, ts, rule = int(misses[best]), int(other_times[best]), kind.matches_by
+        position = self._joined_of(other, rows, at) if chained else rows.positions[at]
         if miss:
             words = f"{format_duration(miss)} outside {kind.reach_text}"
         else:
             words, rule = self._in_the_way(step, 1 - side, rows, at, epoch, retention, true=bool(true[best]))
-        return Nearest(other.time, place, ts, miss, words, rule), ""
+        return Nearest(other.time, position, ts, miss, words, rule), ""
 
     def _in_the_way(
         self, step: StepSpec, side: int, rows: _Rows, at: int, epoch: int, retention: Retention, *, true: bool
@@ -428,14 +435,17 @@ class RecordOutcomes:
         if retention.evicted_in is not None and came >= retention.evicted_in and came > epoch:
             return f"within reach, but it came in epoch {came}, when the record was gone", retention.rule
         if came < epoch:
-            theirs = self._retention(step, side, came, Selection(rows.batch, np.array([at])))
-            if theirs.evicted_in is not None and theirs.evicted_in <= epoch:
-                gone = (
+            other_retention = self._retention(step, side, came, Selection(rows.batch, np.array([at])))
+            if other_retention.evicted_in is not None and other_retention.evicted_in <= epoch:
+                eviction_text = (
                     "it was never kept"
-                    if theirs.evicted_in == came
-                    else f"it left the state in epoch {theirs.evicted_in}"
+                    if other_retention.evicted_in == came
+                    else f"it left the state in epoch {other_retention.evicted_in}"
                 )
-                return f"within reach, but {gone}, before the record came: {theirs.words}", theirs.rule
+                return (
+                    f"within reach, but {eviction_text}, before the record came: {other_retention.words}",
+                    other_retention.rule,
+                )
         if DELETED in rows.batch.schema.names and rows.batch.column(DELETED)[at].as_py():
             return "within reach, and it deletes the key", kind.matches_by
         if not true:
@@ -444,7 +454,7 @@ class RecordOutcomes:
             return "they meet; the steps that follow have put out nothing of it so far", kind.matches_by
         return "within reach; nothing of the two has gone out so far", kind.matches_by
 
-    def _joined_of(self, side: SideSpec, rows: _Rows, at: int) -> Place | None:
+    def _joined_of(self, side: SideSpec, rows: _Rows, at: int) -> RecordPosition | None:
         """The record of a joined row whose time the bound counts from: of those of that time, the one that has most of
         the row's columns. None: it was read before the first of the plans."""
         records = self._rows(side.time)
@@ -455,8 +465,10 @@ class RecordOutcomes:
             (rows.batch.column(name)[at], records.batch.column(own[name])) for name in side.intake.stored if name in own
         ]
         of_time = np.flatnonzero(records.batch.column(TS).to_numpy() == rows.batch.column(TS)[at].as_py())
-        best = max(of_time.tolist(), key=lambda one: sum(of[one] == value for value, of in columns), default=None)
-        return None if best is None else records.places[best]
+        best = max(
+            of_time.tolist(), key=lambda number: sum(column[number] == value for value, column in columns), default=None
+        )
+        return None if best is None else records.positions[best]
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -467,7 +479,7 @@ class RecordOutcomes:
 
     def _prepared(self, name: str) -> _Rows | None:
         intake, decoder = self._pipeline.intake(name), self._decoders.decoder(name, 0)
-        batches, epochs, places = list[pa.RecordBatch](), list[int](), list[Place]()
+        batches, epochs, positions = list[pa.RecordBatch](), list[int](), list[RecordPosition]()
         plans = {plan.epoch: plan for plan in self._plans}
         for ref, raws in self._batches.items():
             for epoch, raw in raws if ref.input == name else ():
@@ -480,34 +492,34 @@ class RecordOutcomes:
                         prepared = prepared.filter(prepared.column(JOINABLE))
                     batches.append(prepared)
                     at = prepared.column(OFFSET).to_pylist()
-                    places += [Place(ref, offset) for offset in at]
+                    positions += [RecordPosition(ref, offset) for offset in at]
                     epochs += [epoch] * len(at)
-        for kept, there in self._before.rows(name):
-            batches.append(kept)
-            places += there
-            epochs += [0] * len(there)
-        if not places:
+        for stored_batch, stored_positions in self._before.rows(name):
+            batches.append(stored_batch)
+            positions += stored_positions
+            epochs += [0] * len(stored_positions)
+        if not positions:
             return None
         (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-        return _Rows(batch, np.array(epochs), places)
+        return _Rows(batch, np.array(epochs), positions)
 
 
-def _same(step: StepSpec, own: Selection, rows: _Rows) -> np.ndarray:
+def _numbers_of_key(step: StepSpec, own: Selection, rows: _Rows) -> np.ndarray:
     """The numbers of the rows that have the key of the one row `own`; without keys, of all rows."""
     if step.broadcast:
         return np.arange(len(rows))
     return np.flatnonzero(rows.batch.column(HASH).to_numpy() == own.numbers(HASH)[0])
 
 
-def _taken(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarray]], before: int) -> AcceptedRow:
+def _accepted_row(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarray]], before: int) -> AcceptedRow:
     """The row, together with the rows of its key that had arrived before an epoch."""
     (ts,) = own.numbers(TS).tolist()
-    place, times, newer = _order(own)[0], [np.array([ts])], list[int]()
+    own_version, times, newer = _order(own)[0], [np.array([ts])], list[int]()
     for other, rows, of_key in near:
-        there = Selection(rows.batch, of_key[rows.epochs[of_key] < before])
-        times.append(there.numbers(TS))
+        arrived = Selection(rows.batch, of_key[rows.epochs[of_key] < before])
+        times.append(arrived.numbers(TS))
         if other == side:
-            newer += [each[0] for each in _order(there) if each > place]
+            newer += [version[0] for version in _order(arrived) if version > own_version]
     return AcceptedRow(side, ts, np.sort(np.concatenate(times)), min(newer, default=None))
 
 

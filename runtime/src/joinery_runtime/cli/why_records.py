@@ -33,7 +33,7 @@ Key = Mapping[str, pa.Array]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class RecordPosition:
     """Where a record is: `offset` counts bytes in a file."""
 
     partition: PartitionRef
@@ -48,7 +48,7 @@ class FoundRecord:
     """A record of the key. `columns` is None if the record cannot be decoded; `ts` is in ms, None if it has none. `key`
     has the columns of its input's key, including computed ones, with values as in COLUMN=VALUE (None: NULL)."""
 
-    place: Place
+    position: RecordPosition
     epoch: int
     columns: Mapping[str, Any] | None
     ts: int | None
@@ -61,7 +61,7 @@ class ChosenRecords:
 
     decoders: InputAccess
     batches: Mapping[PartitionRef, Sequence[tuple[int, RawBatch]]]
-    without: frozenset[Place] = frozenset()
+    without: frozenset[RecordPosition] = frozenset()
 
     def reader(self, name: str, lane: int) -> ChosenRecords:
         return self
@@ -70,10 +70,12 @@ class ChosenRecords:
         return self.decoders.decoder(name, lane)
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        for each in planned:
-            for _, raw in self.batches.get(each.partition, ()):
-                inside = (raw.offsets >= each.start) & (raw.offsets < each.end_exclusive)
-                without = [place.offset for place in self.without if place.partition == each.partition]
+        for planned_range in planned:
+            for _, raw in self.batches.get(planned_range.partition, ()):
+                inside = (raw.offsets >= planned_range.start) & (raw.offsets < planned_range.end_exclusive)
+                without = [
+                    position.offset for position in self.without if position.partition == planned_range.partition
+                ]
                 if without:
                     inside &= ~np.isin(raw.offsets, without)
                 if inside.any():
@@ -98,13 +100,13 @@ class Gathering:
     inputs: InputAccess
     keys: Mapping[str, Sequence[Key]]
     at: tuple[str, int, int] | None = None
-    alone: bool = False
+    record_only: bool = False
     batches: dict[PartitionRef, list[tuple[int, RawBatch]]] = field(default_factory=dict)  # with their epochs
-    found: list[FoundRecord] = field(default_factory=list)
-    future: dict[Place, str] = field(default_factory=dict)
+    records: list[FoundRecord] = field(default_factory=list)
+    future: dict[RecordPosition, str] = field(default_factory=dict)
     """The records that are too far ahead (T11), with the reason. In plans of earlier releases that depends on other
     records of their ranges, which are not kept."""
-    _held: int = 0
+    _kept_count: int = 0
 
     def take(self, plan: EpochPlan) -> dict[str, int]:
         """Takes all that an epoch read. Returns how many records each partition yielded, named as in the epoch log.
@@ -123,30 +125,30 @@ class Gathering:
         decoder = self.inputs.decoder(name, 0)
         if isinstance(decoder, HistoryDecoder):  # a row that the other part has is of the key too
             decoded = decoder.with_skipped(raw)
-            taken = decoder.without_skipped(raw, decoded)
+            accepted = decoder.without_skipped(raw, decoded)
         else:
-            taken = decoded = decoder.decode_batch(raw)
-        ahead = {} if future is None else self._ahead(name, raw, taken, future)
+            accepted = decoded = decoder.decode_batch(raw)
+        ahead = {} if future is None else self._ahead(name, raw, accepted, future)
         named = self._named(raw)
         of_key = np.zeros(len(raw.offsets), dtype=bool)
         for key in self.keys.get(name, ()):
             of_key[decoded.index[self._has(name, decoded, key)]] = True
-        everything = not self.alone and name not in self.keys
+        everything = not self.record_only and name not in self.keys
         chosen = np.flatnonzero(of_key | named | everything)
         if not len(chosen):
             return
         self.future |= {
-            Place(raw.partition, int(raw.offsets[at])): ahead[at] for at in ahead.keys() & set(chosen.tolist())
+            RecordPosition(raw.partition, int(raw.offsets[at])): ahead[at] for at in ahead.keys() & set(chosen.tolist())
         }
-        self._held += len(chosen)
-        if self._held > MAX_RECORDS:
+        self._kept_count += len(chosen)
+        if self._kept_count > MAX_RECORDS:
             raise JoineryError(
                 f"More than {MAX_RECORDS:,} records may have met those of the key",
                 facts=f"input {name} has no column of it, so all of its records count",
                 todo="Ask for the key of the step that joins this input, or for fewer epochs: --until",
             )
         self.batches.setdefault(raw.partition, []).append((epoch, raw.take(chosen)))
-        self.found += self._records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
+        self.records += self._records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
 
     def _ahead(self, name: str, raw: RawBatch, decoded: Decoded, future: FutureCheck) -> dict[int, str]:
         """The rows that are too far ahead, by position in the batch, with the reason."""
@@ -154,8 +156,8 @@ class Gathering:
         if not batches:
             return {}
         timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
-        found = too_far_ahead(self.pipeline.intake(name), batches[0], future, timestamps)
-        return {int(decoded.index[row]): reason for row, reason in found.items()}
+        reasons = too_far_ahead(self.pipeline.intake(name), batches[0], future, timestamps)
+        return {int(decoded.index[row]): reason for row, reason in reasons.items()}
 
     def _named(self, raw: RawBatch) -> np.ndarray:
         """Returns bool[n]: which record was asked for by its place."""
@@ -172,27 +174,27 @@ class Gathering:
         return has
 
     def _records(
-        self, epoch: int, name: str, raw: RawBatch, decoded: Decoded, wanted: np.ndarray
+        self, epoch: int, name: str, raw: RawBatch, decoded: Decoded, numbers: np.ndarray
     ) -> Iterator[FoundRecord]:
-        row_of = {int(index): row for row, index in enumerate(decoded.index)} if len(wanted) else {}
-        for at in map(int, wanted):
-            place = Place(raw.partition, int(raw.offsets[at]))
+        row_of = {int(index): row for row, index in enumerate(decoded.index)} if len(numbers) else {}
+        for at in map(int, numbers):
+            position = RecordPosition(raw.partition, int(raw.offsets[at]))
             row = decoded.rows.slice(row_of[at], 1) if at in row_of else None
             columns = None if row is None else json.loads(rows_to_json(row)[0])
             intake = self.pipeline.intake(name)
             ts = None if row is None else row[intake.event_time].cast(pa.int64())[0].as_py()
-            key = {} if row is None else {each: _key_text(_column(intake, row, each)) for each in intake.keys}
-            yield FoundRecord(place, epoch, columns, ts, key)
+            key = {} if row is None else {column: _key_text(_column(intake, row, column)) for column in intake.keys}
+            yield FoundRecord(position, epoch, columns, ts, key)
 
 
 def _column(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
     """A column of the input, or one that the job computes."""
     computed = dict(intake.computed)
     if name in computed:
-        made = computed[name].evaluate(lambda ref: rows[ref.column].combine_chunks(), rows.num_rows)
-        return made.values.cast(intake.schema.field(name).type)
-    found = rows[name].combine_chunks()
-    return found.chunk(0) if isinstance(found, pa.ChunkedArray) and found.num_chunks else found
+        evaluated = computed[name].evaluate(lambda ref: rows[ref.column].combine_chunks(), rows.num_rows)
+        return evaluated.values.cast(intake.schema.field(name).type)
+    column = rows[name].combine_chunks()
+    return column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks else column
 
 
 def _key_text(value: pa.Array) -> str | None:
@@ -205,7 +207,7 @@ def _key_text(value: pa.Array) -> str | None:
 
 def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collection[str]) -> dict[str, list[Key]]:
     """The values of the keys in each input's key columns. Leaves out inputs without such a column."""
-    found: dict[str, list[Key]] = {}
+    keys_of_inputs: dict[str, list[Key]] = {}
     for key in keys:
         for side, values in zip(pipeline.steps[key.step].sides, key.values, strict=True):
             by_input: dict[str, dict[str, pa.Array]] = {}
@@ -214,5 +216,5 @@ def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collect
                 by_input.setdefault(owner, {})[column] = value
             for owner, columns in by_input.items():
                 if owner in inputs:
-                    found.setdefault(owner, []).append(columns)
-    return found
+                    keys_of_inputs.setdefault(owner, []).append(columns)
+    return keys_of_inputs
