@@ -67,7 +67,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
 def with_and_without_spark(candidates: Mapping[str, Callable[..., Peer]]) -> Candidates:
     """Each as users get it, and without Spark beside it: `joinery-files` and `joinery-local-files`."""
     return {
-        f"{prefix}-{name}": partial(candidate, how=setup)
+        f"{prefix}-{name}": partial(candidate, setup=setup)
         for name, candidate in candidates.items()
         for prefix, setup in {"joinery": BY_DEFAULT, "joinery-local": WITHOUT_SPARK}.items()
     }
