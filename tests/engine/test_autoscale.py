@@ -204,6 +204,6 @@ def test_nothing_is_decided_while_no_executor_runs(records: int) -> None:
 def test_a_decision_says_why() -> None:
     job = Job()
     job.under(25_000, 120)
-    found = re.fullmatch(r"25,\d+ records/s arrive and [\d,]+ wait; an executor can read ([\d,]+)/s", job.scaler.why)
-    assert found is not None, job.scaler.why
+    found = re.fullmatch(r"25,\d+ records/s arrive and [\d,]+ wait; an executor can read ([\d,]+)/s", job.scaler.reason)
+    assert found is not None, job.scaler.reason
     assert 8_000 < int(found[1].replace(",", "")) < 12_000

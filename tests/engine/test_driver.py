@@ -223,7 +223,7 @@ def test_an_idle_driver_makes_an_epoch_without_rows_for_those_that_are_held(
     plan = driver.plan()
     assert plan is not None
     assert plan.ranges == ()
-    assert driver.commit(plan, driver.run(plan), last=True).held == 10, "output and dead letters"
+    assert driver.commit(plan, driver.run(plan), last=True).unpublished_rows == 10, "output and dead letters"
     assert asked == [(1, 1, 1, False), (1, 2, 0, True)]
 
 

@@ -31,9 +31,9 @@ def test_a_column_without_a_value_is_named_once_and_by_all_partitions_together()
     assert "written as path: device.id" in said
 
     assert input_warnings.learn([read(empty=frozenset({"device.id"}))]) == ()
-    assert "30 records" in input_warnings.ownership["orders"]
+    assert "30 records" in input_warnings.active["orders"]
     assert input_warnings.learn([read(empty=frozenset())]) == ()
-    assert input_warnings.ownership == {}
+    assert input_warnings.active == {}
 
 
 def test_a_value_in_an_earlier_epoch_counts() -> None:
@@ -53,7 +53,7 @@ def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason(
     assert "(the first: orders/0 offset 3: not JSON)" in said
     assert input_warnings.learn([read(dead=10)]) == ()
     assert input_warnings.learn([read(empty=frozenset())]) == ()
-    assert input_warnings.ownership == {}
+    assert input_warnings.active == {}
 
 
 def test_deletions_of_a_stream_are_no_rows() -> None:
@@ -80,13 +80,13 @@ def test_a_column_that_is_gone_in_the_middle_of_a_run_is_named_after_many_rows_a
         assert (
             input_warnings.learn([read(0, 50, empty=frozenset({"sku"})), read(1, 50, empty=frozenset({"sku"}))]) == ()
         )
-    assert input_warnings.ownership == {}
+    assert input_warnings.active == {}
     (said,) = input_warnings.learn([read(records=100, empty=frozenset({"sku"}))])
     assert said.startswith("Input orders: no value for column sku in any of the newest 1,000 records decoded. Compare")
     assert input_warnings.learn([read(records=100, empty=frozenset({"sku"}))]) == ()
-    assert "newest 1,100 records" in input_warnings.ownership["orders"]
+    assert "newest 1,100 records" in input_warnings.active["orders"]
     assert input_warnings.learn([read(empty=frozenset())]) == ()
-    assert input_warnings.ownership == {}
+    assert input_warnings.active == {}
 
 
 def test_a_column_that_few_records_have_is_no_cause() -> None:
@@ -112,7 +112,7 @@ def test_records_that_all_become_dead_letters_in_the_middle_of_a_run_are_named_o
     assert "(the first: orders/0 offset 10: not JSON)" in said
     assert input_warnings.learn([read(records=50, dead=50)]) == ()
     assert input_warnings.learn([read(empty=frozenset())]) == ()
-    assert input_warnings.ownership == {}
+    assert input_warnings.active == {}
     assert input_warnings.learn([read(records=1_499, dead=1_499)]) == ()
     assert len(input_warnings.learn([read(records=1, dead=1)])) == 1, "ten times as many as before"
 
@@ -137,14 +137,14 @@ def test_event_times_that_most_likely_count_seconds_are_named_once(first: int, l
         assert "declare ts as type: timestamp with format: s" in said[0]
     assert input_warnings.learn([read(lowest=first, highest=last)]) == ()
     assert input_warnings.learn([read(lowest=1_700_000_000_000, highest=1_700_000_000_000)]) == ()
-    assert input_warnings.ownership == {}
+    assert input_warnings.active == {}
     assert input_warnings.learn([read(lowest=first, highest=last)]) == (), "topics of both do not repeat it each epoch"
 
 
 def test_declared_times_of_1970_are_no_cause() -> None:
     input_warnings = InputWarnings({})
     assert input_warnings.learn([read(lowest=1_700_000_000, highest=1_700_003_600)]) == ()
-    assert input_warnings.ownership == {}
+    assert input_warnings.active == {}
 
 
 def with_times(more: dict[str, Any] | None = None, **column: str) -> Job:

@@ -702,7 +702,7 @@ def test_the_inputs_wait_for_one_whose_records_are_all_another_member_s() -> Non
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
     taken(job, *PAYMENTS)
     assert job.plan() is None
-    assert job.planner.status.not_held == tuple(PAYMENTS)
+    assert job.planner.status.unassigned_partitions == tuple(PAYMENTS)
 
 
 def test_checking_the_sources_meets_what_is_missing() -> None:

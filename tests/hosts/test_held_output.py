@@ -93,16 +93,22 @@ def test_a_bounded_job_leaves_one_file_instead_of_one_for_each_epoch(
     (only,) = (tmp_path / "out").glob("*.jsonl")
     assert "-since-" in only.name
     assert users(tmp_path / "out") == users(tmp_path / "plain") == EVERYBODY
-    assert [progress.report.held for progress in seen][-2:] == [USERS, 0], "an epoch without rows shows them"
+    assert [progress.report.unpublished_rows for progress in seen][-2:] == [USERS, 0], (
+        "an epoch without rows shows them"
+    )
     assert not any((tmp_path / "out" / ".held").iterdir())
 
 
 def test_a_stop_shows_what_is_held(write: Callable[..., Path], tmp_path: Path) -> None:
     """Its epoch, if one runs, or one without rows."""
     stop = Event()
-    seen = run(write("out", ROLLING), lambda progress: stop.set() if progress.report.held else None, stop)
+    seen = run(write("out", ROLLING), lambda progress: stop.set() if progress.report.unpublished_rows else None, stop)
     assert users(tmp_path / "out") == sorted(f"u{n}" for n in range(len(users(tmp_path / "out"))))
-    assert (seen[-2].report.held > 0, seen[-1].report.held, len(users(tmp_path / "out")) > 0) == (True, 0, True)
+    assert (
+        seen[-2].report.unpublished_rows > 0,
+        seen[-1].report.unpublished_rows,
+        len(users(tmp_path / "out")) > 0,
+    ) == (True, 0, True)
     assert sum(progress.report.rows_in["clicks"] for progress in seen) < USERS
 
 
@@ -112,7 +118,7 @@ def stored(postgres_dsn: str, kind: str) -> str:
 
 def run_until_it_dies(path: Path) -> None:
     def die(progress: CommittedEpoch) -> None:
-        if progress.report.held > 10:
+        if progress.report.unpublished_rows > 10:
             raise Crash
 
     with pytest.raises(Crash):

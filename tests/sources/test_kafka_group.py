@@ -177,7 +177,7 @@ def test_a_partition_of_another_member_starts_where_it_did_when_the_job_started(
             assert plan is not None
     for partition in (0, 1):
         send(broker.bootstrap, topic, [b"since"], partition)
-    stored = InputState.from_bytes("in", InputState().after(plan, "in", {}, clocks["in"]).to_bytes()).known
+    stored = InputState.from_bytes("in", InputState().after(plan, "in", {}, clocks["in"]).to_bytes()).stored_offsets
     with planning(model, job) as planner:
         found = {each.partition.partition: (each.start, each.end_exclusive) for each in joined(planner, stored)}
     assert found == {0: (5, 6), 1: (3, 4)}

@@ -285,7 +285,7 @@ def test_watching_neither_begins_nor_ends_on_what_is_stored(tmp_path) -> None:
     job.add("1", 1)
     job.read()
     with pytest.raises(SourceError, match="was watched, and is not any more"):
-        planner_for(_watching(job.model, watch=False), "job", STORE).bounds(job.state.known)
+        planner_for(_watching(job.model, watch=False), "job", STORE).bounds(job.state.stored_offsets)
     stored = StoredOffsets(job.state.positions)
     with pytest.raises(SourceError, match="cannot be watched from here on"):
         job.source.bounds(stored)

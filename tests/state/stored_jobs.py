@@ -261,7 +261,7 @@ def run_epochs(driver: Driver, count: int | None = None) -> int:
 
 
 def _show_held(driver: Driver) -> None:
-    while driver.held:
+    while driver.unpublished_rows:
         plan = driver.plan(always=True, reads=False)
         assert plan is not None
         driver.commit(plan, driver.run(plan), last=True)

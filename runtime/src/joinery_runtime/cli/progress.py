@@ -195,7 +195,7 @@ class JsonProgress(RunProgress):
             runs_on=report.runs_on,
             rows_in=dict(report.rows_in),
             rows_out=report.rows_out,
-            rows_held=report.held,
+            rows_held=report.unpublished_rows,
             # None: there is no watermark yet, or the input has ended.
             watermarks={name: None if at == END_OF_TIME else at for name, at in report.watermarks.items()},
             ended_inputs=[name for name, at in report.watermarks.items() if at == END_OF_TIME],
@@ -321,8 +321,8 @@ class TableProgress(RunProgress):
             )
         rows, segments = counted(report.state_rows, "row"), counted(report.segments, "segment")
         state = f"state {rows}, {report.state_bytes / 1e6:,.1f} MB, {segments}"
-        if report.held:
-            state += f"; {counted(report.held, 'row', 'are')} held for larger files"
+        if report.unpublished_rows:
+            state += f"; {counted(report.unpublished_rows, 'row', 'are')} held for larger files"
         output_label = "joined" if isinstance(self._job, StreamJoin) else "sessions"
         table.add_row(output_label, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table

@@ -51,44 +51,44 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     total = sum(b.records for b in waiting)
     if total <= min(budget.records, PROBE_RECORDS) and sum(b.records * b.record_bytes for b in waiting) <= budget.bytes:
         return {b.partition: b.records for b in waiting}
-    known = [b for b in waiting if b.highest is not None and b.density is not None]
-    unknown = [b for b in waiting if b.highest is None or b.density is None]
-    shares = max(1, len(unknown)) * (4 if known else 1)
-    records, size = min(PROBE_RECORDS * (4 if known else 1), budget.records) // shares, budget.bytes / shares
-    probe = {b.partition: min(b.records, max(1, min(records, int(size / b.record_bytes)))) for b in unknown}
-    probed = sum(probe[b.partition] * b.record_bytes for b in unknown)
+    measured = [b for b in waiting if b.highest is not None and b.density is not None]
+    unmeasured = [b for b in waiting if b.highest is None or b.density is None]
+    shares = max(1, len(unmeasured)) * (4 if measured else 1)
+    records, size = min(PROBE_RECORDS * (4 if measured else 1), budget.records) // shares, budget.bytes / shares
+    probe = {b.partition: min(b.records, max(1, min(records, int(size / b.record_bytes)))) for b in unmeasured}
+    probed = sum(probe[b.partition] * b.record_bytes for b in unmeasured)
     rest = Budget(max(1, budget.records - sum(probe.values())), max(1, int(budget.bytes - probed)))
-    return probe | (_aligned(known, rest) if known else {})
+    return probe | (_aligned(measured, rest) if measured else {})
 
 
-def _aligned(known: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
+def _aligned(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     """Records to read per partition, for partitions whose density is known."""
-    records = np.array([b.records for b in known])
-    highest, density, size = np.array([(b.highest, b.density, b.record_bytes) for b in known], dtype=float).T
+    records = np.array([b.records for b in backlogs])
+    highest, density, size = np.array([(b.highest, b.density, b.record_bytes) for b in backlogs], dtype=float).T
 
     def until(ts: float) -> np.ndarray:
         """Records up to this event time, by the measured densities."""
-        wanted = np.maximum(0, np.round((ts - highest) * density))
-        return np.asarray(np.minimum(records, wanted).astype(np.int64))
+        expected = np.maximum(0, np.round((ts - highest) * density))
+        return np.asarray(np.minimum(records, expected).astype(np.int64))
 
-    def fits(taken: np.ndarray) -> bool:
-        return bool(taken.sum() <= budget.records and (taken * size).sum() <= budget.bytes)
+    def fits(counts: np.ndarray) -> bool:
+        return bool(counts.sum() <= budget.records and (counts * size).sum() <= budget.bytes)
 
     low, high = highest.min(), (highest + records / density).max() + 1.0
     if fits(records):
-        return {b.partition: b.records for b in known}
+        return {b.partition: b.records for b in backlogs}
     for _ in range(64):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(until(middle)) else (low, middle)
     # Many partitions may have their next record at the same event time: take as many of these as the budget allows.
-    taken, next_taken = until(low), until(high)
-    for number in np.flatnonzero(next_taken > taken):
-        before, taken[number] = taken[number], next_taken[number]
-        if not fits(taken):
-            taken[number] = before
-    if not taken.any():
-        taken[int(np.argmax(next_taken > 0))] = 1
-    return {b.partition: int(count) for b, count in zip(known, taken, strict=True) if count}
+    chosen, next_chosen = until(low), until(high)
+    for number in np.flatnonzero(next_chosen > chosen):
+        before, chosen[number] = chosen[number], next_chosen[number]
+        if not fits(chosen):
+            chosen[number] = before
+    if not chosen.any():
+        chosen[int(np.argmax(next_chosen > 0))] = 1
+    return {b.partition: int(count) for b, count in zip(backlogs, chosen, strict=True) if count}
 
 
 class EventTimeRates(Generic[P]):
@@ -98,10 +98,10 @@ class EventTimeRates(Generic[P]):
     LOWEST = 1e-6  # one record in about 12 days: keeps the arithmetic finite for a partition that hardly moves
 
     def __init__(self) -> None:
-        self._known: dict[P, float] = {}
+        self._rates: dict[P, float] = {}
 
     def get(self, partition: P) -> float | None:
-        return self._known.get(partition)
+        return self._rates.get(partition)
 
     def observe(self, partition: P, rows: int, before: int | None, lowest: int | None, highest: int | None) -> None:
         """Takes an epoch that read `rows` records with these event times; `before` is the highest one known until
@@ -110,5 +110,5 @@ class EventTimeRates(Generic[P]):
         if start is None or highest is None or not rows:
             return
         density = max(self.LOWEST, rows / max(1, highest - start))
-        old = self._known.get(partition, density)
-        self._known[partition] = old + self.SMOOTHING * (density - old)
+        old = self._rates.get(partition, density)
+        self._rates[partition] = old + self.SMOOTHING * (density - old)

@@ -43,11 +43,11 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
 
 def state_limits(job: Job) -> StateLimits:
     caps = {
-        part: StateQuota(of.max_records, of.max_state_bytes, pauses=of.on_limit == "pause")
-        for parts, of in job.limits.items()
+        part: StateQuota(limits.max_records, limits.max_state_bytes, pauses=limits.on_limit == "pause")
+        for parts, limits in job.limits.items()
         for part in parts
     }
-    return StateLimits(caps, {step: of.hot_key_warning for step, of in enumerate(job.limits.values())})
+    return StateLimits(caps, {step: limits.hot_key_warning for step, limits in enumerate(job.limits.values())})
 
 
 def fingerprint(signature: Mapping[str, Any]) -> str:

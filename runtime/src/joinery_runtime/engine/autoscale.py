@@ -62,14 +62,14 @@ class Autoscaler:
     are seconds of a clock that never goes back."""
 
     def __init__(self, executors: int) -> None:
-        self.executors, self.why, self.by_load = executors, "", True
+        self.executors, self.reason, self.by_load = executors, "", True
         self._read = 0
         self._cost: float | None = None
         self._least: deque[float] = deque(maxlen=_EPOCHS)
         # The newest epochs by size, in powers of two: records of one executor, seconds.
         self._sizes: dict[int, deque[tuple[float, float]]] = {}
         self._arrived: deque[tuple[float, int]] = deque()  # time, records that had arrived by then
-        self._wanted: deque[_Second] = deque()
+        self._demand: deque[_Second] = deque()
         self._waiting = 0
 
     def epoch(self, records: int, seconds: float, executors: int) -> None:
@@ -78,32 +78,32 @@ class Autoscaler:
         self._read += records
         if not records or not executors:
             return
-        each = records / min(executors, records)  # a record is one executor's
+        records_each = records / min(executors, records)  # a record is one executor's
         behind = self._waiting > _BEHIND * records
-        least = seconds / each if behind else self._beyond_smaller(each, seconds)
+        least = seconds / records_each if behind else self._beyond_smaller(records_each, seconds)
         cost = self._cost or 0.0
         if least is not None:
             self._least.append(least)
             cost = max(cost, median_high(self._least))
-        self._cost = min(cost, seconds / each)
-        self._sizes.setdefault(math.frexp(each)[1], deque(maxlen=_SMALLER)).append((each, seconds))
+        self._cost = min(cost, seconds / records_each)
+        self._sizes.setdefault(math.frexp(records_each)[1], deque(maxlen=_SMALLER)).append((records_each, seconds))
 
     def _beyond_smaller(self, records: float, seconds: float) -> float | None:
         """The cost of a record by how much longer an epoch took than the slowest of those that come next to half of its
         size; None if no such epoch is known. The fewer are known, the slower yet another one may be."""
-        found: list[tuple[float, float]] = []
+        smaller: list[tuple[float, float]] = []
         for size in sorted(self._sizes, reverse=True):
-            found += (known for known in self._sizes[size] if known[0] <= records / 2)
-            if len(found) >= _SMALLER:
+            smaller += (epoch for epoch in self._sizes[size] if epoch[0] <= records / 2)
+            if len(smaller) >= _SMALLER:
                 break
-        if not found:
+        if not smaller:
             return None
-        found.sort(key=lambda known: known[1])
-        enough = len(found) >= _SMALLER
-        each, took = found[-2 if enough else -1]  # one that was slow hides nothing
-        beside = min(max(took - each * (self._cost or 0.0), 0.0) for each, took in found)
-        doubt = 0.0 if enough else beside * _DOUBT / len(found)
-        return (seconds - took - doubt) / (records - each)
+        smaller.sort(key=lambda epoch: epoch[1])
+        enough = len(smaller) >= _SMALLER
+        other_records, other_seconds = smaller[-2 if enough else -1]  # one that was slow hides nothing
+        beside = min(max(duration - size * (self._cost or 0.0), 0.0) for size, duration in smaller)
+        doubt = 0.0 if enough else beside * _DOUBT / len(smaller)
+        return (seconds - other_seconds - doubt) / (records - other_records)
 
     def waits(self, records: int) -> None:
         """So many are there and not read, of inputs that may be read."""
@@ -121,19 +121,19 @@ class Autoscaler:
             self._by_windows(now, load, wish.up_after / 1000, wish.down_after / 1000)
 
     def _want(self, now: float, executors: int) -> None:
-        if self._wanted and now - self._wanted[-1].at < 1:
-            same = self._wanted[-1]
-            same.until, same.least, same.most = now, min(same.least, executors), max(same.most, executors)
+        if self._demand and now - self._demand[-1].at < 1:
+            newest = self._demand[-1]
+            newest.until, newest.least, newest.most = now, min(newest.least, executors), max(newest.most, executors)
         else:
-            self._wanted.append(_Second(now, now, executors, executors))
+            self._demand.append(_Second(now, now, executors, executors))
 
     def _by_windows(self, now: float, load: Load, up: float, down: float) -> None:
-        since = self._wanted[0].at
-        while self._wanted[0].until < now - max(up, down):
-            self._wanted.popleft()
+        since = self._demand[0].at
+        while self._demand[0].until < now - max(up, down):
+            self._demand.popleft()
         # Where a window begins within a second, all of that counts.
-        least = min(second.least for second in self._wanted if second.until >= now - up)
-        most = max(second.most for second in self._wanted if second.until >= now - down)
+        least = min(second.least for second in self._demand if second.until >= now - up)
+        most = max(second.most for second in self._demand if second.until >= now - down)
         if least > self.executors and now - since >= up:
             self._become(least, load, by_load=True)
         elif most < self.executors and now - since >= down:
@@ -158,11 +158,11 @@ class Autoscaler:
         assert load.cost is not None, "it is known"
         for_arrivals = load.arriving * load.cost / (wish.target_busy / 100)
         to_catch_up = (load.arriving + load.waiting * 1000 / wish.target_lag) * load.cost
-        wanted = max(for_arrivals, to_catch_up) / (1 + _TOLERANCE)
+        ideal = max(for_arrivals, to_catch_up) / (1 + _TOLERANCE)
         # Fewer than arrivals keep busy all of the time would fall behind: what waits then asks for more of them again.
-        needed = math.ceil(max(wanted, load.arriving * load.cost))
+        needed = math.ceil(max(ideal, load.arriving * load.cost))
         return min(max(needed, wish.min_instances), wish.max_instances)
 
     def _become(self, executors: int, load: Load, *, by_load: bool) -> None:
-        self.executors, self.why, self.by_load = executors, str(load), by_load
-        self._wanted.clear()
+        self.executors, self.reason, self.by_load = executors, str(load), by_load
+        self._demand.clear()

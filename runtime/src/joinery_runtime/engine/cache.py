@@ -74,18 +74,18 @@ class SegmentCache:
         """Returns the runs of these segments, in order. Reads the missing ones in few calls of the store. Raises
         StateError when the store lacks one or has it with other bytes."""
         # Holds the runs itself: a stale attempt of another epoch may meanwhile drop them from the cache.
-        found = {s.key: run for s in segments if (run := self._here(s)) is not None}
-        missing = {s.key: s for s in segments if s.key not in found}
+        runs = {s.key: run for s in segments if (run := self._cached_run(s)) is not None}
+        missing = {s.key: s for s in segments if s.key not in runs}
         for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
             blobs = self._store.read_segments(self._job, keys)
             for key in keys:
                 rows = self._decoded(missing[key], blobs.pop(key))
-                found[key] = self.put(key, missing[key].epoch, rows)
+                runs[key] = self.put(key, missing[key].epoch, rows)
         for segment in segments:
             if segment.key not in missing:
                 with suppress(FileNotFoundError):  # another process has evicted the file: the mapping stays valid
                     os.utime(self._path(segment.key))
-        return [found[s.key] for s in segments]
+        return [runs[s.key] for s in segments]
 
     def has(self, key: str) -> bool:
         """Whether the segment is available without a read from the store."""
@@ -149,14 +149,14 @@ class SegmentCache:
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
         """Lists the files, without those that disappear meanwhile."""
-        found = []
+        files = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    found.append((Path(entry.path), entry.stat()))
-        return found
+                    files.append((Path(entry.path), entry.stat()))
+        return files
 
-    def _here(self, segment: SegmentMeta) -> Run | None:
+    def _cached_run(self, segment: SegmentMeta) -> Run | None:
         """Returns the run if it is available without the store."""
         cached = self._open.get(segment.key)
         if cached is None:
@@ -174,10 +174,10 @@ def _checked(path: Path) -> pa.Buffer | None:
     """Map a file of the cache. Return None if there is none, or if it is damaged, as after a crash of the machine: then
     the file is removed."""
     try:
-        whole = pa.memory_map(str(path)).read_buffer()
+        file_bytes = pa.memory_map(str(path)).read_buffer()
     except FileNotFoundError:
         return None
-    content, noted = whole[:-_CHECKSUM_BYTES], whole[-_CHECKSUM_BYTES:]
+    content, noted = file_bytes[:-_CHECKSUM_BYTES], file_bytes[-_CHECKSUM_BYTES:]
     if noted.to_pybytes() == xxhash.xxh3_64_digest(content):
         return content
     logger.warning("The file %s of the segment cache is damaged; the segment is read from the store again", path)

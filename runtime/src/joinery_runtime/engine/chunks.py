@@ -78,10 +78,10 @@ class ReplayableBatches(Generic[T]):
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         self.count = 0
-        made = in_chunks(self._make())
+        chunks = in_chunks(self._make())
         while True:
             try:
-                batch = next(made)
+                batch = next(chunks)
             except StopIteration as end:
                 self._results.append(end.value)
                 return

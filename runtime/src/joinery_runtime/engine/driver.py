@@ -108,9 +108,9 @@ class Driver:
         self._fault = FaultPoint.from_environment()
         self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
         self._milliseconds = {
-            found.name: intake.event_time
-            for found in pipeline.inputs
-            if pa.types.is_int64((intake := pipeline.intake(found.name)).schema.field(intake.event_time).type)
+            spec.name: intake.event_time
+            for spec in pipeline.inputs
+            if pa.types.is_int64((intake := pipeline.intake(spec.name)).schema.field(intake.event_time).type)
         }
         self._keys = key_parts(pipeline)
         self._input_warnings = InputWarnings(self._milliseconds)
@@ -144,7 +144,7 @@ class Driver:
         """Partitions to read that another group member may own: those of the pending plan, which needs all of them;
         without a pending plan, those that the newest call of `plan` found held by others."""
         pending = self.state.pending
-        return self._parts.planner.status.not_held if pending is None else pending.partitions
+        return self._parts.planner.status.unassigned_partitions if pending is None else pending.partitions
 
     @property
     def paused(self) -> Mapping[str, str]:
@@ -162,14 +162,14 @@ class Driver:
         return self._parts.planner.status.backlog
 
     @property
-    def held(self) -> int:
+    def unpublished_rows(self) -> int:
         """Rows of committed epochs that are not visible in the outputs yet."""
         return sum(sink.held for _, sink in self._sinks())
 
-    def away(self) -> Unavailable | None:
+    def unavailability(self) -> Unavailable | None:
         """Which input or output does not answer now. Any thread may ask while another method waits for it."""
-        questions = (*(sink.away for _, sink in self._sinks()), self._parts.planner.away)
-        return next((found for ask in questions if (found := ask()) is not None), None)
+        questions = (*(sink.away for _, sink in self._sinks()), self._parts.planner.unavailability)
+        return next((error for ask in questions if (error := ask()) is not None), None)
 
     # --- recover ----------------------------------------------------------------------------------------------------
 
@@ -182,12 +182,12 @@ class Driver:
         """
         store, name = self._parts.store, self._identity.name
         self.generation = previous or 0
-        known = store.record(name)
-        if known is not None:
+        stored = store.record(name)
+        if stored is not None:
             # An incompatible job or release must not fence the running one.
-            compare_with_state(self._identity, known)
-            check_versions(known, MIGRATIONS, STATE_VERSION)
-        if previous is not None and (known is None or known.generation != previous):
+            compare_with_state(self._identity, stored)
+            check_versions(stored, MIGRATIONS, STATE_VERSION)
+        if previous is not None and (stored is None or stored.generation != previous):
             raise self._taken_over()
         self.generation = 0  # until the store answers, the generation may be the new one or the old one
         record = store.acquire(name)
@@ -391,7 +391,7 @@ class Driver:
             segments=state.needed_by(plan),
             fault=self._fault,
             incarnation=state.incarnation,
-            gone=self._replaced_partitions,
+            replaced_partitions=self._replaced_partitions,
             allowed=allowed,
             merge_all=self._parts.planner.limits.capped,
             careful=self._is_deadly(plan),
@@ -453,10 +453,10 @@ class Driver:
             parts=sizes,
             totals=after.totals,
             hot_keys=hot_keys,
-            input_warnings=self._input_warnings.ownership,
+            input_warnings=self._input_warnings.active,
             warnings=warnings,
             backlog=planner.status.backlog,
-            held=self.held,
+            unpublished_rows=self.unpublished_rows,
         )
         closed = {name: counts["closed"] for name, counts in report.dropped.items() if counts.get("closed")}
         new_closed = closed.keys() - self._closed
@@ -465,7 +465,7 @@ class Driver:
         return replace(
             report,
             disorder=disorder_of(outcome, before.inputs),
-            late_warnings={name: warning.words for name, warning in self._late_rows.ownership.items()},
+            late_warnings={name: warning.words for name, warning in self._late_rows.active.items()},
             warnings=(
                 *report.warnings,
                 *(warning.words for warning in late),
@@ -490,10 +490,10 @@ class Driver:
             raise
 
     def _save_if_due(self) -> None:
-        asked, store, name = self._parts.savepoints, self._parts.store, self._identity.name
-        newest = None if asked is None else store.newest_epoch(name)
-        if asked is not None and newest is not None:
-            save_if_due(store, name, newest.epoch, newest.committed_at, every_ms=asked.every, keep=asked.keep)
+        schedule, store, name = self._parts.savepoints, self._parts.store, self._identity.name
+        newest = None if schedule is None else store.newest_epoch(name)
+        if schedule is not None and newest is not None:
+            save_if_due(store, name, newest.epoch, newest.committed_at, every_ms=schedule.every, keep=schedule.keep)
 
     def _epoch_commit(
         self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, result: Mapping[str, Any]

@@ -88,9 +88,9 @@ class _Waiting:
 
     def add(self, shard: int, rows: pa.RecordBatch) -> int:
         """Returns the bytes that this adds: none for rows that another shard gets, too."""
-        known = self.first_rows.get(id(rows))
-        self.cuts.append((shard, self.rows if known is None else known, rows.num_rows))
-        if known is not None:
+        first_row = self.first_rows.get(id(rows))
+        self.cuts.append((shard, self.rows if first_row is None else first_row, rows.num_rows))
+        if first_row is not None:
             return 0
         self.batches.append(rows)
         self.first_rows[id(rows)] = self.rows

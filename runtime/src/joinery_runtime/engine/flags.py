@@ -34,31 +34,31 @@ class FlagCache:
     def flagged(self, segment: SegmentMeta, run: Run, flags: Iterable[SegmentMeta]) -> np.ndarray:
         """Returns bool[n] for the whole run of a segment; `flags` are the live flag segments of its part."""
         column = run.batch.column(FLAG).to_numpy(zero_copy_only=False)
-        known = self._flagged.setdefault(segment.key, _Flagged(np.array(column)))
-        new = [meta for meta in flags if meta.key not in known.applied]
+        flagged = self._flagged.setdefault(segment.key, _Flagged(np.array(column)))
+        new = [meta for meta in flags if meta.key not in flagged.applied]
         for rows in self._rows_of(new):
-            known.rows[rows.get(first_key(segment.key), np.empty(0, dtype=np.int64))] = True
-        known.applied.update(meta.key for meta in new)
-        return known.rows
+            flagged.rows[rows.get(first_key(segment.key), np.empty(0, dtype=np.int64))] = True
+        flagged.applied.update(meta.key for meta in new)
+        return flagged.rows
 
     def useless(self, flags: Sequence[SegmentMeta], live: Collection[str]) -> set[str]:
         """Keys of the flag segments that flag no row of the `live` segments."""
         names = {first_key(key) for key in live}
-        found = zip(flags, self._rows_of(flags), strict=True)
-        return {meta.key for meta, rows in found if rows.keys().isdisjoint(names)}
+        flag_rows = zip(flags, self._rows_of(flags), strict=True)
+        return {meta.key for meta, rows in flag_rows if rows.keys().isdisjoint(names)}
 
     def retain(self, live: Collection[str]) -> None:
-        for known in (self._flagged, self._by_segment):
-            for key in [key for key in known if key not in live]:
-                del known[key]
+        for by_key in (self._flagged, self._by_segment):
+            for key in [key for key in by_key if key not in live]:
+                del by_key[key]
 
     def _rows_of(self, flags: Sequence[SegmentMeta]) -> list[Mapping[str, np.ndarray]]:
         # Holds the rows itself, as `SegmentCache.get` does: another thread may drop them from the cache meanwhile.
-        found = {meta.key: rows for meta in flags if (rows := self._by_segment.get(meta.key)) is not None}
-        new = [meta for meta in flags if meta.key not in found]
+        groups = {meta.key: rows for meta in flags if (rows := self._by_segment.get(meta.key)) is not None}
+        new = [meta for meta in flags if meta.key not in groups]
         for meta, run in zip(new, self._cache.get(new), strict=True):
-            found[meta.key] = self._by_segment[meta.key] = _grouped(run.batch)
-        return [found[meta.key] for meta in flags]
+            groups[meta.key] = self._by_segment[meta.key] = _grouped(run.batch)
+        return [groups[meta.key] for meta in flags]
 
 
 def _grouped(flags: pa.RecordBatch) -> dict[str, np.ndarray]:
@@ -71,18 +71,18 @@ def _grouped(flags: pa.RecordBatch) -> dict[str, np.ndarray]:
     return dict(zip(keys.tolist(), pieces, strict=True))
 
 
-def flags_run(kept: Iterable[StateRun], found: Mapping[str, np.ndarray]) -> Run | None:
-    """Makes a flag segment. `found` has row numbers by segment, and `kept` holds the rows of these segments."""
-    batches = [_flags_of(run, found[run.segment]) for run in kept if run.segment in found]
+def flags_run(state_runs: Iterable[StateRun], numbers: Mapping[str, np.ndarray]) -> Run | None:
+    """Makes a flag segment. `numbers` has row numbers by segment, and `state_runs` holds the rows of these segments."""
+    batches = [_flags_of(run, numbers[run.segment]) for run in state_runs if run.segment in numbers]
     return Run.sort(concat(batches)) if batches else None
 
 
-def _flags_of(kept: StateRun, numbers: np.ndarray) -> pa.RecordBatch:
-    rows = pa.array(numbers - kept.first)
+def _flags_of(state_run: StateRun, numbers: np.ndarray) -> pa.RecordBatch:
+    rows = pa.array(numbers - state_run.first)
     columns = [
-        kept.run.batch.column(HASH).take(rows),
-        kept.run.batch.column(TS).take(rows),
-        pa.repeat(pa.scalar(kept.segment), len(numbers)),
+        state_run.run.batch.column(HASH).take(rows),
+        state_run.run.batch.column(TS).take(rows),
+        pa.repeat(pa.scalar(state_run.segment), len(numbers)),
         pa.array(numbers),
     ]
     return pa.record_batch(columns, schema=FLAGS_SCHEMA)
@@ -91,9 +91,9 @@ def _flags_of(kept: StateRun, numbers: np.ndarray) -> pa.RecordBatch:
 def flags_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:
     """The flags in these runs whose segment is still live."""
     keys = {first_key(key) for key in live}
-    found = []
+    live_flags = []
     for run in runs:
         names = run.batch.column(SEGMENT)
-        wanted = [name for name in pc.unique(names).to_pylist() if first_key(name) in keys]
-        found.append(Run.view(run.batch.filter(pc.is_in(names, pa.array(wanted, pa.string())))))
-    return found
+        live_names = [name for name in pc.unique(names).to_pylist() if first_key(name) in keys]
+        live_flags.append(Run.view(run.batch.filter(pc.is_in(names, pa.array(live_names, pa.string())))))
+    return live_flags

@@ -46,9 +46,9 @@ class KeyCounter:
         # By segment, first hash and number of rows: each shard holds a part of a segment that spans shards.
         self._longest: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def count(self, kept: Sequence[SideRun]) -> tuple[KeyRows, ...]:
+    def count(self, state_runs: Sequence[SideRun]) -> tuple[KeyRows, ...]:
         """Returns the TOP keys of these runs, most rows first; none for a join on time only, which has no keys."""
-        filled = [(side, stored) for side, stored in kept if len(stored.run)]
+        filled = [(side, stored) for side, stored in state_runs if len(stored.run)]
         if not filled or self._step.broadcast:
             return ()
         hashes = self._candidates(filled)
@@ -62,12 +62,12 @@ class KeyCounter:
         )
 
     def retain(self, segments: Collection[str]) -> None:
-        self._longest = {key: found for key, found in self._longest.items() if key[0] in segments}
+        self._longest = {key: longest for key, longest in self._longest.items() if key[0] in segments}
 
-    def _candidates(self, kept: Iterable[SideRun]) -> np.ndarray:
-        found = [self._longest_of(stored) for _, stored in kept]
-        hashes, inverse = np.unique(np.concatenate([h for h, _ in found]), return_inverse=True)
-        rows = np.bincount(inverse, weights=np.concatenate([n for _, n in found]))
+    def _candidates(self, state_runs: Iterable[SideRun]) -> np.ndarray:
+        longest = [self._longest_of(stored) for _, stored in state_runs]
+        hashes, inverse = np.unique(np.concatenate([h for h, _ in longest]), return_inverse=True)
+        rows = np.bincount(inverse, weights=np.concatenate([n for _, n in longest]))
         return np.asarray(hashes[np.argsort(-rows, kind="stable")[:LONGEST_RUNS]])
 
     def _longest_of(self, stored: StateRun) -> tuple[np.ndarray, np.ndarray]:
@@ -76,17 +76,17 @@ class KeyCounter:
             self._longest[key] = longest_runs(stored.run.hash)
         return self._longest[key]
 
-    def _text(self, kept: Iterable[SideRun], wanted: np.uint64) -> str:
-        for side, stored in kept:
-            at = int(np.searchsorted(stored.run.hash, wanted))
-            if at < len(stored.run) and stored.run.hash[at] == wanted:
+    def _text(self, state_runs: Iterable[SideRun], key_hash: np.uint64) -> str:
+        for side, stored in state_runs:
+            at = int(np.searchsorted(stored.run.hash, key_hash))
+            if at < len(stored.run) and stored.run.hash[at] == key_hash:
                 return self._key_of(side, stored, at)
         raise AssertionError("a key that was counted is there")
 
     def _key_of(self, side: int, stored: StateRun, row: int) -> str:
         spec, names = self._step.sides[side], self._step.sides[LEFT].intake.keys
-        place = Selection(stored.run.batch, np.array([row]))
-        values = [_shown(gather(spec, place, key)[0]) for key in spec.intake.keys]
+        selection = Selection(stored.run.batch, np.array([row]))
+        values = [_shown(gather(spec, selection, key)[0]) for key in spec.intake.keys]
         return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 

@@ -47,18 +47,18 @@ class IdleClock:
         deleted, is forgotten."""
         step = _step(self._observed_ms, now_ms)
         at_end = [bound.partition for bound in bounds if bound.held and bound.at_end]
-        known = self._at_end_for
-        self._at_end_for = {ref: known[ref] + step if ref in known else 0 for ref in at_end}
+        before = self._at_end_for
+        self._at_end_for = {ref: before[ref] + step if ref in before else 0 for ref in at_end}
         self._observed_ms = now_ms
 
     def idle(self) -> dict[str, Collection[str]]:
         """Idle partitions per input, by `partition_id`, as of the newest observation."""
-        found: dict[str, list[str]] = {}
+        idle_ids: dict[str, list[str]] = {}
         for ref, quiet in sorted(self._at_end_for.items()):
             timeout = self._timeouts[ref.input]
             if timeout and quiet >= timeout:
-                found.setdefault(ref.input, []).append(partition_id(ref))
-        return {name: tuple(parts) for name, parts in found.items()}
+                idle_ids.setdefault(ref.input, []).append(partition_id(ref))
+        return {name: tuple(parts) for name, parts in idle_ids.items()}
 
     def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
         """How long all inputs have been idle (T6), rounded down to PACE_MS. `all_idle` says whether they are idle now;

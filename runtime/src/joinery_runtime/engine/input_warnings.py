@@ -122,14 +122,14 @@ class _Input:
     def warning(self, name: str, milliseconds: str | None) -> str | None:
         """The warning about this input in a few sentences; None if nothing looks wrong. `milliseconds` is the int64
         column with its event time (None: its event time is a timestamp)."""
-        said = []
+        faults = []
         if self.is_useless:
-            what = self.unusable | ({"deleted record": self.deletions} if self.deletions else {})
-            counts = listed(counted(count, reason) for reason, count in what.items())
+            unusable = self.unusable | ({"deleted record": self.deletions} if self.deletions else {})
+            counts = listed(counted(count, reason) for reason, count in unusable.items())
             first = f" (the first: {self.first})" if self.first else ""
             read = self.useless.length + self.deletions
             none = f"none of the {_newest(self.useless, 'read', self.deletions)} can" if read > 1 else _ONE_UNUSABLE
-            said.append(f"{none} be used: {counts}{first}")
+            faults.append(f"{none} be used: {counts}{first}")
         missing = self.without_value
         for since in (True, False):
             named = [column for column in missing if (self.empty[column].earlier is None) == since]
@@ -138,30 +138,32 @@ class _Input:
                 columns = f"column{'s' if len(named) > 1 else ''} {', '.join(named[:MOST_NAMED])}{more}"
                 shortest = min((self.empty[column] for column in named), key=lambda run: run.length)
                 among = f"any of the {_newest(shortest, 'decoded')}" if shortest.length > 1 else _ONE_DECODED
-                said.append(f"no value for {columns} in {among}")
-        found = [f"{'; '.join(said)}. Compare the schema's names and paths with a record"] if said else []
+                faults.append(f"no value for {columns} in {among}")
+        sentences = [f"{'; '.join(faults)}. Compare the schema's names and paths with a record"] if faults else []
         if missing:
             dotted = next((column for column in missing if "." in column), "customer.id")
-            found[0] += f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
+            sentences[0] += (
+                f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
+            )
         if milliseconds is not None and self.counts_seconds and self.times is not None:
             lowest = self.times[0]
-            found.append(
+            sentences.append(
                 f"event times of column {milliseconds} are from {_day(lowest)} on, and from {_day(lowest * 1_000)} on "
                 f"if their numbers count seconds. If they do, declare {milliseconds} as type: timestamp with format: s"
             )
         if self.is_often_ahead:
             first = f" (the first: {self.first_future})" if self.first_future else ""
-            found.append(
+            sentences.append(
                 f"{self.future:,} of the {counted(self.records, 'record')} read so far went to the dead letters "
                 f"because their event times are too far ahead{first}. If these times are right, give the input "
                 'watermark: {maxFuture: "off"}'
             )
-        return f"Input {name}: {'. '.join(found)}" if found else None
+        return f"Input {name}: {'. '.join(sentences)}" if sentences else None
 
 
-def _newest(run: _Run, done: str, others: int = 0) -> str:
-    """Names the records of a run (more than one) in words, with `others` between them counted in."""
-    count = run.length + others
+def _newest(run: _Run, done: str, between: int = 0) -> str:
+    """Names the records of a run (more than one) in words, `between` others among them counted in."""
+    count = run.length + between
     return f"{count:,} records {done} so far" if run.earlier is None else f"newest {count:,} records {done}"
 
 
@@ -174,15 +176,15 @@ def refuse_seconds(reads: Iterable[ColumnsRead], columns: Mapping[str, str], *, 
     `reads` are those of the whole epoch. `columns` names the int64 column, which is milliseconds, of each input of
     which no time is known."""
     for name, of_input in by_input(reads).items():
-        lowest, place = min((read.lowest for read in of_input if read.lowest is not None), default=(0, None))
+        lowest, partition = min((read.lowest for read in of_input if read.lowest is not None), default=(0, None))
         highest = max((read.highest for read in of_input if read.highest is not None), default=0)
         records = sum(read.records for read in of_input)
-        if name not in columns or place is None or records < at_least or not _count_seconds(lowest, highest):
+        if name not in columns or partition is None or records < at_least or not _count_seconds(lowest, highest):
             continue
         column = columns[name]
         raise MisreadInput(
             f"Input {name}: the event times of column {column} most likely count seconds, and int64 is milliseconds",
-            facts=f"the lowest in {place.topic}/{place.partition} is {lowest}: {_day(lowest)} in milliseconds, "
+            facts=f"the lowest in {partition.topic}/{partition.partition} is {lowest}: {_day(lowest)} in milliseconds, "
             f"{_day(lowest * 1_000)} in seconds; nothing of the epoch was committed",
             todo=f"Declare {column} as type: timestamp with format: s or, if its numbers are milliseconds, with "
             "format: ms",
@@ -200,7 +202,7 @@ class InputWarnings:
     def __init__(self, milliseconds: Mapping[str, str]) -> None:
         self._inputs: dict[str, _Input] = {}
         self._milliseconds = milliseconds
-        self._said: set[tuple[str, str]] = set()  # pairs of an input and what is wrong with it
+        self._warned: set[tuple[str, str]] = set()  # pairs of an input and what is wrong with it
 
     def learn(self, reads: Iterable[PartitionRead]) -> tuple[str, ...]:
         """Takes what a committed epoch has read, and returns the new warnings."""
@@ -209,22 +211,22 @@ class InputWarnings:
             by_input.setdefault(read.partition.input, []).append(read)
         new = []
         for name, of_input in by_input.items():
-            found = self._inputs.setdefault(name, _Input())
-            found.add(of_input)
-            wrong = {(name, f"column {column}") for column in found.without_value}
-            wrong |= {(name, "records")} if found.is_useless else set()
-            wrong |= {(name, "event times")} if name in self._milliseconds and found.counts_seconds else set()
-            wrong |= {(name, "future")} if found.is_often_ahead else set()
-            if wrong - self._said:
+            history = self._inputs.setdefault(name, _Input())
+            history.add(of_input)
+            wrong = {(name, f"column {column}") for column in history.without_value}
+            wrong |= {(name, "records")} if history.is_useless else set()
+            wrong |= {(name, "event times")} if name in self._milliseconds and history.counts_seconds else set()
+            wrong |= {(name, "future")} if history.is_often_ahead else set()
+            if wrong - self._warned:
                 new.append(self._warning(name) or "")
             # A fault that ended is reported again if it returns: by then its run is far longer. Event times have no
             # runs.
-            self._said = {each for each in self._said if each[0] != name or each[1] == "event times"} | wrong
+            self._warned = {fault for fault in self._warned if fault[0] != name or fault[1] == "event times"} | wrong
         return tuple(new)
 
     @property
-    def ownership(self) -> Mapping[str, str]:
-        """By input, the warning that holds now; it goes away once a record shows otherwise."""
+    def active(self) -> Mapping[str, str]:
+        """The warning of each input that looks wrong now. A record that shows otherwise ends it."""
         warnings = {name: self._warning(name) for name in self._inputs}
         return {name: warning for name, warning in warnings.items() if warning is not None}
 

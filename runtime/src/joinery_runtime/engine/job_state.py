@@ -91,7 +91,7 @@ class JobState:
         floors = stored_floors(record)
         return cls(
             pipeline=pipeline,
-            inputs=input_states((found.name for found in pipeline.inputs), record),
+            inputs=input_states((spec.name for spec in pipeline.inputs), record),
             incarnation=record.incarnation,
             epoch=record.epoch,
             segments={meta.key: meta for meta in record.segments},
@@ -140,14 +140,14 @@ class JobState:
     def due_from(self, now: Times) -> dict[str, int]:
         """For each input with kept rows that an epoch with these times lets go, a time below which there is none."""
         horizons = self.horizons(now)
-        found: dict[str, int] = {}
+        due: dict[str, int] = {}
         for meta in self.remaining:
             if times.closes(self.pipeline, meta, horizons):
                 step, side = self.pipeline.side(meta.part)
                 before, name = horizons[meta.part].previous, step.sides[side].time
                 lowest = meta.ts_min if before is None else max(meta.ts_min, before + 1)
-                found[name] = min(lowest, found.get(name, lowest))
-        return found
+                due[name] = min(lowest, due.get(name, lowest))
+        return due
 
     # --- what changes it ----------------------------------------------------------------------------------------------
 
@@ -156,8 +156,10 @@ class JobState:
 
     def raised(self, name: str, watermark: Watermark) -> JobState:
         """The same state with the input's watermark raised to at least `watermark`."""
-        found = self.inputs[name]
-        return replace(self, inputs={**self.inputs, name: replace(found, progress=found.progress.raised(watermark))})
+        input_state = self.inputs[name]
+        return replace(
+            self, inputs={**self.inputs, name: replace(input_state, progress=input_state.progress.raised(watermark))}
+        )
 
     def after(self, plan: EpochPlan, outcome: EpochOutcome, clocks: Mapping[str, InputClock]) -> JobState:
         """The state after the epoch of this plan is committed, with no next epoch planned yet."""
@@ -168,7 +170,10 @@ class JobState:
             highest[read.partition.input][partition_id(read.partition)] = read.highest
         after = replace(
             self,
-            inputs={name: one.after(plan, name, highest[name], clocks[name]) for name, one in self.inputs.items()},
+            inputs={
+                name: input_state.after(plan, name, highest[name], clocks[name])
+                for name, input_state in self.inputs.items()
+            },
             epoch=plan.epoch,
             segments=segments,
             floors={**self.floors, **times.floors_after(plan.horizons)},
@@ -210,7 +215,9 @@ class JobState:
         removed = {"left": dict(self.removed)} if self.removed else {}
         partitions = {"co_partitions": self.co_partitions} if self.co_partitions else {}
         closed = {"format": FORMAT, "horizons": dict(self.floors)} | removed | partitions
-        return {name: one.to_bytes() for name, one in self.inputs.items()} | {HORIZONS: json.dumps(closed).encode()}
+        return {name: input_state.to_bytes() for name, input_state in self.inputs.items()} | {
+            HORIZONS: json.dumps(closed).encode()
+        }
 
 
 def staged(outcome: EpochOutcome) -> dict[str, SegmentMeta]:

@@ -34,11 +34,11 @@ class LateInput:
     @property
     def words(self) -> str:
         if self.records is None:
-            what = f"{counted(self.rows, 'row')} of {self.input}"
+            subject = f"{counted(self.rows, 'row')} of {self.input}"
         else:
             percent = format_percent(self.share)
-            what = f"{self.rows:,} of the newest {counted(self.records, 'record')} of {self.input} ({percent})"
-        text = f"{what} {agreeing(self.rows, 'were')} dropped as late"
+            subject = f"{self.rows:,} of the newest {counted(self.records, 'record')} of {self.input} ({percent})"
+        text = f"{subject} {agreeing(self.rows, 'were')} dropped as late"
         if self.behind_ms is None or self.delay_ms is None:
             return text
         return (
@@ -130,7 +130,7 @@ class LateCounts:
     def __init__(self, delays: Mapping[str, int], shares: Mapping[str, float | None]) -> None:
         self._delays, self._shares = delays, shares
         self._windows: dict[str, _Window] = {}
-        self.ownership: Mapping[str, LateInput] = {}
+        self.active: Mapping[str, LateInput] = {}
         """By input, what is warned about now."""
 
     @classmethod
@@ -147,8 +147,8 @@ class LateCounts:
             if count:
                 epoch = _Epoch(at_ms, count, late.get(name, 0), behind.get(name))
                 self._windows.setdefault(name, _Window()).add(epoch)
-        before, self.ownership = self.ownership, {warning.input: warning for warning in self._warnings()}
-        return tuple(warning for name, warning in self.ownership.items() if name not in before)
+        before, self.active = self.active, {warning.input: warning for warning in self._warnings()}
+        return tuple(warning for name, warning in self.active.items() if name not in before)
 
     def _warnings(self) -> Iterator[LateInput]:
         for name, window in self._windows.items():

@@ -31,12 +31,12 @@ class StateQuota:
 
     def over(self, size: StateSize) -> Iterator[tuple[str, int, int]]:
         """Yields each limit that the size exceeds: the limit's name, the size, and the cap."""
-        for name, held, cap in (
+        for name, amount, cap in (
             ("maxRecords", size.rows, self.max_rows),
             ("maxStateBytes", size.bytes, self.max_bytes),
         ):
-            if cap is not None and held > cap:
-                yield name, held, cap
+            if cap is not None and amount > cap:
+                yield name, amount, cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,17 @@ class StateLimits:
 
 @dataclass(frozen=True, slots=True)
 class ExceededQuota:
-    """A part that is over its cap. `limit` says whether `held` and `cap` are rows or bytes."""
+    """A part that is over its cap. `limit` says whether `amount` and `cap` are rows or bytes."""
 
     part: str
     limit: str
-    held: int
+    amount: int
     cap: int
 
     def words(self, pipeline: Pipeline) -> str:
         unit = "rows" if self.limit == "maxRecords" else "bytes"
         step, side = pipeline.side(self.part)
-        return f"{step.kind.side_text(step, side)} has {self.held:,} {unit}, {self.limit} is {self.cap:,}"
+        return f"{step.kind.side_text(step, side)} has {self.amount:,} {unit}, {self.limit} is {self.cap:,}"
 
 
 # --- fail -------------------------------------------------------------------------------------------------------------
@@ -78,22 +78,22 @@ def refuse_growth(
     for part, cap in limits.caps.items():
         if cap.pauses:
             continue
-        old = dict(_held(before.get(part)))
-        for name, held, most in cap.over(after[part]):
-            if held > old.get(name, 0):
-                over = ExceededQuota(part, name, held, most)
+        old = dict(_amounts(before.get(part)))
+        for name, amount, most in cap.over(after[part]):
+            if amount > old.get(name, 0):
+                over = ExceededQuota(part, name, amount, most)
                 raise _limit_reached(pipeline, over, f"after epoch {epoch}, of which nothing was committed")
 
 
-def _held(size: StateSize | None) -> Iterator[tuple[str, int]]:
+def _amounts(size: StateSize | None) -> Iterator[tuple[str, int]]:
     if size is not None:
         yield from (("maxRecords", size.rows), ("maxStateBytes", size.bytes))
 
 
-def _limit_reached(pipeline: Pipeline, over: ExceededQuota, why: str) -> LimitReached:
+def _limit_reached(pipeline: Pipeline, over: ExceededQuota, reason: str) -> LimitReached:
     return LimitReached(
         "The state is over its limits",
-        facts=f"{over.words(pipeline)}, {why}",
+        facts=f"{over.words(pipeline)}, {reason}",
         todo=f"Nothing is lost: raise limits.{over.limit} of that step and start the job again, it goes on where it "
         "was. Or keep less with a narrower bound, a `where` or less lateness; `joinery state stats` tells what each "
         "side holds and which watermark it waits for",
@@ -122,7 +122,7 @@ class Pauses:
         sizes = StateSize.by_part(segments if pausing else (), pipeline.parts())
         self._pipeline, self._segments = pipeline, segments
         self.over = tuple(
-            ExceededQuota(part, *found) for part, cap in pausing.items() for found in cap.over(sizes[part])
+            ExceededQuota(part, *excess) for part, cap in pausing.items() for excess in cap.over(sizes[part])
         )
 
     def inputs(self) -> dict[str, str]:
@@ -132,8 +132,8 @@ class Pauses:
     def shrinks(self, horizons: Horizons) -> bool:
         """Whether an epoch with these horizons drops segments of a part that is over its cap, whatever it reads."""
         parts = {over.part for over in self.over}
-        mine = (meta for meta in self._segments if meta.part.removesuffix(FLAGS) in parts)
-        return any(times.expired(self._pipeline, meta, horizons) for meta in mine)
+        segments = (meta for meta in self._segments if meta.part.removesuffix(FLAGS) in parts)
+        return any(times.expired(self._pipeline, meta, horizons) for meta in segments)
 
     def stuck(self, activity: InputActivity) -> LimitReached | None:
         """Why unread records can never be read: the inputs that would release rows of the part are paused too, or idle.
@@ -143,13 +143,13 @@ class Pauses:
             waiting = [name for name in self._paused_by(over) if name in activity.unread and name not in progressing]
             if waiting:
                 held_up = ", ".join(sorted(self._releasing(over.part, activity) - progressing))
-                why = f"{', '.join(waiting)} waits for it to shrink, and {held_up} is paused or idle too"
-                return _limit_reached(self._pipeline, over, why)
+                reason = f"{', '.join(waiting)} waits for it to shrink, and {held_up} is paused or idle too"
+                return _limit_reached(self._pipeline, over, reason)
         return None
 
     def _progressing(self, activity: InputActivity) -> set[str]:
         """Inputs that will still be read, now or after others have been."""
-        everything = {found.name for found in self._pipeline.inputs}
+        everything = {spec.name for spec in self._pipeline.inputs}
         progressing = (everything - self.inputs().keys() - set(activity.idle)) | set(activity.ended)
         paused = everything - set(activity.idle)
         causes = {name: [over.part for over in self.over if name in self._paused_by(over)] for name in paused}

@@ -93,11 +93,11 @@ class Outages:
 
     def wait(self, error: Unavailable) -> None:
         """Pauses once; a stop of the job ends the pause early."""
-        self._stop.wait(self._told(error).pause)
+        self._stop.wait(self._record_outage(error).pause)
 
-    def _told(self, error: Unavailable) -> Outage:
-        same = self._outage is not None and self._outage.error.system == error.system
-        since = self._outage.since if same and self._outage is not None else self._wall()
+    def _record_outage(self, error: Unavailable) -> Outage:
+        same_system = self._outage is not None and self._outage.error.system == error.system
+        since = self._outage.since if same_system and self._outage is not None else self._wall()
         self._outage = Outage(error, since, self._pauses.next())
         self._listener.waiting(self._outage)
         return self._outage
@@ -116,17 +116,17 @@ class Outages:
             thread.join()
 
     def _watch(self, ask: Callable[[], Unavailable | None], over: Event) -> None:
-        pause, told = ASK_AFTER_S, False
+        pause, reported = ASK_AFTER_S, False
         while not over.wait(pause):
             error = ask()
             if over.is_set():
                 return  # the outcome of the step says more
             if error is not None:
-                pause, told = self._told(error).pause, True
-            elif told:
+                pause, reported = self._record_outage(error).pause, True
+            elif reported:
                 self._pauses.reset()
                 self._back()
-                pause, told = ASK_AFTER_S, False
+                pause, reported = ASK_AFTER_S, False
 
     def over(self) -> None:
         """Ends the outage: all systems have answered."""
@@ -173,7 +173,7 @@ def run_until_stopped(
     while True:
         driver = make_driver()
         try:
-            with outages.watching(driver.away):
+            with outages.watching(driver.unavailability):
                 driver.recover(previous, first)
             outages.recovered()
             return _DriverLoop(driver, planner, stop, listener, outages).go(settle=settle)
@@ -218,8 +218,8 @@ class _DriverLoop:
     def _show_held(self) -> None:
         """Publishes the rows that the outputs hold, by an epoch that reads nothing: nobody knows when the next run will
         be. After a stop that epoch has to succeed at once."""
-        while self._driver.held and not self._driver.pending:
-            rows, stopped = self._driver.held, self._stop.is_set()
+        while self._driver.unpublished_rows and not self._driver.pending:
+            rows, stopped = self._driver.unpublished_rows, self._stop.is_set()
             try:
                 if self._epoch(settle=True, reads=False):
                     return
@@ -236,13 +236,13 @@ class _DriverLoop:
         """Plans and runs an epoch if there is work; returns whether one was committed."""
         started = time.monotonic()
         try:
-            with self._outages.watching(self._driver.away):
+            with self._outages.watching(self._driver.unavailability):
                 plan = self._driver.plan(reads=reads)
             self._polled()
             if plan is None:
                 return False
             planned = time.monotonic()
-            with self._outages.watching(self._driver.away):
+            with self._outages.watching(self._driver.unavailability):
                 outcome = self._driver.run(plan)
                 ran = time.monotonic()
                 report = self._driver.commit(plan, outcome, last=settle or self._stop.is_set())

@@ -41,25 +41,25 @@ class LoweredState:
     written: tuple[tuple[SegmentMeta, bytes], ...] = ()
 
     def offsets(self, record: JobRecord) -> dict[str, bytes]:
-        found = {name: state.to_bytes() for name, state in self.inputs.items()}
+        offsets = {name: state.to_bytes() for name, state in self.inputs.items()}
         if HORIZONS in record.offsets:
             closed = {**json.loads(record.offsets[HORIZONS]), "horizons": dict(self.floors)}
-            gone = set(map(first_key, self.replaced))
+            replaced_keys = set(map(first_key, self.replaced))
             if "left" in closed:
-                closed["left"] = {key: count for key, count in closed["left"].items() if key not in gone}
-            found[HORIZONS] = json.dumps(closed).encode()
-        return found
+                closed["left"] = {key: count for key, count in closed["left"].items() if key not in replaced_keys}
+            offsets[HORIZONS] = json.dumps(closed).encode()
+        return offsets
 
 
 def lower_watermarks(
-    job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, wanted: Mapping[str, int]
+    job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, watermarks: Mapping[str, int]
 ) -> LoweredState:
-    """Computes the state under the `wanted` watermarks (by input, in ms). Reads the segments that need a rewrite, one
+    """Computes the state under these `watermarks` (by input, in ms). Reads the segments that need a rewrite, one
     at a time. Raises JoineryError if an input has ended, or if a row is both in windows that have gone out and in
     windows that have not."""
     states = input_states((side.name for side in job.inputs), record)
     delays = {side.name: side.watermark.delay for side in job.inputs}
-    inputs = {name: _lowered(name, states[name], at, delays[name]) for name, at in wanted.items()}
+    inputs = {name: _lowered(name, states[name], at, delays[name]) for name, at in watermarks.items()}
     floors = stored_floors(record)
     now = {name: state.progress.time for name, state in {**states, **inputs}.items()}
     implied = times.horizons(pipeline, now, {})
@@ -96,10 +96,10 @@ class _Rewriting:
         """Yields the segment without the rows that have gone out; nothing if no row is live."""
         step, side = self._pipeline.side(meta.part)
         spec = step.sides[side]
-        kept = self._read(meta, spec.flags_part if spec.flags else None)
+        state_run = self._read(meta, spec.flags_part if spec.flags else None)
         floor = self._floors[spec.part]
-        self._refuse_half_closed(meta, step.kind.half_closed(side, kept.run.ts, floor), kept)
-        live = step.kind.live_rows(step, side, kept, Horizon(floor, floor), self._floors.get(spec.complete))
+        self._refuse_half_closed(meta, step.kind.half_closed(side, state_run.run.ts, floor), state_run)
+        live = step.kind.live_rows(step, side, state_run, Horizon(floor, floor), self._floors.get(spec.complete))
         if not len(live.run):
             return
         run = live.run if live.flagged is None else with_flags(live.run, live.flagged)
@@ -120,11 +120,11 @@ class _Rewriting:
             self._flags[part] = [decode_run(metas[key], blob).batch for key, blob in blobs.items()]
         return self._flags[part]
 
-    def _refuse_half_closed(self, meta: SegmentMeta, half: np.ndarray, kept: StateRun) -> None:
+    def _refuse_half_closed(self, meta: SegmentMeta, half: np.ndarray, state_run: StateRun) -> None:
         if not half.any():
             return
         step, side = self._pipeline.side(meta.part)
-        times_of = Run.view(kept.run.batch.filter(pa.array(half))).ts
+        times_of = Run.view(state_run.run.batch.filter(pa.array(half))).ts
         raise JoineryError(
             f"The watermark of job {self._job.name} cannot be brought down",
             facts=f"{counted(int(half.sum()), 'row')} of {step.kind.side_text(step, side)} (event times "

@@ -51,11 +51,11 @@ class FaultPoint:
 @dataclass(frozen=True, slots=True)
 class EpochWork:
     """What a task needs to know of an epoch. `segments` are live and not expired under the plan's watermarks.
-    `incarnation` names the job's life in the store. `gone` are planned partitions that can no longer be read and need
+    `incarnation` is that of the job. `replaced_partitions` are planned partitions that can no longer be read and need
     not be. `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to
-    go on. `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave.
+    continue. `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave.
     `milliseconds` are inputs of the plan of which no event time is known yet, with the int64 column that is taken for
-    milliseconds without a word of the user: times that most likely count seconds are refused there. `new_keys` are the
+    milliseconds without a word of the user: the task rejects times that most likely count seconds. `new_keys` are the
     keys (`null_keys`) of inputs of which nothing is committed. `careful`: processes have died of this plan, so each
     batch is decoded in another process first."""
 
@@ -64,7 +64,7 @@ class EpochWork:
     segments: tuple[SegmentMeta, ...]
     fault: FaultPoint | None = None
     incarnation: str = ""
-    gone: frozenset[PartitionRef] = frozenset()
+    replaced_partitions: frozenset[PartitionRef] = frozenset()
     allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
     merge_all: bool = False
     milliseconds: Mapping[str, str] = field(default_factory=dict)

@@ -30,9 +30,9 @@ def key_parts(pipeline: Pipeline) -> dict[str, KeyParts]:
                 name, _, column = key.partition(".") if intake.chained else (side.time, "", key)
                 by_input.setdefault(name, []).append(_read_columns(pipeline, name, column))
             for name, columns in by_input.items():
-                known = [frozenset().union(*columns)] if intake.grouped else columns
-                parts.setdefault(name, set()).update(part for part in known if part)
-    return {name: tuple(sorted(found, key=sorted)) for name, found in parts.items()}
+                needed = [frozenset().union(*columns)] if intake.grouped else columns
+                parts.setdefault(name, set()).update(part for part in needed if part)
+    return {name: tuple(sorted(key, key=sorted)) for name, key in parts.items()}
 
 
 def _read_columns(pipeline: Pipeline, name: str, column: str) -> frozenset[str]:
@@ -102,11 +102,11 @@ def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts])
 
 
 def _refusal(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> MisreadInput:
-    there = f"; a record has {', '.join(paths)}" if paths else ""
+    example = f"; a record has {', '.join(paths)}" if paths else ""
     are = "columns {} are" if len(columns) > 1 else "column {} is"
     return MisreadInput(
         f"Input {name}: the key has no value in any of the {records:,} records read so far",
-        facts=f"{are.format(listed(columns))} null in all of them{there}; nothing of the input was committed",
+        facts=f"{are.format(listed(columns))} null in all of them{example}; nothing of the input was committed",
         todo="Correct the column's name or path in the schema; a value inside of an object is written as "
         "path: customer.id, of an array as path: items[0].sku. If the records are right, start the job once a record "
         "has the key and, if more come before it, with a larger trigger.maxRecordsPerEpoch; or leave those without it "

@@ -31,14 +31,14 @@ class OutputLimit:
     step: StepSpec
     _large: list[tuple[pa.RecordBatch, list[int]]] = field(default_factory=list)  # with the rows' sizes
 
-    def within(self, made: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
+    def within(self, batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
         """Passes on the rows that fit, and notes the others. May be called for each pass over the same rows."""
         self._large.clear()
         if self.limit is None:
-            return (yield from made)
+            return (yield from batches)
         while True:
             try:
-                batch = next(made)
+                batch = next(batches)
             except StopIteration as end:
                 result: T = end.value
                 return result
@@ -60,13 +60,13 @@ class OutputLimit:
         letters = []
         for batch, sizes in self._large:
             texts = rows_to_json(_visible(batch))
-            for place, text, size in zip(batch.select(list(ORDER_COLUMNS)).to_pylist(), texts, sizes, strict=True):
-                name, numbered = self.step.sides[place["$order_side"]].time, place["$order_partition"]
+            for origin, text, size in zip(batch.select(list(ORDER_COLUMNS)).to_pylist(), texts, sizes, strict=True):
+                name, numbered = self.step.sides[origin["$order_side"]].time, origin["$order_partition"]
                 row = dead_letter_rows(
                     input_name=name,
                     topic=topics.get((name, numbered), ""),
                     partition=split_partition(numbered)[1],
-                    offsets=[place["$order_offset"]],
+                    offsets=[origin["$order_offset"]],
                     reasons=[f"failed: the row has {size:,} bytes, and {self.limit.words}"],
                     values=pa.array([text], pa.binary()),
                 )

@@ -202,7 +202,7 @@ class InputState:
     topic_numbers: TopicNumbers = field(default_factory=TopicNumbers)
 
     @property
-    def known(self) -> StoredOffsets:
+    def stored_offsets(self) -> StoredOffsets:
         return StoredOffsets(self.positions, self.stops, self.topic_ids)
 
     def after(self, plan: EpochPlan, name: str, highest: Mapping[str, int | None], clock: InputClock) -> InputState:
@@ -215,8 +215,8 @@ class InputState:
         ends = {r.partition: r.end_exclusive for r in plan.ranges}
         read_to = {ref: offset for ref, offset in {**plan.starts, **ends}.items() if ref.input == name}
         seen = {partition_id(ref): None for ref in read_to} | dict(highest)
-        known = self._without_former(plan.topic_ids.get(name, {}))
-        progress = known.progress.raised(plan.watermarks.get(name)).saw(seen)
+        before = self._without_former(plan.topic_ids.get(name, {}))
+        progress = before.progress.raised(plan.watermarks.get(name)).saw(seen)
         if not clock.explicit and name not in plan.unplanned:
             progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
         if any(r.start < r.end_exclusive for r in plan.ranges):
@@ -226,21 +226,21 @@ class InputState:
             progress = replace(progress, idle_from=start, idle_ms=idle_ms)
         stops = {ref: stop for ref, stop in plan.stops.items() if ref.input == name}
         first_read = self.first_read or name in plan.tables_read
-        positions, stops = {**known.positions, **read_to}, {**known.stops, **stops}
+        positions, stops = {**before.positions, **read_to}, {**before.stops, **stops}
         deleted = [topic for topic, topic_id in plan.topic_ids.get(name, {}).items() if not topic_id]
-        numbers = known.topic_numbers.with_new(plan.topic_numbers.get(name, {})).without(deleted)
-        return InputState(positions, progress, stops, known.topic_ids, first_read, name in plan.unread, numbers)
+        numbers = before.topic_numbers.with_new(plan.topic_numbers.get(name, {})).without(deleted)
+        return InputState(positions, progress, stops, before.topic_ids, first_read, name in plan.unread, numbers)
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
         """The state with these topic ids, and without what was stored about topics that had other ids."""
         former = {topic for topic, new in topic_ids.items() if not new or new != self.topic_ids.get(topic, new)}
-        ids = {topic: known for topic, known in {**self.topic_ids, **topic_ids}.items() if known}
+        ids = {topic: topic_id for topic, topic_id in {**self.topic_ids, **topic_ids}.items() if topic_id}
         positions, stops = (
             {ref: offset for ref, offset in stored.items() if ref.topic not in former}
             for stored in (self.positions, self.stops)
         )
-        gone = {partition_id(ref) for ref in self.positions if ref.topic in former and not topic_ids[ref.topic]}
-        highest = {partition: at for partition, at in self.progress.highest.items() if partition not in gone}
+        deleted = {partition_id(ref) for ref in self.positions if ref.topic in former and not topic_ids[ref.topic]}
+        highest = {partition: at for partition, at in self.progress.highest.items() if partition not in deleted}
         progress = replace(self.progress, highest=highest)
         return replace(self, positions=positions, stops=stops, topic_ids=ids, progress=progress)
 
@@ -298,10 +298,10 @@ def partition_id(ref: PartitionRef) -> str:
     return f"{ref.topic}/{ref.partition}"
 
 
-def check_format(doc: Mapping[str, Any], what: str, readable: Set[int] = _READABLE) -> None:
+def check_format(doc: Mapping[str, Any], document: str, readable: Set[int] = _READABLE) -> None:
     if doc.get("format") not in readable:
         raise IncompatibleState(
-            f"the stored {what} has format {doc.get('format')}",
+            f"the stored {document} has format {doc.get('format')}",
             facts=f"this release reads formats up to {max(readable)}",
             todo="Run the release that wrote it, or a newer one that migrates it",
         )

@@ -27,22 +27,22 @@ class RecordSizes:
     FALLING = 0.25
 
     def __init__(self) -> None:
-        self._known: dict[PartitionRef, float] = {}
+        self._means: dict[PartitionRef, float] = {}
 
     def get(self, partition: PartitionRef) -> float | None:
         """The bytes per record of a partition. A partition that was not read yet gets the largest size of its input;
         None if nothing of the input was read."""
-        known = self._known.get(partition)
-        if known is not None:
-            return known
-        return max((size for ref, size in self._known.items() if ref.input == partition.input), default=None)
+        mean = self._means.get(partition)
+        if mean is not None:
+            return mean
+        return max((size for ref, size in self._means.items() if ref.input == partition.input), default=None)
 
     def observe(self, partition: PartitionRef, records: int, size: int) -> None:
         """Takes a read of `records` that have `size` bytes in total."""
         if records:
             mean = size / records
-            old = self._known.get(partition, mean)
-            self._known[partition] = max(mean, old + self.FALLING * (mean - old))
+            old = self._means.get(partition, mean)
+            self._means[partition] = max(mean, old + self.FALLING * (mean - old))
 
 
 Count = Callable[[Range, float], int]
@@ -78,10 +78,10 @@ def smaller_plan(
     over = max(sum(records.values()) / budget.records, sum(weights.values()) / budget.bytes)
     if over <= _TOO_LARGE or sum(records.values()) <= 1:
         return None
-    taken = {ref: int(held / over) for ref, held in records.items()}
-    if not any(taken.values()):
-        taken[next(ref for ref, held in records.items() if held)] = 1
-    ranges = tuple(_cut(r, taken[r.partition], records[r.partition], cut) for r in plan.ranges)
+    limits = {ref: int(number / over) for ref, number in records.items()}
+    if not any(limits.values()):
+        limits[next(ref for ref, number in records.items() if number)] = 1
+    ranges = tuple(_cut(r, limits[r.partition], records[r.partition], cut) for r in plan.ranges)
     shortened = {new.partition.input for new, old in zip(ranges, plan.ranges, strict=True) if new != old}
     if not shortened:
         return None
@@ -89,7 +89,7 @@ def smaller_plan(
     return replace(plan, ranges=ranges, tables_read=tuple(t for t in plan.tables_read if t not in shortened))
 
 
-def _cut(planned: Range, taken: int, records: int, cut: Callable[[Range, int], Range]) -> Range:
-    if taken >= records:
+def _cut(planned: Range, limit: int, records: int, cut: Callable[[Range, int], Range]) -> Range:
+    if limit >= records:
         return planned
-    return cut(planned, taken) if taken else replace(planned, end_exclusive=planned.start)
+    return cut(planned, limit) if limit else replace(planned, end_exclusive=planned.start)

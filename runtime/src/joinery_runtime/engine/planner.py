@@ -70,7 +70,9 @@ class SourceStatus:
     """What a call of `Planner.plan` found."""
 
     backlog: Mapping[str, int] = field(default_factory=dict)  # by input: unread records
-    not_held: tuple[PartitionRef, ...] = ()  # with unread records, held by other members of the consumer group
+    unassigned_partitions: tuple[
+        PartitionRef, ...
+    ] = ()  # with unread records, held by other members of the consumer group
     paused: Mapping[str, str] = field(default_factory=dict)  # by input: which limit keeps it from being read
     beyond_end: Mapping[str, str] = field(default_factory=dict)  # by ended input: a warning of what came after its end
     finished: bool = False  # every input has been read to its final end, or to where this run ends
@@ -108,15 +110,18 @@ class SourceSnapshot:
     now_ms: int
     beyond_end: Mapping[str, str] = field(default_factory=dict)  # as in SourceStatus
 
-    def unread(self, first: Inputs | None = None) -> SourceSnapshot:
-        """The snapshot for a plan that reads nothing. Lost records and replaced topics wait for the plan that reads on
-        after them. With `first`, the plan fixes where partitions start that these inputs do not know."""
+    def without_reads(self, initial_inputs: Inputs | None = None) -> SourceSnapshot:
+        """Return the snapshot for a plan that reads nothing. Lost records and replaced topics wait for the next plan
+        that reads. With `initial_inputs`, the plan fixes where partitions start that these inputs do not know."""
 
-        def unread(bound: Bounds) -> Bounds:
-            new = first is not None and bound.partition.topic not in first[bound.partition.input].topic_ids
+        def without_read(bound: Bounds) -> Bounds:
+            new = (
+                initial_inputs is not None
+                and bound.partition.topic not in initial_inputs[bound.partition.input].topic_ids
+            )
             return replace(bound, lost=0, topic_id=bound.topic_id if new else "")
 
-        bounds, waiting = (tuple(map(unread, some)) for some in (self.bounds, self.waiting))
+        bounds, waiting = (tuple(map(without_read, bounds)) for bounds in (self.bounds, self.waiting))
         return replace(self, bounds=bounds, waiting=waiting, deleted=())
 
     def reached_times(self, inputs: Inputs, ranges: Collection[Range], settings: PlanSettings) -> dict[str, int]:
@@ -156,12 +161,12 @@ class PlanHistory:
     unsaved: bool = False  # records were read since that checkpoint
     tried_checkpoint: bool = False  # to shrink a state over its limit that nothing else can shrink
 
-    def saw(self, bounds: Iterable[Bounds]) -> PlanHistory:
-        """Notes where partitions end. A partition's first end may move down: its topic may be recreated, and
-        shorter."""
-        known = self.first_ends
-        ends = {b.partition: min(b.end_exclusive, known.get(b.partition, b.end_exclusive)) for b in bounds}
-        return replace(self, first_ends={**known, **ends})
+    def with_observed_ends(self, bounds: Iterable[Bounds]) -> PlanHistory:
+        """Return the history with the ends of these partitions. The first end of a partition may move down: its
+        topic may be recreated, and shorter."""
+        first_ends = self.first_ends
+        ends = {b.partition: min(b.end_exclusive, first_ends.get(b.partition, b.end_exclusive)) for b in bounds}
+        return replace(self, first_ends={**first_ends, **ends})
 
 
 class Planner:
@@ -232,12 +237,12 @@ class Planner:
         readable = [
             b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in self.status.paused
         ]
-        self._history = self._history.saw((*snapshot.bounds, *snapshot.waiting))
+        self._history = self._history.with_observed_ends((*snapshot.bounds, *snapshot.waiting))
         # While all unread records of an input are in partitions that others hold, the other inputs wait for it: their
         # rows would only fill the state.
         lacks = self._lacks_partitions(state, snapshot)
         if lacks or not reads:
-            snapshot = snapshot.unread(state.inputs if reads else None)
+            snapshot = snapshot.without_reads(state.inputs if reads else None)
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
             ranges = self._ranges(state.inputs, snapshot)
         shards = self._settings.shards
@@ -256,8 +261,8 @@ class Planner:
 
     def _ranges(self, inputs: Inputs, snapshot: SourceSnapshot) -> list[Range]:
         """What the next epoch reads. Nothing of a stream that would get ahead of its table (A4)."""
-        tables, known = self._settings.tables, (*snapshot.bounds, *snapshot.waiting)
-        waiting = streams_waiting_for_tables(known, inputs, tables, self._history.first_ends)
+        tables, bounds = self._settings.tables, (*snapshot.bounds, *snapshot.waiting)
+        waiting = streams_waiting_for_tables(bounds, inputs, tables, self._history.first_ends)
         ranges = self._cut_shares(inputs, snapshot, waiting)
         reached = snapshot.reached_times(inputs, ranges, self._settings)
         if not waiting and reads_ahead_of_tables(inputs, ranges, tables, reached):
@@ -291,28 +296,30 @@ class Planner:
             if bound.partition.input not in self.status.paused
         ]
         budget = self._settings.budget
-        records, size = sum(count for count, _ in waiting), sum(count * each for count, each in waiting)
+        records, size = sum(count for count, _ in waiting), sum(count * record_bytes for count, record_bytes in waiting)
         return self._once or records >= budget.records or size >= budget.bytes
 
     def _observe(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
-        bounds = [bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].known)]
-        known = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
-        self._idleness.observe((bound for bound in known if not bound.waits), now_ms)
+        bounds = [
+            bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].stored_offsets)
+        ]
+        existing = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
+        self._idleness.observe((bound for bound in existing if not bound.waits), now_ms)
         if self._once:
-            known = self._up_to_now(known, inputs)
-        there = tuple(bound for bound in known if not bound.waits)
-        idle, ended = self._idleness.idle(), _ended(there, self._sources)
+            existing = self._up_to_now(existing, inputs)
+        ready = tuple(bound for bound in existing if not bound.waits)
+        idle, ended = self._idleness.idle(), _ended(ready, self._sources)
         backlog = dict.fromkeys(self._sources, 0)
-        for bound in known:
+        for bound in existing:
             backlog[bound.partition.input] += bound.end_exclusive - bound.start
         return SourceSnapshot(
-            bounds=there,
-            waiting=tuple(bound for bound in known if bound.waits),
+            bounds=ready,
+            waiting=tuple(bound for bound in existing if bound.waits),
             deleted=tuple(bound for bound in bounds if bound.deleted),
             backlog=backlog,
             idle=idle,
             ended=ended,
-            progress=self.watermarks(_with_partitions(inputs, there), idle, ended, now_ms),
+            progress=self.watermarks(_with_partitions(inputs, ready), idle, ended, now_ms),
             now_ms=now_ms,
             beyond_end=_beyond_end(bounds, inputs),
         )
@@ -337,7 +344,7 @@ class Planner:
         """Asks every source once, while other parts of the job start: this joins the consumer groups, and finds missing
         topics and lost records. Raises SourceError."""
         for name, source in self._sources.items():
-            source.bounds(inputs[name].known)
+            source.bounds(inputs[name].stored_offsets)
 
     def watermarks(
         self, inputs: Inputs, idle: Mapping[str, Collection[str]], ended: Collection[str], now_ms: int
@@ -354,15 +361,15 @@ class Planner:
         """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss if there
         are any, unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
-        found = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
-        return frozenset().union(*found)
+        replaced = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
+        return frozenset().union(*replaced)
 
     def pin(self, partitions: Iterable[PartitionRef]) -> bool:
         """Holds these partitions until `unpin`. Returns False if another member has one of them; then holds none."""
-        held = all(source.pin(refs) for _, source, refs in self._by_source(partitions))
-        if not held:
+        pinned = all(source.pin(refs) for _, source, refs in self._by_source(partitions))
+        if not pinned:
             self.unpin({})
-        return held
+        return pinned
 
     def is_pinned(self) -> bool:
         return all(source.is_pinned() for source in self._sources.values())
@@ -380,14 +387,14 @@ class Planner:
         self._rejoined_at = [at for at in self._rejoined_at if now_ms - at < REJOINS_MS] + [now_ms]
         return len(self._rejoined_at)
 
-    def away(self) -> Unavailable | None:
+    def unavailability(self) -> Unavailable | None:
         """The source that does not answer now, if there is one."""
-        return next((found for source in self._sources.values() if (found := source.away()) is not None), None)
+        return next((error for source in self._sources.values() if (error := source.away()) is not None), None)
 
     def other_store(self, own: StoreIdentity) -> StoreIdentity | None:
         """The store of the driver that last committed offsets to a group of this job, if it is not `own`."""
         stores = (source.committed_by() for source in self._sources.values())
-        return next((each for each in stores if each is not None and each.id != own.id), None)
+        return next((store for store in stores if store is not None and store.id != own.id), None)
 
     def _by_source(self, partitions: Iterable[PartitionRef]) -> list[tuple[str, SourcePlanner, list[PartitionRef]]]:
         listed = list(partitions)
@@ -396,8 +403,8 @@ class Planner:
     def learn(self, reads: Iterable[PartitionRead], before: Inputs) -> None:
         """Learns record densities and sizes from a finished epoch; `before` is the inputs' state at its start."""
         for read in reads:
-            known = before[read.partition.input].progress.highest.get(partition_id(read.partition))
-            self._event_time_rates.observe(read.partition, read.records, known, read.lowest, read.highest)
+            highest = before[read.partition.input].progress.highest.get(partition_id(read.partition))
+            self._event_time_rates.observe(read.partition, read.records, highest, read.lowest, read.highest)
             self._sizes.observe(read.partition, read.records, read.bytes)
 
     # --- how large a plan is ------------------------------------------------------------------------------------------
@@ -457,7 +464,7 @@ def read_shares(
 ) -> list[tuple[Bounds, int]]:
     """How many records the next epoch reads of each partition; none of inputs that are `waiting` or `paused`. 0 only
     fixes where a partition starts that was never planned."""
-    held = [bound for bound in snapshot.bounds if bound.held]
+    assigned = [bound for bound in snapshot.bounds if bound.held]
     backlogs = [
         Backlog(
             partition=bound.partition,
@@ -466,14 +473,14 @@ def read_shares(
             density=densities.get(bound.partition),
             record_bytes=sizes.get(bound.partition) or UNKNOWN_BYTES,
         )
-        for bound in held
+        for bound in assigned
         if bound.partition.input not in waiting
     ]
     if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, settings.budget):
         share = {backlog.partition: backlog.records for backlog in backlogs}
     else:
         share = _allocated(backlogs, settings)
-    counted = [(bound, share.get(bound.partition, 0)) for bound in held]
+    counted = [(bound, share.get(bound.partition, 0)) for bound in assigned]
     return [
         (bound, count)
         for bound, count in counted
@@ -486,12 +493,12 @@ def _allocated(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanSettings
     wait for them, and the other half is for the streams, however fast a table grows."""
     budget = settings.budget
     tables = [backlog for backlog in backlogs if backlog.partition.input in settings.tables]
-    records, size = sum(each.records for each in tables), sum(each.records * each.record_bytes for each in tables)
+    records, size = sum(table.records for table in tables), sum(table.records * table.record_bytes for table in tables)
     if not records or 2 * records > budget.records or 2 * size > budget.bytes:
         return allocate(backlogs, budget)
     streams = [backlog for backlog in backlogs if backlog.partition.input not in settings.tables]
     rest = Budget(budget.records - records, int(budget.bytes - size))
-    return {each.partition: each.records for each in tables} | allocate(streams, rest)
+    return {table.partition: table.records for table in tables} | allocate(streams, rest)
 
 
 def _is_one_epoch(bounds: Sequence[Bounds], sizes: RecordSizes, budget: Budget) -> bool:
@@ -523,7 +530,7 @@ def next_plan(
     limit that no reading can relieve, first tries one checkpoint, which merges segments and drops rows that are no
     longer needed. Raises LimitReached if that does not help."""
     inputs, bounds = state.inputs, snapshot.bounds
-    known = (*bounds, *snapshot.waiting)
+    all_bounds = (*bounds, *snapshot.waiting)
     # The watermarks in force, and the event times that the rows read so far have reached.
     now = {name: InputTime(value.watermark, inputs[name].progress.newest) for name, value in snapshot.progress.items()}
     reached = snapshot.reached_times(inputs, ranges, settings)
@@ -566,11 +573,11 @@ def next_plan(
         fingerprint=settings.fingerprint,
         definition=settings.definition,
         lost={partition_id(bound.partition): bound.lost for bound in bounds if bound.lost},
-        stops=_new_stops(known, inputs),
-        topic_ids=_new_topic_ids([*known, *snapshot.deleted], inputs),
+        stops=_new_stops(all_bounds, inputs),
+        topic_ids=_new_topic_ids([*all_bounds, *snapshot.deleted], inputs),
         horizons=horizons,
         highest={name: time.highest for name, time in now.items()},
-        tables_read=tables_first_read(known, ranges, inputs, settings.tables, history.first_ends),
+        tables_read=tables_first_read(all_bounds, ranges, inputs, settings.tables, history.first_ends),
         max_future=settings.max_future,
         pace={
             name: (value.idle_from, value.idle_ms)
@@ -587,14 +594,14 @@ def next_plan(
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
 
 
-def common_partitions(bounds: Iterable[Bounds], inputs: Collection[str], known: int) -> int:
+def common_partitions(bounds: Iterable[Bounds], inputs: Collection[str], earlier: int) -> int:
     """How many partitions co-partitioned inputs have in common: the greatest common divisor of their topics' partition
-    counts, or the number `known` from an earlier plan (0: none); 0 while an input has no partition. Raises SourceError
-    if the divisor is 1, or if `known` does not divide the present count of a topic."""
+    counts, or the number `earlier` of an earlier plan (0: none); 0 while an input has no partition. Raises SourceError
+    if the divisor is 1, or if `earlier` does not divide the present count of a topic."""
     counts = Counter((bound.partition.input, bound.partition.topic) for bound in bounds)
-    if not known and {name for name, _ in counts} != set(inputs):
+    if not earlier and {name for name, _ in counts} != set(inputs):
         return 0
-    common = known or math.gcd(*counts.values())
+    common = earlier or math.gcd(*counts.values())
     facts = ", ".join(f"topic {topic} of input {name} has {n}" for (name, topic), n in sorted(counts.items()))
     if any(n % common for n in counts.values()):
         raise SourceError(
@@ -603,7 +610,7 @@ def common_partitions(bounds: Iterable[Bounds], inputs: Collection[str], known: 
             todo=f"Add partitions until each topic has a multiple of {common}, or start the job with new state "
             "(joinery state migrate --anew)",
         )
-    if not known and common == 1 and max(counts.values(), default=1) > 1:
+    if not earlier and common == 1 and max(counts.values(), default=1) > 1:
         raise SourceError(
             "coPartitioned: the topics' numbers of partitions have no divisor in common",
             facts=f"equal keys are in no partitions that belong together: {facts}",
@@ -635,11 +642,11 @@ def _beyond_end(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, str]:
         if inputs[name].progress.ended and bound.end_exclusive > bound.start:
             more.setdefault(name, []).append(bound.partition.topic)
     return {
-        name: f"The end of input {name} is committed, and more was added since: to {places[0]}"
-        f"{f' and {len(places) - 1} more' if len(places) > 1 else ''}. It is not read. For files that are added while "
+        name: f"The end of input {name} is committed, and more was added since: to {topics[0]}"
+        f"{f' and {len(topics) - 1} more' if len(topics) > 1 else ''}. It is not read. For files that are added while "
         "a job lives, use watch: true, or run the job with --once, which ends no input; to read this now, start the "
         "job with new state (joinery state delete)"
-        for name, places in more.items()
+        for name, topics in more.items()
     }
 
 
@@ -647,12 +654,12 @@ def _with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, Inpu
     """Fits each input's progress to the partitions that exist. A partition holds its input's watermark back from the
     start, not only from its first record. One that no longer exists (the job may name another topic now) must not hold
     it back for ever."""
-    known: dict[str, dict[str, int | None]] = {name: {} for name in inputs}
+    highest: dict[str, dict[str, int | None]] = {name: {} for name in inputs}
     for bound in bounds:
         name, partition = bound.partition.input, partition_id(bound.partition)
-        known[name][partition] = inputs[name].progress.highest.get(partition)
+        highest[name][partition] = inputs[name].progress.highest.get(partition)
     return {
-        name: replace(state, progress=replace(state.progress, highest=known[name])) for name, state in inputs.items()
+        name: replace(state, progress=replace(state.progress, highest=highest[name])) for name, state in inputs.items()
     }
 
 
@@ -679,12 +686,12 @@ def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: In
     inputs that have one other than 0."""
     by_input: dict[str, dict[str, int]] = {}
     for name, state in inputs.items():
-        known = state.topic_numbers
+        stored = state.topic_numbers
         read = {ref.topic for ref in state.positions}
         of_input = (bound for bound in bounds if bound.partition.input == name)
         topics = {planned.partition.topic for planned in ranges if planned.partition.input == name}
-        numbers = {topic: number for topic, number in known.by_topic.items() if topic in topics}
-        numbers |= known.of_new(of_input, read, state.topic_ids)
+        numbers = {topic: number for topic, number in stored.by_topic.items() if topic in topics}
+        numbers |= stored.of_new(of_input, read, state.topic_ids)
         if any(numbers.values()):
             by_input[name] = numbers
     return by_input
@@ -693,24 +700,24 @@ def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: In
 def _is_shared(starts: Iterable[PartitionRef], bounds: Collection[Bounds]) -> bool:
     """Whether one of these partitions belongs to an input of which this job has some partitions and other members have
     the rest. At the start the group first gives a job none, which is no reason for an epoch without rows."""
-    ours, others = ({b.partition.input for b in bounds if b.held is held} for held in (True, False))
-    return any(ref.input in ours & others for ref in starts)
+    own, foreign = ({b.partition.input for b in bounds if b.held is assigned} for assigned in (True, False))
+    return any(ref.input in own & foreign for ref in starts)
 
 
 def _new_stops(bounds: Iterable[Bounds], inputs: Inputs) -> dict[PartitionRef, int]:
-    known = {name: state.stops for name, state in inputs.items()}
+    stored = {name: state.stops for name, state in inputs.items()}
     return {
         bound.partition: bound.stop
         for bound in bounds
-        if bound.stop is not None and known[bound.partition.input].get(bound.partition) != bound.stop
+        if bound.stop is not None and stored[bound.partition.input].get(bound.partition) != bound.stop
     }
 
 
 def _new_topic_ids(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, dict[str, str]]:
     """The topic ids that the inputs do not know yet, by input and topic; "" for a deleted topic."""
-    found: dict[str, dict[str, str]] = {}
+    new_ids: dict[str, dict[str, str]] = {}
     for bound in bounds:
         ref = bound.partition
         if bound.deleted or (bound.topic_id and inputs[ref.input].topic_ids.get(ref.topic) != bound.topic_id):
-            found.setdefault(ref.input, {})[ref.topic] = bound.topic_id
-    return found
+            new_ids.setdefault(ref.input, {})[ref.topic] = bound.topic_id
+    return new_ids

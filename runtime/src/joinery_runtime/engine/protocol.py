@@ -85,11 +85,11 @@ def check_arrivals(outcome: EpochOutcome) -> None:
             todo="Start the job again; if it stays so, records of the planned ranges have been deleted meanwhile",
         )
     handed = sum(s.rows_handed for s in outcome.shards.values())
-    taken = sum(s.rows_taken for s in outcome.shards.values())
-    if handed != taken:
+    received = sum(s.rows_taken for s in outcome.shards.values())
+    if handed != received:
         raise StateError(
             "A step of an epoch made other rows when it was run again",
-            facts=f"{counted(handed, 'row', 'were')} handed on, the next step got {taken}; nothing of the epoch was "
+            facts=f"{counted(handed, 'row', 'were')} handed on, the next step got {received}; nothing of the epoch was "
             "committed",
             todo="Start the job again: it replays the epoch",
         )

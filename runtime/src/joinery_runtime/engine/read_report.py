@@ -40,20 +40,20 @@ class DeadLetters:
     def of(cls, raw: RawBatch, bad: Sequence[BadRecord]) -> DeadLetters:
         """`bad` are records of the batch, at least one, in any order."""
         faults = sorted(bad, key=lambda record: record.index)
-        place = raw.partition
+        partition = raw.partition
         offsets = [int(raw.offsets[record.index]) for record in faults]
         rows = dead_letter_rows(
-            input_name=place.input,
-            topic=place.topic,
-            partition=place.partition,
+            input_name=partition.input,
+            topic=partition.topic,
+            partition=partition.partition,
             offsets=offsets,
             reasons=[record.reason for record in faults],
             values=records_of(raw, [record.index for record in faults]),
         )
-        return cls(len(faults), rows, f"{_place(raw, offsets[0])}: {faults[0].reason}")
+        return cls(len(faults), rows, f"{_record_location(raw, offsets[0])}: {faults[0].reason}")
 
 
-def _place(raw: RawBatch, offset: int) -> str:
+def _record_location(raw: RawBatch, offset: int) -> str:
     """Where a record is, as people look for it: in a file by its line or row. Only files have no timestamps."""
     path = raw.partition.topic
     if raw.columns is not None:
@@ -83,26 +83,26 @@ class LateCandidates:
 
     @classmethod
     def of(
-        cls, place: InputSpec, event_time: str, raw: RawBatch, rows: pa.RecordBatch, late: LateRows
+        cls, spec: InputSpec, event_time: str, raw: RawBatch, rows: pa.RecordBatch, late: LateRows
     ) -> LateCandidates:
         """`rows` are prepared rows of the batch's records, all of them below `late.accept_from`."""
-        found = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
+        indexes = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
         reasons = [late.reason(event_time, ts) for ts in rows.column(TS).to_pylist()]
-        letters = DeadLetters.of(raw, list(map(BadRecord, found, reasons)))
-        return cls(place.step, place.side, _partition_of(rows), letters.rows)
+        letters = DeadLetters.of(raw, list(map(BadRecord, indexes, reasons)))
+        return cls(spec.step, spec.side, _partition_of(rows), letters.rows)
 
     @classmethod
-    def lacking_values(cls, place: InputSpec, raw: RawBatch, rows: pa.RecordBatch) -> LateCandidates:
+    def lacking_values(cls, spec: InputSpec, raw: RawBatch, rows: pa.RecordBatch) -> LateCandidates:
         """`rows` are prepared rows of the batch's records, each of which has UNAVAILABLE."""
-        found = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
+        indexes = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
         reasons = [
             f"column {', '.join(names.splitlines())}: the event does not have the value, because the database did not "
             "log it, and no earlier version of the key is there to take it from; read the table from a snapshot, or "
             "have the database log whole rows (Postgres: REPLICA IDENTITY FULL)"
             for names in rows.column(UNAVAILABLE).to_pylist()
         ]
-        letters = DeadLetters.of(raw, list(map(BadRecord, found, reasons)))
-        return cls(place.step, place.side, _partition_of(rows), letters.rows)
+        letters = DeadLetters.of(raw, list(map(BadRecord, indexes, reasons)))
+        return cls(spec.step, spec.side, _partition_of(rows), letters.rows)
 
 
 def _partition_of(rows: pa.RecordBatch) -> int:
@@ -123,16 +123,18 @@ class LateRecords:
     def among(cls, candidates: Sequence[LateCandidates], late: Sequence[np.ndarray]) -> LateRecords | None:
         """Selects the candidates that are late: `late` has the places that the step found, by side (`StepResult`).
         Topics of one input may have records of equal partition and offset; their PARTITION differs."""
-        places = [set(map(tuple, of_side.tolist())) for of_side in late]
-        found = []
-        for each in candidates:
-            late_here = places[each.side]
-            is_late = [(each.partition, offset) in late_here for offset in each.rows.column("offset").to_pylist()]
-            found.append(each.rows.filter(pa.array(is_late, pa.bool_())))
-        counts = Counter(name for rows in found for name in rows.column("input").to_pylist())
+        late_offsets = [set(map(tuple, of_side.tolist())) for of_side in late]
+        letters = []
+        for candidate in candidates:
+            late_here = late_offsets[candidate.side]
+            is_late = [
+                (candidate.partition, offset) in late_here for offset in candidate.rows.column("offset").to_pylist()
+            ]
+            letters.append(candidate.rows.filter(pa.array(is_late, pa.bool_())))
+        counts = Counter(name for rows in letters for name in rows.column("input").to_pylist())
         if not counts:
             return None
-        rows = concat(found)
+        rows = concat(letters)
         topic, partition, offset, reason = (rows.column(name)[0] for name in ("topic", "partition", "offset", "reason"))
         return cls(encode(rows), counts, f"{topic}/{partition} offset {offset}: {reason}")
 
@@ -181,10 +183,10 @@ class ReadCounter:
             self._dead.append(dead)
         rows, index, deletions = decoded.rows, decoded.index, decoded.deleted
         if prepared.left_out is not None and len(prepared.left_out):
-            wanted = np.ones(rows.num_rows, np.bool_)
-            wanted[prepared.left_out] = False
-            rows, index = rows.filter(pa.array(wanted)), index[wanted]
-            deletions = None if deletions is None else deletions[wanted]
+            included = np.ones(rows.num_rows, np.bool_)
+            included[prepared.left_out] = False
+            rows, index = rows.filter(pa.array(included)), index[included]
+            deletions = None if deletions is None else deletions[included]
         # A deletion has nothing but its key.
         deleted = 0 if deletions is None else int(np.count_nonzero(deletions))
         if rows.num_rows > deleted:

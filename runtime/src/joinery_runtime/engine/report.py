@@ -33,10 +33,10 @@ class StateSize:
     @classmethod
     def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
         """The size of each part, its flags included."""
-        found: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
+        part_segments: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
         for segment in segments:
-            found.setdefault(segment.part.removesuffix(FLAGS), []).append(segment)
-        return {part: cls.of(listed) for part, listed in found.items()}
+            part_segments.setdefault(segment.part.removesuffix(FLAGS), []).append(segment)
+        return {part: cls.of(listed) for part, listed in part_segments.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class PartTotals:
 
 
 def part_counts(outcome: EpochOutcome, parts: Iterable[str]) -> dict[str, PartCount]:
-    found = dict.fromkeys(parts, PartCount())
+    totals = dict.fromkeys(parts, PartCount())
     for summary in outcome.shards.values():
         for part, counts in summary.parts.items():
-            old = found[part]
-            found[part] = PartCount(
+            old = totals[part]
+            totals[part] = PartCount(
                 old.stored + counts.stored, old.lookups + counts.lookups, old.matches + summary.matches
             )
-    return found
+    return totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class Totals:
             dead=_sum(self.dead, _dead(outcome)),
             lost=self.lost + sum(_lost(plan, outcome).values()),
             parts={
-                part: self.parts.get(part, PartTotals()).after(found, *rows[part])
-                for part, found in part_counts(outcome, rows).items()
+                part: self.parts.get(part, PartTotals()).after(counts, *rows[part])
+                for part, counts in part_counts(outcome, rows).items()
             },
             after_eviction=_sum(self.after_eviction, _after_eviction(outcome)),
             behind=furthest(self.behind, behind_watermark(plan, outcome)),
@@ -143,8 +143,8 @@ class Totals:
             parts = {part: PartTotals(**counts) for part, counts in totals.pop("parts", {}).items()}
             return cls(**totals, parts=parts)
         rows_in: Counter[str] = Counter()
-        for place, count in result.get("rows_in", {}).items():
-            rows_in[place.partition(":")[0]] += count
+        for key, count in result.get("rows_in", {}).items():
+            rows_in[key.partition(":")[0]] += count
         lost = sum(result.get("lost", {}).values())
         return cls(dict(rows_in), result.get("rows_out", 0), result.get("dropped", {}), {}, lost)
 
@@ -172,7 +172,7 @@ class EpochReport:
     after_eviction: Mapping[str, int] = field(default_factory=dict)
     input_warnings: Mapping[str, str] = field(default_factory=dict)  # that hold now
     late_warnings: Mapping[str, str] = field(default_factory=dict)  # that hold now
-    held: int = 0  # rows of this epoch and of earlier ones that the output does not show yet
+    unpublished_rows: int = 0  # rows of this epoch and of earlier ones that the output does not show yet
     bytes_in: Mapping[str, int] = field(default_factory=dict)  # undecoded
     runs_on: RunsOn = "driver"
     disorder: Mapping[str, int] = field(default_factory=dict)  # the most (ms) that a row is behind one of its partition
@@ -198,7 +198,7 @@ def epoch_report(
     input_warnings: Mapping[str, str],
     warnings: tuple[str, ...],
     backlog: Mapping[str, int],
-    held: int = 0,
+    unpublished_rows: int = 0,
 ) -> EpochReport:
     return EpochReport(
         epoch=plan.epoch,
@@ -219,7 +219,7 @@ def epoch_report(
         parts=parts,
         after_eviction=_after_eviction(outcome),
         input_warnings=input_warnings,
-        held=held,
+        unpublished_rows=unpublished_rows,
         bytes_in=_bytes_in(outcome),
         runs_on=outcome.runs_on,
     )
@@ -296,11 +296,11 @@ def behind_watermark(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
     """Per input with late rows, how far the latest of them was behind its watermark (ms). Rows are judged by the steps,
     or as they are read if they go to the dead letters; then the lowest event time of the range stands for them."""
     read = [
-        {each.partition.input: watermark - each.lowest}
-        for each in outcome.read.partitions
-        if each.dropped.get("late")
-        and each.lowest is not None
-        and (watermark := plan.watermarks.get(each.partition.input)) is not None
+        {partition_read.partition.input: watermark - partition_read.lowest}
+        for partition_read in outcome.read.partitions
+        if partition_read.dropped.get("late")
+        and partition_read.lowest is not None
+        and (watermark := plan.watermarks.get(partition_read.partition.input)) is not None
     ]
     return furthest(*read, *(summary.behind for summary in outcome.shards.values()))
 
@@ -308,19 +308,19 @@ def behind_watermark(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
 def disorder_of(outcome: EpochOutcome, inputs: Mapping[str, InputState]) -> dict[str, int]:
     """By input, the most (ms) that a row of the epoch is behind the highest event time before it in its partition.
     `inputs` are as before the epoch."""
-    found: dict[str, int] = {}
+    disorder: dict[str, int] = {}
     for read in outcome.read.partitions:
         name = read.partition.input
         reached = inputs[name].progress.highest.get(partition_id(read.partition)) if name in inputs else None
         behind = 0 if reached is None or read.lowest is None else reached - read.lowest
-        found[name] = max(found.get(name, 0), read.disorder, behind)
-    return found
+        disorder[name] = max(disorder.get(name, 0), read.disorder, behind)
+    return disorder
 
 
 def furthest(*behind: Mapping[str, int]) -> dict[str, int]:
     """The highest of the numbers of each name."""
-    names = {name for each in behind for name in each}
-    return {name: max(each[name] for each in behind if name in each) for name in names}
+    names = {name for counts in behind for name in counts}
+    return {name: max(counts[name] for counts in behind if name in counts) for name in names}
 
 
 def _dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:

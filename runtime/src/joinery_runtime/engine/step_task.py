@@ -124,21 +124,21 @@ class StepTask:
     def _after_eviction(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
         """Counts accepted rows older than the time from which the state is complete. Late rows are all older than that,
         so subtracting them leaves the accepted ones."""
-        found = dict(result.after_eviction)
+        older_rows = dict(result.after_eviction)
         for side, rows in self._records(arrivals):
             complete = self._step.kind.complete_from(self._step, side, self._horizons)
             if complete is not None:
                 older = int((rows.column(TS).to_numpy() < complete).sum())
-                found[side] = older - result.dropped[side].get("late", 0)
-        return {side: count for side, count in found.items() if count > 0}
+                older_rows[side] = older - result.dropped[side].get("late", 0)
+        return {side: count for side, count in older_rows.items() if count > 0}
 
     def _behind(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
-        found: dict[int, int] = {}
+        behind: dict[int, int] = {}
         for side, rows in self._records(arrivals):
             watermark = self._work.plan.watermarks[self._step.sides[side].time]
             if watermark is not None and result.dropped[side].get("late"):
-                found[side] = watermark - int(rows.column(TS).to_numpy().min())
-        return found
+                behind[side] = watermark - int(rows.column(TS).to_numpy().min())
+        return behind
 
     def _records(self, arrivals: SideBatches) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the arrivals that are records of inputs; rows of the step before are not (N2)."""
@@ -150,38 +150,38 @@ class StepTask:
 
     def _run(self, arrivals: SideBatches, closing: bool, *, ordered: bool) -> StepRun:
         arrived = tuple(rows is not None for rows in arrivals)
-        kept = tuple(
+        state_runs = tuple(
             self.state_runs(side) if self._step.kind.needs_state(self._step, side, arrived, closing=closing) else []
             for side in self._sides
         )
         accept_from = self._step.kind.accept_from(self._step, self._work.plan.watermarks)
         complete = self._work.plan.horizons.get(self._step.sides[0].complete, Horizon())
         reached = self._work.plan.reached.get(self._step.sides[-1].time, END_OF_TIME)
-        work = StepWork(arrivals, kept, self._horizons, accept_from, complete, ordered, reached)
+        work = StepWork(arrivals, state_runs, self._horizons, accept_from, complete, ordered, reached)
         return self._step.kind.run(self._step, work)
 
     def state_runs(self, side: int) -> list[StateRun]:
-        return self._kept(side, self.sides[side])
+        return self._load_runs(side, self.sides[side])
 
-    def _kept(self, side: int, segments: Sequence[SegmentMeta]) -> list[StateRun]:
+    def _load_runs(self, side: int, segments: Sequence[SegmentMeta]) -> list[StateRun]:
         new = [meta for meta in segments if meta.key not in self._loaded]
-        for meta, whole in zip(new, self._cache.get(new), strict=True):
-            self._loaded[meta.key] = self._own_rows(side, meta, whole)
+        for meta, segment_run in zip(new, self._cache.get(new), strict=True):
+            self._loaded[meta.key] = self._own_rows(side, meta, segment_run)
         return [self._loaded[meta.key] for meta in segments]
 
-    def _own_rows(self, side: int, meta: SegmentMeta, whole: Run) -> StateRun:
+    def _own_rows(self, side: int, meta: SegmentMeta, segment_run: Run) -> StateRun:
         spec = self._step.sides[side]
-        rows = slice(0, len(whole)) if spec.broadcast else whole.rows_in(self._owned)
-        flagged = self._flag_cache.flagged(meta, whole, self._flags[side])[rows] if spec.flags else None
-        batch = stored_rows(spec, whole.batch)
-        run = Run.view(batch.slice(rows.start, rows.stop - rows.start), source=whole)
+        rows = slice(0, len(segment_run)) if spec.broadcast else segment_run.rows_in(self._owned)
+        flagged = self._flag_cache.flagged(meta, segment_run, self._flags[side])[rows] if spec.flags else None
+        batch = stored_rows(spec, segment_run.batch)
+        run = Run.view(batch.slice(rows.start, rows.stop - rows.start), source=segment_run)
         return StateRun(meta.key, run, rows.start, flagged)
 
     def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:
-        mine = [meta for meta in self._work.segments if meta.part == part]
+        part_segments = [meta for meta in self._work.segments if meta.part == part]
         if side.broadcast:
-            return mine
-        return [meta for meta in mine if self._owned.overlaps(meta.hash_min, meta.hash_max)]
+            return part_segments
+        return [meta for meta in part_segments if self._owned.overlaps(meta.hash_min, meta.hash_max)]
 
     # --- what is staged -----------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class StepTask:
 
     def _decoded(self, side: int, group: Sequence[SegmentMeta]) -> list[int]:
         """How many bytes the rows of each segment have. Reads segments that were not read yet."""
-        return [kept.run.batch.nbytes for kept in self._kept(side, group)]
+        return [loaded.run.batch.nbytes for loaded in self._load_runs(side, group)]
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
         kept_for = self._step.kind.kept_for_ms(side)
@@ -229,17 +229,17 @@ class StepTask:
 
     def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
         for rewrite in rewrites:
-            kept_runs = self._kept(rewrite.side, rewrite.group)
-            runs = [_with_new_flags(kept, result.flags[rewrite.side]) for kept in kept_runs]
+            kept_runs = self._load_runs(rewrite.side, rewrite.group)
+            runs = [_with_new_flags(state_run, result.flags[rewrite.side]) for state_run in kept_runs]
             for piece in rewrite.pieces:
-                run = self._merge(rewrite.side, [kept.within(piece) for kept in runs])
+                run = self._merge(rewrite.side, [state_run.within(piece) for state_run in runs])
                 if len(run):
                     yield self._step.sides[rewrite.side].part, run
                 del run  # before the next one is made
 
     def _merge(self, side: int, runs: Sequence[StateRun]) -> Run:
-        kept = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
-        flagged = [rows.run if rows.flagged is None else with_flags(rows.run, rows.flagged) for rows in kept]
+        survivors = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
+        flagged = [rows.run if rows.flagged is None else with_flags(rows.run, rows.flagged) for rows in survivors]
         return merge(flagged, by_offset=self._step.kind.sorts_by_offset(side))
 
     def _flag_runs(
@@ -253,8 +253,8 @@ class StepTask:
                 for meta in self.sides[side]
                 if meta.key in result.finished and self._owned.contains(meta.hash_min, meta.hash_max)
             }
-            gone = rewritten | finished
-            rest = {key: rows for key, rows in result.flags[side].items() if key not in gone}
+            dropped = rewritten | finished
+            rest = {key: rows for key, rows in result.flags[side].items() if key not in dropped}
             run = flags_run(self._loaded.values(), rest)
             if run is not None:
                 yield spec.flags_part, run
@@ -272,10 +272,10 @@ class StepTask:
         return set[str]().union(*(self._flag_cache.useless(flags, live) for flags, live in pairs))
 
 
-def _with_new_flags(kept: StateRun, found: Mapping[str, np.ndarray]) -> StateRun:
+def _with_new_flags(state_run: StateRun, new_flags: Mapping[str, np.ndarray]) -> StateRun:
     """The rows, with this epoch's new flags applied."""
-    if kept.flagged is None or kept.segment not in found:
-        return kept
-    flagged = kept.flagged.copy()
-    flagged[found[kept.segment] - kept.first] = True
-    return StateRun(kept.segment, kept.run, kept.first, flagged)
+    if state_run.flagged is None or state_run.segment not in new_flags:
+        return state_run
+    flagged = state_run.flagged.copy()
+    flagged[new_flags[state_run.segment] - state_run.first] = True
+    return StateRun(state_run.segment, state_run.run, state_run.first, flagged)

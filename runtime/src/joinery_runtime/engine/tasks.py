@@ -70,11 +70,11 @@ class Threads:
         running_parts = len(parts)
         try:
             while running_parts:
-                given = ready.get()
-                running_parts -= given.ended
-                if given.error is not None:
-                    raise given.error
-                yield from given.items
+                queued = ready.get()
+                running_parts -= queued.ended
+                if queued.error is not None:
+                    raise queued.error
+                yield from queued.items
         finally:
             stopped.set()
             while running_parts:
@@ -125,8 +125,8 @@ class WorkerProcesses:
     def without_exchange(self, co_partitions: int, shards: int) -> WorkerProcesses:
         """The same peers with these `co_partitions`, if every peer can get whole shards and whole partitions; else with
         0."""
-        apart = self.count > 1 and bool(co_partitions) and math.gcd(co_partitions, shards) >= self.count
-        return replace(self, co_partitions=co_partitions if apart else 0)
+        separable = self.count > 1 and bool(co_partitions) and math.gcd(co_partitions, shards) >= self.count
+        return replace(self, co_partitions=co_partitions if separable else 0)
 
     def owner(self, shard: int, shards: int) -> int:
         """The peer that owns a shard. The shard number `shards` stands for the reports of reading and of the steps."""
@@ -153,8 +153,8 @@ def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
     fair = max(math.ceil(sum(sizes.values()) / max(1, len(readers))), *sizes.values(), 0)
     # Large ranges first, by powers of two, so that small changes of size from epoch to epoch do not change the order.
     for planned in sorted(ranges, key=lambda r: (-sizes[r.partition].bit_length(), r.partition)):
-        place, size = planned.partition, sizes[planned.partition]
-        reader = (zlib.crc32(f"{place.input}/{place.topic}".encode()) + place.partition) % len(readers)
+        partition, size = planned.partition, sizes[planned.partition]
+        reader = (zlib.crc32(f"{partition.input}/{partition.topic}".encode()) + partition.partition) % len(readers)
         if loads[reader] + size > fair:
             reader = loads.index(min(loads))
         readers[reader].append(planned)
@@ -164,10 +164,10 @@ def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
 
 def ranges_by_peer(work: EpochWork, peers: WorkerProcesses) -> list[list[Range]]:
     """The ranges of each peer if the inputs are co-partitioned."""
-    found: list[list[Range]] = [[] for _ in range(peers.count)]
+    dealt: list[list[Range]] = [[] for _ in range(peers.count)]
     for planned in work.plan.ranges:
-        found[peers.reader(planned.partition.partition, work.plan.shards)].append(planned)
-    return found
+        dealt[peers.reader(planned.partition.partition, work.plan.shards)].append(planned)
+    return dealt
 
 
 # --- a peer's part ----------------------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ def ranges_by_peer(work: EpochWork, peers: WorkerProcesses) -> list[list[Range]]
 
 def run_epoch(worker: TaskWorker, work: EpochWork, attempt: str, threads: Threads) -> EpochOutcome:
     """Runs all of an epoch in its only peer."""
-    made = run_share(worker, work, work.plan.ranges, range(work.plan.shards), attempt, threads)
-    reports = [block for block in made if isinstance(block, ReadReport | LateRecords)]
-    return outcome(worker.collect(work, reports, attempt), made, worker.steps, work.plan.shards)
+    blocks = run_share(worker, work, work.plan.ranges, range(work.plan.shards), attempt, threads)
+    reports = [block for block in blocks if isinstance(block, ReadReport | LateRecords)]
+    return outcome(worker.collect(work, reports, attempt), blocks, worker.steps, work.plan.shards)
 
 
 def run_share(
@@ -227,19 +227,19 @@ def run_step(
     threads: Threads,
 ) -> Generator[Sent, None, None]:
     """Runs a step of these shards, each on its blocks of the inbox, which it empties. Passes reports on unchanged."""
-    steps = [worker.step(work, step, shard, _taken(inbox[shard]), attempt) for shard in shards]
+    steps = [worker.step(work, step, shard, _drain(inbox[shard]), attempt) for shard in shards]
     yield from threads.merge(steps)
-    yield from ((work.plan.shards, report) for report in _taken(inbox[work.plan.shards]))
+    yield from ((work.plan.shards, report) for report in _drain(inbox[work.plan.shards]))
 
 
-def _taken(blocks: deque[Block]) -> Iterator[Block]:
+def _drain(blocks: deque[Block]) -> Iterator[Block]:
     """Yields the blocks and removes each, so that a block that a step has taken takes no memory here too."""
     while blocks:
         yield blocks.popleft()
 
 
 def sorted_by_shard(sent: Iterable[Sent]) -> Inbox:
-    found: Inbox = defaultdict(deque)
+    inbox: Inbox = defaultdict(deque)
     for shard, block in sent:
-        found[shard].append(block)
-    return found
+        inbox[shard].append(block)
+    return inbox

@@ -131,7 +131,7 @@ class Worker:
         than `work.allowed`."""
         by_input: dict[str, list[Range]] = {}
         for planned in ranges:
-            if planned.partition in work.gone:
+            if planned.partition in work.replaced_partitions:
                 yield work.plan.shards, ReadCounter(planned).report(lost=planned.end_exclusive - planned.start)
             else:
                 by_input.setdefault(planned.partition.input, []).append(planned)
@@ -194,27 +194,27 @@ class Worker:
     def _may_be_late(
         self, name: str, raw: RawBatch, rows: pa.RecordBatch, late: LateRows, shards: int
     ) -> Iterator[Sent]:
-        place, event_time = self._pipeline.input(name), self._pipeline.intake(name).event_time
+        spec, event_time = self._pipeline.input(name), self._pipeline.intake(name).event_time
         below = rows.filter(pa.array(rows.column(TS).to_numpy() < late.accept_from))
         for shard, cut in cut_by_shard(below, shards):
-            yield shard, LateCandidates.of(place, event_time, raw, cut, late)
+            yield shard, LateCandidates.of(spec, event_time, raw, cut, late)
 
     def _may_lack_values(self, name: str, raw: RawBatch, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         """The records of a table that lack values, which an earlier version of their key may have."""
         if UNAVAILABLE not in rows.schema.names or rows.column(UNAVAILABLE).null_count == rows.num_rows:
             return
-        place = self._pipeline.input(name)
+        spec = self._pipeline.input(name)
         for shard, cut in cut_by_shard(rows.filter(rows.column(UNAVAILABLE).is_valid()), shards):
-            yield shard, LateCandidates.lacking_values(place, raw, cut)
+            yield shard, LateCandidates.lacking_values(spec, raw, cut)
 
     def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
-        place = self._pipeline.input(name)
+        spec = self._pipeline.input(name)
         if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
-            block = RowBlock(place.step, place.side, rows)
+            block = RowBlock(spec.step, spec.side, rows)
             yield from ((shard, block) for shard in range(shards))
         else:
             for shard, cut in cut_by_shard(rows, shards):
-                yield shard, RowBlock(place.step, place.side, cut)
+                yield shard, RowBlock(spec.step, spec.side, cut)
 
     # --- step -------------------------------------------------------------------------------------------------------
 
@@ -246,8 +246,8 @@ class Worker:
         def make() -> Generator[pa.RecordBatch, None, _StagedOutcome | None]:
             """Makes the rows, and at the end of the first pass stages the segments. So they are staged once, and are
             durable before any output of the shard can be visible."""
-            made = task.run(arrivals, ordered=self._parts.ordered or not last)
-            done = yield from output_limit.within(made)
+            batches = task.run(arrivals, ordered=self._parts.ordered or not last)
+            done = yield from output_limit.within(batches)
             if done is None:
                 return None
             if not staged:
@@ -308,13 +308,13 @@ class Worker:
                 self._compaction_pending.clear()
             self._evicted_in = (work.generation, work.plan.epoch)
 
-    def _note_put_off(self, place: tuple[int, int], ended: _StagedOutcome | None) -> None:
+    def _note_put_off(self, key: tuple[int, int], ended: _StagedOutcome | None) -> None:
         """Notes whether merges were put off, so that the shard's next epochs go on with them. A process that does not
         know of it leaves them to the next checkpoint."""
         if ended is not None and ended.done.put_off:
-            self._compaction_pending.add(place)
+            self._compaction_pending.add(key)
         else:
-            self._compaction_pending.discard(place)
+            self._compaction_pending.discard(key)
 
     def _summary(
         self,
@@ -348,20 +348,20 @@ class Worker:
         """Counts the hot keys at checkpoints, and once before, so that users need not wait for the first checkpoint.
         That earlier count needs all of the shard's segments in the cache: the first epoch after a recovery must not
         read segments only to count keys."""
-        place = (step.number, shard)
+        key = (step.number, shard)
         if not work.plan.checkpoint:
             segments = [meta for side in task.sides for meta in side]
-            if place in self._counted or not segments or not all(self._cache.has(meta.key) for meta in segments):
+            if key in self._counted or not segments or not all(self._cache.has(meta.key) for meta in segments):
                 return None
-        self._counted.add(place)
+        self._counted.add(key)
         return self._counters[step.number].count(
-            [(side, kept) for side in range(len(step.sides)) for kept in task.state_runs(side)]
+            [(side, state_run) for side in range(len(step.sides)) for state_run in task.state_runs(side)]
         )
 
-    def _hand_on(self, number: int, made: ReplayableBatches[Any], shards: int) -> Generator[Sent, None, int]:
+    def _hand_on(self, number: int, joined: ReplayableBatches[Any], shards: int) -> Generator[Sent, None, int]:
         """Yields blocks for the next step, and returns how many rows they hold."""
         intake, handed = self._pipeline.steps[number].sides[LEFT].intake, 0
-        for batch in made.to_batches():
+        for batch in joined.to_batches():
             partitions, offsets = (batch.column(name).to_numpy() for name in ("$order_partition", "$order_offset"))
             rows = batch.select(intake.schema.names)
             prepared = prepare_joined(intake, rows, partitions, offsets, self._parts.hasher)
@@ -431,13 +431,13 @@ def _reached(
 
 
 def _too_large(work: EpochWork, counter: ReadCounter) -> PlanTooLarge:
-    planned, place = counter.planned, counter.planned.partition
+    planned, partition = counter.planned, counter.planned.partition
     return PlanTooLarge(
         f"Epoch {work.plan.epoch} holds more bytes than trigger.maxBytesPerEpoch allows",
-        facts=f"{counter.records:,} records of input {place.input} have {counter.bytes:,} bytes, and more is planned: "
-        f"{place.topic}-{place.partition}, offsets {planned.start} to {planned.end_exclusive} (exclusive)",
+        facts=f"{counter.records:,} records of input {partition.input} have {counter.bytes:,} bytes, and more is planned: "
+        f"{partition.topic}-{partition.partition}, offsets {planned.start} to {planned.end_exclusive} (exclusive)",
         todo="Its plan is made smaller, and run again",
-        read=(place.input, place.topic, place.partition, counter.records, counter.bytes),
+        read=(partition.input, partition.topic, partition.partition, counter.records, counter.bytes),
     )
 
 
@@ -455,7 +455,7 @@ class _Arrived:
     def rows(self) -> SideBatches:
         """Returns all rows, and drops the blocks: otherwise a shard's arrivals would be in memory twice."""
         batches, self._batches = self._batches, []
-        return tuple(concat(of) if of else None for of in batches)
+        return tuple(concat(side_batches) if side_batches else None for side_batches in batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,11 +472,11 @@ def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mappin
     always an input."""
     pairs = zip(step.sides, result.dropped, strict=True)
     counted = [(side, counts) for side, counts in pairs if shard == 0 or not side.broadcast]
-    found = {side.time: counts for side, counts in counted if counts and not side.intake.chained}
+    dropped = {side.time: counts for side, counts in counted if counts and not side.intake.chained}
     if result.failed:
         right = step.sides[RIGHT].time
-        found[right] = {**found.get(right, {}), "failed": result.failed}
-    return found
+        dropped[right] = {**dropped.get(right, {}), "failed": result.failed}
+    return dropped
 
 
 def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:

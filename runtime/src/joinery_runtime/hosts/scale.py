@@ -149,7 +149,7 @@ class Rescaler:
         if changes:
             # Shards alone change because the resource asks for others.
             decided = self._autoscaler if executors != before[1] else None
-            explanation = f": {decided.why}" if decided is not None and decided.why else ""
+            explanation = f": {decided.reason}" if decided is not None and decided.reason else ""
             cause: ScalingCause = "asked" if decided is None else "load" if decided.by_load else "bounds"
             reason = f"{', '.join(changes)}{explanation}"
             self._listener.warned(f"Rescaled: {reason}")

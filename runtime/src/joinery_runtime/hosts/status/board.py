@@ -218,7 +218,7 @@ class Board:
             too_hot=report.too_hot,
             input_warnings=report.input_warnings,
             late_warnings=report.late_warnings,
-            unpublished_rows=report.held,
+            unpublished_rows=report.unpublished_rows,
             runs_on=report.runs_on,
             error=None,
         )
