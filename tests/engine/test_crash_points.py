@@ -19,7 +19,7 @@ def test_every_crash_point_is_reached_and_no_other() -> None:
         argument.value
         for path in Path(joinery_runtime.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "reach"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "failpoint"
         for argument in node.args
         if isinstance(argument, ast.Constant)
     }

@@ -25,7 +25,7 @@ def test_from_one_percent_on_late_rows_are_warned_about(late: int, *, warns: boo
     rows = LateCounts({"orders": 10_000}, {"orders": 0.01})
     found = learned(rows, 600, late)
     assert found == ([LateInput("orders", late, 1_000, 11_000, 600)] if warns else [])
-    assert list(rows.ownership.values()) == found
+    assert list(rows.active.values()) == found
 
 
 def test_the_words_name_the_delay() -> None:
@@ -46,7 +46,7 @@ def test_a_warning_comes_once_and_again_after_it_has_gone() -> None:
     assert learned(rows, 100, 10)
     assert not learned(rows, 100, 10)
     assert not learned(rows, LATE_RECORDS, at_ms=1)
-    assert not rows.ownership
+    assert not rows.active
     assert learned(rows, LATE_RECORDS, LATE_RECORDS // 50, at_ms=2)
 
 
@@ -55,12 +55,12 @@ def test_newest_records_are_the_last_ten_thousand_or_those_of_five_minutes() -> 
     learned(slow, 50, 40)
     for minute in range(60):
         learned(slow, 50, at_ms=60_000 * minute)
-    assert slow.ownership["orders"].records == 50 + 60 * 50
+    assert slow.active["orders"].records == 50 + 60 * 50
     learned(fast, LATE_RECORDS, LATE_RECORDS)
     learned(fast, 9 * LATE_RECORDS, at_ms=LATE_WINDOW_MS)
-    assert fast.ownership["orders"].records == 10 * LATE_RECORDS
+    assert fast.active["orders"].records == 10 * LATE_RECORDS
     learned(fast, 1, at_ms=LATE_WINDOW_MS + 1)
-    assert not fast.ownership
+    assert not fast.active
 
 
 @pytest.mark.parametrize(("share", "warns"), [(None, False), (0.9, False), (0.8, True), (0.0, True)])
@@ -72,7 +72,7 @@ def test_inputs_are_apart() -> None:
     rows = LateCounts({"orders": 0, "payments": 0}, {"orders": 0.01, "payments": 0.01})
     rows.learn(0, {"orders": 100, "payments": 100}, {"payments": 50}, {"payments": 7})
     rows.learn(0, {"orders": 100, "payments": 0}, {}, {})
-    assert [each.input for each in rows.ownership.values()] == ["payments"]
+    assert [each.input for each in rows.active.values()] == ["payments"]
 
 
 def test_an_epoch_warns_while_the_job_runs(world: World) -> None:

@@ -76,13 +76,13 @@ class Scripted:
     committed: int = 0
     previous: int | None = None
     first: int | None = None
-    held: int = 0
+    unpublished_rows: int = 0
     last: list[bool] = field(default_factory=list)
     read: list[bool] = field(default_factory=list)
     paused: Mapping[str, str] = field(default_factory=dict)
     beyond_end: Mapping[str, str] = field(default_factory=dict)
 
-    def away(self) -> Unavailable | None:
+    def unavailability(self) -> Unavailable | None:
         return None
 
     def recover(self, previous: int | None, first: int | None) -> None:
@@ -106,7 +106,7 @@ class Scripted:
     def commit(self, plan: object, outcome: object, *, last: bool) -> object:
         assert (plan, outcome) == (PLAN, "outcome")
         self.last.append(last)
-        self.held = 0 if last else self.held
+        self.unpublished_rows = 0 if last else self.unpublished_rows
         self.on_commit()
         self.committed += 1
         return REPORT
@@ -242,7 +242,7 @@ class Patient(Scripted):
         super().__init__(script)
         self.answers, self.heard, self.running = answers, Heard(), False
 
-    def away(self) -> Unavailable | None:
+    def unavailability(self) -> Unavailable | None:
         return next(self.answers) if self.running else None
 
     def run(self, plan: object) -> object:
@@ -433,24 +433,24 @@ def test_settling_runs_what_is_planned_and_nothing_else() -> None:
 
 
 def test_rows_that_are_held_are_shown_when_the_inputs_have_ended() -> None:
-    driver = Scripted(iter([PLAN, None, PLAN]), held=3)
+    driver = Scripted(iter([PLAN, None, PLAN]), unpublished_rows=3)
     loop([driver], Waits(), finished=True)
-    assert (driver.read, driver.last, driver.held) == ([True, True, False], [False, True], 0)
+    assert (driver.read, driver.last, driver.unpublished_rows) == ([True, True, False], [False, True], 0)
 
 
 def test_they_are_shown_after_a_stop_and_before_an_edited_job_goes_on() -> None:
     stop = Waits(at=1)
-    idle = Scripted(iter([None, PLAN]), held=3)
+    idle = Scripted(iter([None, PLAN]), unpublished_rows=3)
     loop([idle], stop)
     assert (idle.read, idle.last) == ([True, False], [True])
-    settled = Scripted(iter([PLAN]), held=3)
+    settled = Scripted(iter([PLAN]), unpublished_rows=3)
     loop([settled], Waits(), settle=True)
-    assert (settled.read, settled.held) == ([False], 0)
+    assert (settled.read, settled.unpublished_rows) == ([False], 0)
 
 
 def test_the_epoch_of_the_stop_shows_them_itself() -> None:
     stop = Waits()
-    driver = Scripted(iter([PLAN]), held=3)
+    driver = Scripted(iter([PLAN]), unpublished_rows=3)
     driver.run = lambda _: (stop.set(), "outcome")[1]  # type: ignore[method-assign]
     loop([driver], stop)
     assert (driver.read, driver.last) == ([True], [True])
@@ -458,14 +458,14 @@ def test_the_epoch_of_the_stop_shows_them_itself() -> None:
 
 @pytest.mark.parametrize("away", [*SYSTEMS, LimitReached("the left side is full")])
 def test_what_is_away_at_the_stop_leaves_them_held_and_says_so(away: JoineryError) -> None:
-    heard = loop([Scripted(iter([None, away]), held=1_200)], Waits(at=1))
+    heard = loop([Scripted(iter([None, away]), unpublished_rows=1_200)], Waits(at=1))
     assert heard.noticed == [f"1,200 rows stay held until the job runs again: {away}"]
 
 
 def test_what_is_away_when_the_inputs_have_ended_is_waited_for() -> None:
-    second = Scripted(iter([None, PLAN]), held=3)
-    heard = loop([Scripted(iter([None, AWAY]), held=3), second], Waits(), finished=True)
-    assert (second.held, len(heard.waiting)) == (0, 1)
+    second = Scripted(iter([None, PLAN]), unpublished_rows=3)
+    heard = loop([Scripted(iter([None, AWAY]), unpublished_rows=3), second], Waits(), finished=True)
+    assert (second.unpublished_rows, len(heard.waiting)) == (0, 1)
 
 
 def test_a_driver_that_lost_its_job_stops_for_good() -> None:

@@ -142,7 +142,7 @@ def verify(
                 _expect(diffs, replayed)
             late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
-                verdict.learn_late(entry.epoch, late.ownership.values())
+                verdict.learn_late(entry.epoch, late.active.values())
                 _judge(job, entry, receipts, replayed, verdict, life_of(record.incarnation))
         if any(not diff.content.exact for diff in diffs) and (pending := _pending(job, record, entries)) is not None:
             _expect(diffs, replay.run(pending))

@@ -79,10 +79,10 @@ class SourceStatus:
 
     @classmethod
     def of(cls, snapshot: SourceSnapshot, paused: Mapping[str, str]) -> SourceStatus:
-        not_held = tuple(b.partition for b in snapshot.bounds if not b.held and b.start < b.end_exclusive)
+        unassigned = tuple(b.partition for b in snapshot.bounds if not b.held and b.start < b.end_exclusive)
         done = all(bound.final and bound.start >= bound.end_exclusive for bound in snapshot.bounds)
         finished = done and {bound.partition.input for bound in snapshot.bounds} == snapshot.backlog.keys()
-        return cls(snapshot.backlog, not_held, paused, snapshot.beyond_end, finished)
+        return cls(snapshot.backlog, unassigned, paused, snapshot.beyond_end, finished)
 
     def of_one_run(self, snapshot: SourceSnapshot, inputs: Inputs) -> SourceStatus:
         """The status for a run that reads up to where the inputs ended at its start. It is finished only once each

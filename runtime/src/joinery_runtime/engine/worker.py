@@ -434,8 +434,9 @@ def _too_large(work: EpochWork, counter: ReadCounter) -> PlanTooLarge:
     planned, partition = counter.planned, counter.planned.partition
     return PlanTooLarge(
         f"Epoch {work.plan.epoch} holds more bytes than trigger.maxBytesPerEpoch allows",
-        facts=f"{counter.records:,} records of input {partition.input} have {counter.bytes:,} bytes, and more is planned: "
-        f"{partition.topic}-{partition.partition}, offsets {planned.start} to {planned.end_exclusive} (exclusive)",
+        facts=f"{counter.records:,} records of input {partition.input} have {counter.bytes:,} bytes, and more is "
+        f"planned: {partition.topic}-{partition.partition}, offsets "
+        f"{planned.start} to {planned.end_exclusive} (exclusive)",
         todo="Its plan is made smaller, and run again",
         read=(partition.input, partition.topic, partition.partition, counter.records, counter.bytes),
     )
