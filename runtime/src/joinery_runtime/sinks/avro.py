@@ -35,7 +35,7 @@ class AvroRows:
         """One framed record per row."""
         schema, frame = _parsed(self.schema), framed(self.number)
         records = []
-        for values in zip(*(_plain(each).to_pylist() for each in rows.columns), strict=True):
+        for values in zip(*(_plain(column).to_pylist() for column in rows.columns), strict=True):
             row = dict(zip(rows.schema.names, values, strict=True))
             written = io.BytesIO()
             written.write(frame)
@@ -65,7 +65,7 @@ class AvroOutput(SchemaOutput):
 
     def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
         parsed = _parsed(schema.schema_str or "")
-        unsigned = [each.name for each in self.rows if each.type == pa.uint64()]
+        unsigned = [field.name for field in self.rows if field.type == pa.uint64()]
 
         def read(record: bytes) -> dict[str, Any]:
             row: Any = fastavro.schemaless_reader(io.BytesIO(record), parsed, None)
@@ -76,7 +76,7 @@ class AvroOutput(SchemaOutput):
     def schema(self) -> str:
         """The Avro schema of the rows, as JSON. Raises SinkError for names that Avro does not allow."""
         self.check_names("Avro")
-        fields = [{"name": each.name, "type": ["null", _type(each.type)], "default": None} for each in self.rows]
+        fields = [{"name": field.name, "type": ["null", _type(field.type)], "default": None} for field in self.rows]
         name = "_" + re.sub(r"\W", "_", self.topic, flags=re.ASCII)  # a topic may begin with a digit
         return json.dumps({"type": "record", "name": name, "fields": fields})
 

@@ -137,17 +137,17 @@ class KafkaRecords:
 
     def _partitions(self, consumer: Consumer) -> list[int]:
         with _asking(self._target, self._errors):
-            found = consumer.list_topics(self._target.topic, ANSWER_SECONDS).topics[self._target.topic]
-            if found.error is not None:
-                raise KafkaException(found.error)
-            return list(found.partitions)
+            topic = consumer.list_topics(self._target.topic, ANSWER_SECONDS).topics[self._target.topic]
+            if topic.error is not None:
+                raise KafkaException(topic.error)
+            return list(topic.partitions)
 
     def _range(self, consumer: Consumer, partition: int) -> tuple[int, int]:
         """The first offset, and the one after the last as this consumer sees it."""
-        place = TopicPartition(self._target.topic, partition)
+        partition_ref = TopicPartition(self._target.topic, partition)
 
         def ask() -> tuple[int, int]:
-            low, high = consumer.get_watermark_offsets(place, ANSWER_SECONDS, cached=False)
+            low, high = consumer.get_watermark_offsets(partition_ref, ANSWER_SECONDS, cached=False)
             return low, high
 
         with _asking(self._target, self._errors):
@@ -222,8 +222,8 @@ class KafkaContent:
             return values
         records = Records.of(rows, target.key, target.headers, target.style, values)
         return [
-            self._text(each["value"], each.get("key"), dict(each["headers"]) if target.headers else {})
-            for each in records.messages()
+            self._text(message["value"], message.get("key"), dict(message["headers"]) if target.headers else {})
+            for message in records.messages()
         ]
 
     def _text(self, value: bytes, key: str | bytes | None, headers: Mapping[str, str | bytes | None]) -> bytes:

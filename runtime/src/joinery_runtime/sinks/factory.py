@@ -167,8 +167,12 @@ def forget_output(job: Job, store: StoreDatabase, incarnation: str | None) -> st
     remaining = []
     output, dead = job.spec.output, job.spec.dead_letter
     for file in (output.file, dead.file if dead is not None else None):
-        if file is not None and incarnation is not None and (held := held_parts(Path(file.path), life_of(incarnation))):
-            rows, names = sum(part.rows for part in held), held_names(Path(file.path), [life_of(incarnation)])
+        if (
+            file is not None
+            and incarnation is not None
+            and (parts := held_parts(Path(file.path), life_of(incarnation)))
+        ):
+            rows, names = sum(part.rows for part in parts), held_names(Path(file.path), [life_of(incarnation)])
             remaining.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
         of = (output.postgres.dsn, store.schema, job.name)

@@ -108,16 +108,16 @@ class FileSink(NamesNoStore):
     ) -> None:
         self._directory, self._format, self._style = Path(directory), file_format, style
         self._rolling, self._wall, self._life = rolling, wall, life
-        self._held: dict[str, Part] | None = None  # by name; None: has to be listed
+        self._held_parts: dict[str, Part] | None = None  # by name; None: has to be listed
 
     def prepare(self, schema: pa.Schema) -> str | None:
-        made = None if self._directory.exists() else f"the folder {self._directory}"
+        created = None if self._directory.exists() else f"the folder {self._directory}"
         try:
             for name in (_STAGING, *([HELD] if self._rolling else [])):
                 (self._directory / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _problem(self._directory, error) from error
-        return made
+        return created
 
     def writer(self) -> FileWriter:
         hold_below = self._rolling.size if self._rolling is not None else 0
@@ -133,9 +133,9 @@ class FileSink(NamesNoStore):
         return self._due(self._parts().values(), last=last)
 
     def _parts(self) -> dict[str, Part]:
-        if self._held is None:
-            self._held = {part.name: part for part in held_parts(self._directory, self._life)}
-        return self._held
+        if self._held_parts is None:
+            self._held_parts = {part.name: part for part in held_parts(self._directory, self._life)}
+        return self._held_parts
 
     def _due(self, parts: Iterable[Part], *, last: bool) -> bool:
         listed = list(parts)
@@ -165,9 +165,9 @@ class FileSink(NamesNoStore):
 
     def _staged_part(self, epoch: int, receipt: Receipt) -> Part:
         path = _staged(self._directory, receipt["attempt"], _format_of(receipt))
-        about = path.stat()
+        status = path.stat()
         return Part(
-            epoch, receipt["shard"], receipt["rows"], path, about.st_size, about.st_mtime, receipt.get("life", "")
+            epoch, receipt["shard"], receipt["rows"], path, status.st_size, status.st_mtime, receipt.get("life", "")
         )
 
     def _merge(self, attempt: str, parts: Sequence[Part]) -> Receipt:
@@ -200,13 +200,13 @@ class FileSink(NamesNoStore):
         # Receipts come in the order in which shards end. A job that watches the folder refuses names that come before
         # the last one it has seen.
         in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
-        gone = [receipt for receipt in in_order if not self._publish(epoch, receipt)]
-        if gone:
-            given_up = shlex.join(str(self._given_up(receipt)) for receipt in gone)
+        missing = [receipt for receipt in in_order if not self._publish(epoch, receipt)]
+        if missing:
+            given_up = shlex.join(str(self._given_up(receipt)) for receipt in missing)
             raise SinkError(
-                f"Output of epoch {epoch}, the newest one, is gone: {len(gone)} of {counted(len(receipts), 'file')}",
-                facts=f"neither {self._part(epoch, gone[0])} nor what was staged for it is there: somebody deleted it, "
-                "or driver and tasks do not share the folder",
+                f"Output of epoch {epoch}, the newest one, is gone: {len(missing)} of {counted(len(receipts), 'file')}",
+                facts=f"neither {self._part(epoch, missing[0])} nor what was staged for it is there: somebody "
+                "deleted it, or driver and tasks do not share the folder",
                 todo="Put it back. Or go on without its rows, which are not written again: "
                 f"touch {given_up}. Or start anew, and write all rows again: "
                 "empty the folder, then joinery state delete JOB.yaml --yes",
@@ -239,29 +239,29 @@ class FileSink(NamesNoStore):
         staged, part = _staged(self._directory, receipt["attempt"], _format_of(receipt)), self._part(epoch, receipt)
         try:
             if receipt.get("held"):
-                held = self._staged_part(epoch, receipt)
-                named = replace(held, path=self._directory / HELD / held.name)
+                held_part = self._staged_part(epoch, receipt)
+                named = replace(held_part, path=self._directory / HELD / held_part.name)
                 named.path.parent.mkdir(exist_ok=True)
                 staged.replace(named.path)
-                self._parts()[held.name] = named
+                self._parts()[held_part.name] = named
             else:
                 staged.replace(part)
         except FileNotFoundError:
-            there = part.exists() or (receipt.get("held") and self._has(epoch, receipt))
-            return there or self._given_up(receipt).exists()
+            present = part.exists() or (receipt.get("held") and self._has(epoch, receipt))
+            return present or self._given_up(receipt).exists()
         except OSError as error:
             raise _problem(part, error) from error
         return True
 
     def _be(self, life: str) -> None:
         if life != self._life:
-            self._life, self._held = life, None
+            self._life, self._held_parts = life, None
 
     def _has(self, epoch: int, receipt: Receipt) -> bool:
         """Whether a part is held or was merged later. After a return to a savepoint, its epoch is the newest again."""
-        self._held = None  # another driver may have changed it
-        held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
-        return held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
+        self._held_parts = None  # another driver may have changed it
+        is_held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
+        return is_held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
 
     def _drop_merged(self) -> None:
         """Drops held files that were merged, but not dropped by a driver that died, if the job has since started anew
@@ -273,7 +273,7 @@ class FileSink(NamesNoStore):
         for part in held_parts(self._directory, self._life):
             if merged(part.epoch):
                 part.path.unlink(missing_ok=True)
-        self._held = None
+        self._held_parts = None
 
     # --- recover ----------------------------------------------------------------------------------------------------
 
@@ -291,11 +291,11 @@ class FileSink(NamesNoStore):
         return False
 
     def _tell_of_others(self, warn: Callable[[str], None]) -> None:
-        others = [part for part in held_parts(self._directory) if part.life != self._life]
-        if others:
+        foreign = [part for part in held_parts(self._directory) if part.life != self._life]
+        if foreign:
             warn(
-                f"{held_names(self._directory, {part.life for part in others})} hold "
-                f"{counted(sum(part.rows for part in others), 'row')} of another job, or of this one before its "
+                f"{held_names(self._directory, {part.life for part in foreign})} hold "
+                f"{counted(sum(part.rows for part in foreign), 'row')} of another job, or of this one before its "
                 "state was deleted: this job does not show them. If no other job writes there, remove these files"
             )
 
@@ -307,9 +307,9 @@ class FileSink(NamesNoStore):
                 staged.unlink(missing_ok=True)
 
     def _refuse_foreign(self, committed_epoch: int) -> None:
-        found = [(last, path) for _, last, path in _files(self._directory)]
-        found += [(part.epoch, part.path) for part in held_parts(self._directory)]
-        newest, path = max(found, default=(0, self._directory))
+        parts = [(last, path) for _, last, path in _files(self._directory)]
+        parts += [(part.epoch, part.path) for part in held_parts(self._directory)]
+        newest, path = max(parts, default=(0, self._directory))
         if newest > committed_epoch:
             raise SinkError(
                 f"The folder {self._directory} holds output of another job, or of this one before its state was lost",
@@ -331,12 +331,12 @@ def published(
     for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
         yield from _lines(part)
     # Held files come first: they are removed only after the file into which they were merged has its name.
-    held: list[bytes] = []
-    gone: SinkError | None = None
+    held_lines: list[bytes] = []
+    missing: SinkError | None = None
     try:
-        held = [line for part in held_parts(folder, life) if part.epoch == epoch for line in _lines(part.path)]
+        held_lines = [line for part in held_parts(folder, life) if part.epoch == epoch for line in _lines(part.path)]
     except SinkError as error:
-        gone = error
+        missing = error
     merged = False
     for first, last, path in _rolled(folder):
         if first <= epoch <= last:
@@ -351,9 +351,9 @@ def published(
             merged |= epoch in counts
     if merged:
         return
-    if gone is not None:
-        raise gone
-    yield from held
+    if missing is not None:
+        raise missing
+    yield from held_lines
 
 
 def _lines(part: Path) -> Iterator[bytes]:
@@ -379,7 +379,7 @@ def _files(directory: Path) -> list[tuple[int, int, Path]]:
 
 def _rolled(directory: Path) -> list[tuple[int, int, Path]]:
     """The visible files that were merged."""
-    return [each for each in _files(directory) if "-since-" in each[2].stem]
+    return [file for file in _files(directory) if "-since-" in file[2].stem]
 
 
 def _format_of(receipt: Receipt) -> FileFormat:

@@ -33,7 +33,7 @@ load_own_classes_only()  # in the driver, and in the executors that open an Iceb
 
 # PyIceberg's errors have no common base class.
 _ERRORS: tuple[type[Exception], ...] = (
-    *(each for each in vars(exceptions).values() if isinstance(each, type) and issubclass(each, Exception)),
+    *(error for error in vars(exceptions).values() if isinstance(error, type) and issubclass(error, Exception)),
     *(OSError, ValueError, SQLAlchemyError),
 )
 
@@ -49,8 +49,8 @@ class IcebergStorage:
         try:
             fs: pafs.FileSystem = PyArrowFileIO(properties).fs_by_scheme(scheme, netloc)
         except ForeignCode as error:
-            what = f"The files of the Iceberg table at {self.location} cannot be opened"
-            raise SinkError(what, facts=error.facts, todo=error.todo) from error
+            message = f"The files of the Iceberg table at {self.location} cannot be opened"
+            raise SinkError(message, facts=error.facts, todo=error.todo) from error
         # PyIceberg's own local file system reads files in another way, and does not fsync them.
         return (pafs.LocalFileSystem() if scheme == "file" else fs), path
 

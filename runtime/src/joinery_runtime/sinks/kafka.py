@@ -94,8 +94,10 @@ class KafkaWriter:
     def _failure(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
         # A refused row is a better reason than rows that had to wait.
         first = next((error for error in failures if not is_away(error)), failures[0])
-        what = f"{counted(len(failures), 'row', 'were')} not written"
-        return self.target.failure(first, client.errors, what, first.str(), "Correct the cause; the epoch is run again")
+        summary = f"{counted(len(failures), 'row', 'were')} not written"
+        return self.target.failure(
+            first, client.errors, summary, first.str(), "Correct the cause; the epoch is run again"
+        )
 
 
 class KafkaSink(NamesNoStore):

@@ -47,15 +47,15 @@ class EpochMarker:
 
     def committed(self, topic: str) -> TopicPartition:
         """The marker as the offset to commit."""
-        about = {"lineage": self.incarnation, "generation": self.generation}
-        return TopicPartition(topic, _PARTITION, self.epoch, metadata=json.dumps(about))
+        metadata = {"lineage": self.incarnation, "generation": self.generation}
+        return TopicPartition(topic, _PARTITION, self.epoch, metadata=json.dumps(metadata))
 
     @classmethod
     def parse(cls, committed: TopicPartition) -> EpochMarker | None:
         """Parses a committed offset. None if there is no marker, or if somebody else used the group's name."""
         try:
-            about = json.loads(committed.metadata or "")
-            return cls(committed.offset, about["lineage"], about["generation"])
+            metadata = json.loads(committed.metadata or "")
+            return cls(committed.offset, metadata["lineage"], metadata["generation"])
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -117,11 +117,11 @@ class EpochMarkerReader:
             raise self._problem(group, error.args[0]) from error
 
     def _ask(self, group: str, seconds: float, isolation: str = _STABLE) -> TopicPartition:
-        found: list[TopicPartition] = []
+        offsets: list[TopicPartition] = []
         with self._consumer(group, isolation) as consumer:
             call = min(_CALL_SECONDS, seconds)
-            repeat(lambda: found.extend(_committed(consumer, self._target.topic, call)), is_away, seconds)
-        return found[0]
+            repeat(lambda: offsets.extend(_committed(consumer, self._target.topic, call)), is_away, seconds)
+        return offsets[0]
 
     @contextmanager
     def _consumer(self, group: str, isolation: str = _STABLE) -> Iterator[Consumer]:
@@ -138,9 +138,9 @@ class EpochMarkerReader:
         try:
             admin: Any = self._target.admin(self._errors)
             brokers = admin.list_topics(timeout=ANSWER_SECONDS).brokers
-            asked = [ConfigResource(ConfigResource.Type.BROKER, str(number)) for number in brokers]
-            answers = admin.describe_configs(asked, request_timeout=ANSWER_SECONDS).values()
-            return min(int(each.result()["offsets.retention.minutes"].value) for each in answers) * 60_000
+            resources = [ConfigResource(ConfigResource.Type.BROKER, str(number)) for number in brokers]
+            answers = admin.describe_configs(resources, request_timeout=ANSWER_SECONDS).values()
+            return min(int(answer.result()["offsets.retention.minutes"].value) for answer in answers) * 60_000
         except (KafkaException, KeyError, ValueError):
             return _UNKNOWN_RETENTION_MS
 
@@ -159,7 +159,7 @@ class EpochMarkerReader:
 
 
 def _committed(consumer: Consumer, topic: str, seconds: float) -> list[TopicPartition]:
-    found: list[TopicPartition] = consumer.committed([TopicPartition(topic, _PARTITION)], timeout=seconds)
-    if found[0].error is not None:
-        raise KafkaException(found[0].error)
-    return found
+    offsets: list[TopicPartition] = consumer.committed([TopicPartition(topic, _PARTITION)], timeout=seconds)
+    if offsets[0].error is not None:
+        raise KafkaException(offsets[0].error)
+    return offsets

@@ -198,7 +198,7 @@ class OwningProducer:
         with contextlib.suppress(KafkaException):
             self._producer.poll(0)  # to receive pending errors
         # Calls after the first refusal say only that the transaction has failed.
-        error = next((each for each in self._producer.failures if each.code() not in _PURGED), error)
+        error = next((failure for failure in self._producer.failures if failure.code() not in _PURGED), error)
         facts = f"transactional id {self.name}: {error.str()}"
         todo = "Correct the cause; the epoch is run again"
         if error.code() in DENIED:
@@ -222,11 +222,11 @@ class Producers:
 
     def take(self, target: KafkaTarget, job: str) -> OwningProducer | None:
         """Takes the producer that was put back last, which its brokers know best."""
-        wanted = _key(target, job)
+        key = _key(target, job)
         with self._lock:
-            for place in reversed(range(len(self._idle))):
-                if self._idle[place][0] == wanted:
-                    return self._idle.pop(place)[1]
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == key:
+                    return self._idle.pop(index)[1]
         return None
 
     def put(self, target: KafkaTarget, job: str, producer: OwningProducer) -> None:

@@ -96,7 +96,7 @@ class Records:
         if not headers:
             return cls(texts, keys)
         columns = zip(*(as_texts(rows, column, style) for column in headers.values()), strict=True)
-        named = (zip(headers, each, strict=True) for each in columns)
+        named = (zip(headers, values_of_row, strict=True) for values_of_row in columns)
         return cls(texts, keys, [[(name, value) for name, value in row if value is not None] for row in named])
 
     def __len__(self) -> int:

@@ -136,9 +136,9 @@ class KafkaTarget:
         """Asks for a setting of the topic. None also if this user may not read it."""
         admin: Any = self.admin(LastError())
         resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
-        (asked,) = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS).values()
+        (answer,) = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS).values()
         try:
-            return str(asked.result(ANSWER_SECONDS)[name].value)
+            return str(answer.result(ANSWER_SECONDS)[name].value)
         except (KafkaException, KeyError, TimeoutError):
             return None
 
@@ -156,13 +156,13 @@ class KafkaTarget:
 
     def _milliseconds(self, *names: str) -> int | None:
         """The value of a property that has these names; None if it is not set."""
-        found = {name: self.properties[name] for name in names if name in self.properties}
-        if not found:
+        properties = {name: self.properties[name] for name in names if name in self.properties}
+        if not properties:
             return None
-        if len(found) > 1 or not all(str(value).isdecimal() and int(value) for value in found.values()):
-            facts = ", ".join(f"{name}: {value}" for name, value in found.items())
+        if len(properties) > 1 or not all(str(value).isdecimal() and int(value) for value in properties.values()):
+            facts = ", ".join(f"{name}: {value}" for name, value in properties.items())
             raise self.problem("kafka.properties are not valid", facts, "Name one of them, in milliseconds above 0")
-        return int(next(iter(found.values())))
+        return int(next(iter(properties.values())))
 
     def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Settings of a client that only asks. The job's properties override `defaults`."""
@@ -202,11 +202,11 @@ class KafkaTarget:
     def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
         """Checks that key and headers name columns of the rows, registers the rows' schema, and checks that the topic
         exists. Raises SinkError."""
-        for what, columns in self.named_columns.items():
+        for setting, columns in self.named_columns.items():
             missing = [name for name in columns if name not in schema.names]
             if missing:
-                todo = f"Correct output.kafka.{what}"
-                raise self.problem(f"{what} names no output column", ", ".join(missing), todo)
+                todo = f"Correct output.kafka.{setting}"
+                raise self.problem(f"{setting} names no output column", ", ".join(missing), todo)
         if self.schema_output is not None:
             self.schema_output.registered()
         topics = self._topics(client, errors)
@@ -239,16 +239,20 @@ class KafkaTarget:
                     secure = tls_port(self.bootstrap_servers, self.properties)
                     if secure is not None:
                         todo = "Set security.protocol: SSL (or SASL_SSL, with a login) in kafka.properties"
-                        what = "the port speaks TLS, and the job does not"
-                        raise self.problem(what, secure, todo) from error
+                        summary = "the port speaks TLS, and the job does not"
+                        raise self.problem(summary, secure, todo) from error
                     raise self.silent(f"waited {ANSWER_SECONDS:.0f} s; {errors}") from error
 
     def silent(self, facts: str) -> OutputUnavailable:
         return self.away("the Kafka broker does not answer", facts)
 
     def too_slow(self, rows: int, errors: LastError) -> SinkError:
-        what = f"{counted(rows, 'row', 'were')} not written, and none was for {self.delivery_seconds:.0f} s"
-        return self.away(what, str(errors)) if errors.denied is None else self.problem(what, str(errors), _CHECK_LOGIN)
+        summary = f"{counted(rows, 'row', 'were')} not written, and none was for {self.delivery_seconds:.0f} s"
+        return (
+            self.away(summary, str(errors))
+            if errors.denied is None
+            else self.problem(summary, str(errors), _CHECK_LOGIN)
+        )
 
     def away(self, what: str, facts: str) -> OutputUnavailable:
         """An error for which waiting may help."""
@@ -327,9 +331,9 @@ class BrokerCheck:
     def away(self) -> OutputUnavailable | None:
         if self._client is None:
             self._client = self._target.admin(self._errors)
-        why = silence(self._client, self._errors, ASK_SECONDS)
+        reason = silence(self._client, self._errors, ASK_SECONDS)
         patience = f"what is being written waits for it, for {self._target.delivery_seconds:.0f} s at a time"
-        return None if why is None else self._target.silent(f"{why}; {patience}")
+        return None if reason is None else self._target.silent(f"{reason}; {patience}")
 
 
 def write_in_fitting_batches(target: Target, rows: AttemptRows, write: Callable[[Target], T]) -> T:

@@ -232,9 +232,11 @@ class KafkaTransactionsSink(ImmediateSink):
             list(threads.map(lambda owner: take_over(self._target, owner), sorted(owners)))
         self._sign(recovery)
         names = self._names.below(max(recovery.shards, recovery.pending_shards), recovery.incarnation)
-        found = zip(names, EpochMarkerReader(self._target).read(names), strict=True)
+        read_markers = zip(names, EpochMarkerReader(self._target).read(names), strict=True)
         markers = {
-            name: marker for name, marker in found if marker is not None and marker.incarnation == recovery.incarnation
+            name: marker
+            for name, marker in read_markers
+            if marker is not None and marker.incarnation == recovery.incarnation
         }
         self._refuse_older_state(recovery, markers)
         self._refuse_expired(recovery, markers)

@@ -158,22 +158,27 @@ class LakeWriter:
         fs, root = self.storage.open()
         folder = folder_of(self.job, life_of(attempt.incarnation), attempt.id.epoch)
         path = f"{folder}/{attempt.id}.parquet"
-        whole = f"{root}/{path}"
+        full_path = f"{root}/{path}"
         try:
             fs.create_dir(f"{root}/{folder}", recursive=True)
-            with fs.open_output_stream(whole) as file:
+            with fs.open_output_stream(full_path) as file:
                 count = write_parquet(file, _as_lake(rows.to_batches()))
             if isinstance(fs, pafs.LocalFileSystem):
-                _sync_up_to(Path(whole), Path(root))
-            size = fs.get_file_info(whole).size
+                _sync_up_to(Path(full_path), Path(root))
+            size = fs.get_file_info(full_path).size
         except OSError as error:
             todo = MAKE_ROOM if is_full(error) else "Check the table's location and that this user may write there"
             kind = OutputUnavailable if is_away(error) else SinkError
             raise kind(
-                f"The data file {whole} cannot be written", facts=error.strerror or str(error), todo=todo
+                f"The data file {full_path} cannot be written", facts=error.strerror or str(error), todo=todo
             ) from error
-        of = attempt.id
-        named = {"attempt": str(of), "shard": of.shard, "generation": of.generation, "lineage": attempt.incarnation}
+        attempt_id = attempt.id
+        named = {
+            "attempt": str(attempt_id),
+            "shard": attempt_id.shard,
+            "generation": attempt_id.generation,
+            "lineage": attempt.incarnation,
+        }
         return {**named, "table": self.table, "path": path, "rows": count, "size": size}
 
 
@@ -188,36 +193,36 @@ class LakeSink(NamesNoStore):
         self._schema = lake_schema(schema)
         if self.table.create(self._schema):
             return f"the {self.table.name}"
-        there = {field.name: field for field in self.table.columns()}
+        existing = {field.name: field for field in self.table.columns()}
         for field in self._schema:
-            found = there.get(field.name)
-            if found is not None and (now := plain_type(found.type)) != field.type:
+            column = existing.get(field.name)
+            if column is not None and (now := plain_type(column.type)) != field.type:
                 raise SinkError(
                     f"The {self.table.name} does not fit the job's output",
                     facts=f"its column {field.name} is {now}, and the job's is {field.type}",
                     todo="Change the job's select (name the column differently with `as`), or name another table",
                 )
-        needed = [name for name, field in there.items() if not field.nullable and name not in self._schema.names]
+        needed = [name for name, field in existing.items() if not field.nullable and name not in self._schema.names]
         if needed:
             raise SinkError(
                 f"The {self.table.name} does not fit the job's output",
                 facts=f"its column {needed[0]} may not be null, and the job has no such column",
                 todo="Select such a column, let the table's be null, or name another table",
             )
-        new = [field for field in self._schema if field.name not in there]
+        new = [field for field in self._schema if field.name not in existing]
         if new:
             self.table.add_columns(new)
         return None
 
     def writer(self) -> LakeWriter:
-        here = self.table.id()
-        if here is None:
+        table_id = self.table.id()
+        if table_id is None:
             raise SinkError(
                 f"The {self.table.name} is gone",
                 facts="somebody has dropped it while the job runs",
                 todo="Start the job again: it makes the table anew, without the rows from before",
             )
-        return LakeWriter(self.table.storage(), self._job, here)
+        return LakeWriter(self.table.storage(), self._job, table_id)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Checks that the table's commit, which follows the state's, will be possible."""
@@ -235,8 +240,8 @@ class LakeSink(NamesNoStore):
         named = [receipt for receipt in receipts if receipt["rows"] and "path" in receipt]
         if not named:
             return
-        here = self.table.id()
-        self._elsewhere = any(receipt["table"] != here for receipt in named)
+        table_id = self.table.id()
+        self._elsewhere = any(receipt["table"] != table_id for receipt in named)
         if self._elsewhere:
             return
         generation = max(receipt["generation"] for receipt in named)
@@ -252,7 +257,7 @@ class LakeSink(NamesNoStore):
                 todo="Let them pause; the job tries again",
             ) from error
         if published:
-            self._sweep(added.life, epoch, lambda of: of.generation == generation, {r["path"] for r in named})
+            self._sweep(added.life, epoch, lambda mark: mark.generation == generation, {r["path"] for r in named})
 
     def _add_once(self, added: Added) -> bool:
         """Adds the files unless the table's mark says that they are there. Returns whether this epoch is now the job's
@@ -275,8 +280,8 @@ class LakeSink(NamesNoStore):
         if not paths:
             return []
         fs, root = self.table.storage().open()
-        found = fs.get_file_info([f"{root}/{path}" for path in paths])
-        return [info.path for info in found if info.type != pafs.FileType.File]
+        infos = fs.get_file_info([f"{root}/{path}" for path in paths])
+        return [info.path for info in infos if info.type != pafs.FileType.File]
 
     def recover(self, recovery: RecoveryContext) -> bool:
         """Deletes files of older drivers that are newer than the table's mark: no commit has named them."""
@@ -296,7 +301,7 @@ class LakeSink(NamesNoStore):
         self._sweep(
             life,
             recovery.committed_epoch + 1,
-            lambda of: mark < of and of.generation < recovery.generation,
+            lambda written: mark < written and written.generation < recovery.generation,
         )
         return False
 
@@ -321,18 +326,18 @@ def lake_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
-def plain_type(of: pa.DataType) -> pa.DataType:
+def plain_type(arrow_type: pa.DataType) -> pa.DataType:
     """The table's type for an Arrow type: the same for types that differ only in memory layout. Neither kind of table
     has unsigned integers."""
-    if pa.types.is_uint64(of):
+    if pa.types.is_uint64(arrow_type):
         return pa.decimal128(20, 0)
-    if pa.types.is_timestamp(of):
-        return pa.timestamp("us", of.tz and "UTC")
-    if pa.types.is_large_string(of) or pa.types.is_string_view(of):
+    if pa.types.is_timestamp(arrow_type):
+        return pa.timestamp("us", arrow_type.tz and "UTC")
+    if pa.types.is_large_string(arrow_type) or pa.types.is_string_view(arrow_type):
         return pa.string()
-    if pa.types.is_large_binary(of) or pa.types.is_binary_view(of):
+    if pa.types.is_large_binary(arrow_type) or pa.types.is_binary_view(arrow_type):
         return pa.binary()
-    return of
+    return arrow_type
 
 
 def _as_lake(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -112,7 +112,7 @@ class PostgresSink(NamesNoStore):
         with self._session(unprepared) as connection, connection.transaction():
             self.target = self.target.located(connection)
             connection.execute(CATALOG_ONLY)
-            made = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
+            created = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
             missing = self.target.ensure(connection, self.target.columns(schema), self._staging.job)
             create_schema(connection, self._staging.schema)
             for table in self._staging.tables():
@@ -121,7 +121,7 @@ class PostgresSink(NamesNoStore):
                 # The target comes last, so that its readers do not wait while a task that still writes holds a staging
                 # table. A commit also locks the staging table first, then the target.
                 self.target.add(connection, missing)
-        return made
+        return created
 
     def writer(self) -> PostgresWriter:
         return PostgresWriter(self._dsn, self._staging)
@@ -197,21 +197,21 @@ class PostgresSink(NamesNoStore):
         it."""
         rows = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field) for field in schema}}
         order = dict.fromkeys(ORDER_COLUMNS if self.target.ordered else (), "bigint")
-        wanted = rows | order
+        expected = rows | order
         comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(_comment(self._staging.job)))
         existing = columns_of(connection, table)
         types = {name: column.type for name, column in existing.items()}
         if types == rows and order:  # an earlier release made it, and may have committed rows in it
             added = (sql.SQL("ADD COLUMN {} bigint").format(sql.Identifier(name)) for name in order)
             connection.execute(sql.SQL("ALTER TABLE {} {}").format(table, sql.SQL(", ").join(added)))
-            types = wanted
-        if types == wanted:
+            types = expected
+        if types == expected:
             # Earlier releases made tables without a comment. A table of another role stays without one.
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
                 connection.execute(comment)
             return
         columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in wanted.items()
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in expected.items()
         )
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
         create = "CREATE TABLE {} ({})" if self._staging.apart else "CREATE UNLOGGED TABLE {} ({})"
@@ -243,8 +243,8 @@ def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
 
 
 def _staging_of(connection: psycopg.Connection[Any], schema: str, job: str) -> list[sql.Identifier]:
-    found = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _comment(job)})
-    return [sql.Identifier(schema, name) for (name,) in found.fetchall()]
+    tables = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _comment(job)})
+    return [sql.Identifier(schema, name) for (name,) in tables.fetchall()]
 
 
 def _comment(job: str) -> str:

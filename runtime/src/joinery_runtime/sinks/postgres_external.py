@@ -56,11 +56,11 @@ class ApartWriter:
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         receipt = self.staged.write(attempt, rows)
         try:
-            here = _database(connections.get(self.staged.dsn), self.staging.schema)
+            database = _database(connections.get(self.staged.dsn), self.staging.schema)
         except psycopg.Error as error:
             connections.drop(self.staged.dsn)
             raise problem_of("The output rows cannot be staged", error, apart=True) from error
-        return {**receipt, "database": here, "generation": attempt.id.generation, "lineage": attempt.incarnation}
+        return {**receipt, "database": database, "generation": attempt.id.generation, "lineage": attempt.incarnation}
 
 
 class ExternalPostgresSink(PostgresSink):
@@ -71,7 +71,7 @@ class ExternalPostgresSink(PostgresSink):
         self._schema = schema
 
     def prepare(self, schema: pa.Schema) -> str | None:
-        made = super().prepare(schema)
+        created = super().prepare(schema)
         names = {name: sql.Identifier(self._staging.schema, name) for name in (_IDENTITY, _MARKS)}
         unprepared = f"The output table {self.target.name} cannot be prepared"
         with self._session(unprepared) as connection, connection.transaction():
@@ -82,7 +82,7 @@ class ExternalPostgresSink(PostgresSink):
                     identity=names[_IDENTITY], marks=names[_MARKS], id=sql.Literal(str(uuid.uuid4()))
                 )
             )
-        return made
+        return created
 
     def writer(self) -> ApartWriter:  # type: ignore[override]
         return ApartWriter(super().writer())
@@ -98,8 +98,8 @@ class ExternalPostgresSink(PostgresSink):
             return
         table = self._staging.table(epoch)
         with self._session(f"The output table {self.target.name} refuses the rows of epoch {epoch}") as connection:
-            here = _database(connection, self._staging.schema)
-            self._elsewhere = next((receipt for receipt in named if receipt["database"] != here), None)
+            database = _database(connection, self._staging.schema)
+            self._elsewhere = next((receipt for receipt in named if receipt["database"] != database), None)
             if self._elsewhere is not None:
                 return
             self.target = self.target.located(connection)
@@ -112,12 +112,12 @@ class ExternalPostgresSink(PostgresSink):
     ) -> None:
         generation = max(receipt["generation"] for receipt in named)
         marks = sql.Identifier(self._staging.schema, _MARKS)
-        of = {"job": self._staging.job, "lineage": named[0]["lineage"], "output": self.target.name}
-        connection.execute(sql.SQL(_FIRST_MARK).format(marks), of)
-        mark = connection.execute(sql.SQL(_MARK).format(marks), of).fetchone()
+        output = {"job": self._staging.job, "lineage": named[0]["lineage"], "output": self.target.name}
+        connection.execute(sql.SQL(_FIRST_MARK).format(marks), output)
+        mark = connection.execute(sql.SQL(_MARK).format(marks), output).fetchone()
         if mark is None or mark < (generation, epoch):
             self._move(connection, table, epoch, named)
-            connection.execute(sql.SQL(_NEXT_MARK).format(marks), {**of, "generation": generation, "epoch": epoch})
+            connection.execute(sql.SQL(_NEXT_MARK).format(marks), {**output, "generation": generation, "epoch": epoch})
 
     def _move(
         self, connection: psycopg.Connection[Any], table: sql.Identifier, epoch: int, named: Sequence[Receipt]
@@ -125,12 +125,12 @@ class ExternalPostgresSink(PostgresSink):
         attempts = {"attempts": [receipt["attempt"] for receipt in named]}
         expected = sum(receipt["rows"] for receipt in named)
         count = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(table, NAMED)
-        (there,) = connection.execute(count, attempts).fetchone() or (0,)
-        if there != expected:
+        (count_found,) = connection.execute(count, attempts).fetchone() or (0,)
+        if count_found != expected:
             raise SinkError(
                 f"The rows of epoch {epoch} that are staged for {self.target.name} are not complete",
-                facts=f"{there} are there, {expected} were written, and the epoch is committed; somebody has changed "
-                f"{table.as_string(connection)}, or its database was set back",
+                facts=f"{count_found} are there, {expected} were written, and the epoch is committed; somebody has "
+                f"changed {table.as_string(connection)}, or its database was set back",
                 todo="Set the job back to a savepoint from before that epoch (joinery state restore)",
             )
         StagingMerge(self.target, self._schema).run(connection, table, attempts)

@@ -65,9 +65,9 @@ class StagingMerge:
 
     def _insert(self, staging: sql.Identifier) -> sql.Composed:
         table, key = self.target.columns(self.schema), self.target.upsert_key
-        others = [field.name for field in table if field.name not in key]
-        update = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
-        action = sql.SQL("DO UPDATE SET {}").format(update) if others else sql.SQL("DO NOTHING")
+        updated = [field.name for field in table if field.name not in key]
+        update = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in updated)
+        action = sql.SQL("DO UPDATE SET {}").format(update) if updated else sql.SQL("DO NOTHING")
         retracted = self.target.retracted
         not_retracted = sql.SQL("NOT {}").format(sql.Identifier(retracted)) if retracted else sql.SQL("TRUE")
         every = sql.SQL("{} WHERE {}").format(staging, NAMED)
@@ -90,17 +90,17 @@ class StagingMerge:
     def _delete(self, staging: sql.Identifier, retracted: str, nulls: Sequence[bool]) -> sql.Composed:
         """Deletes the rows whose keys have this combination of NULLs and whose last staged row is a retraction."""
         fields = [self.schema.field(name) for name in self.target.upsert_key]
-        among, same = [], []
+        among, matching = [], []
         for field, null in zip(fields, nulls, strict=True):
             name = sql.Identifier(field.name)
             among.append(sql.SQL("{} IS NULL" if null else "{} IS NOT NULL").format(name))
-            same.append(sql.SQL("target.{0} IS NULL" if null else "target.{0} = gone.{0}").format(name))
+            matching.append(sql.SQL("target.{0} IS NULL" if null else "target.{0} = gone.{0}").format(name))
         query = sql.SQL("DELETE FROM {target} AS target USING (SELECT {keys} FROM {rows}) AS gone WHERE {same}")
         return query.format(
             target=self.target.identifier,
             keys=sql.SQL(", ").join(sql.SQL("{} AS {}").format(self._moved(f), sql.Identifier(f.name)) for f in fields),
             rows=self._newest(staging, sql.Identifier(retracted), *among),
-            same=sql.SQL(" AND ").join(same),
+            same=sql.SQL(" AND ").join(matching),
         )
 
     def _moved(self, field: pa.Field) -> sql.Composable:

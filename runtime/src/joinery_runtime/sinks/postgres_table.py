@@ -192,10 +192,10 @@ class TargetTable:
 
     def _is_owned_by(self, connection: psycopg.Connection[Any], job: str) -> bool:
         table = self.identifier.as_string(connection)
-        found = connection.execute(
+        comment = connection.execute(
             "SELECT pg_catalog.obj_description(%s::pg_catalog.regclass, 'pg_class')", (table,)
         ).fetchone()
-        return found == (_owner(job),)
+        return comment == (_owner(job),)
 
     def _create(self, schema: pa.Schema) -> sql.Composed:
         columns = [_defined(field, self.nested) for field in schema]
@@ -248,23 +248,23 @@ def column_type(field: pa.Field, nested: Collection[str] = ()) -> str:
 
 def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Collection[str] = ()) -> list[str]:
     """The reasons why a table with these columns cannot take rows of `schema`, even after adding columns."""
-    wanted = {field.name: column_type(field, nested) for field in schema}
+    types = {field.name: column_type(field, nested) for field in schema}
     other = [
         f"column {name} is {existing[name].type}, the output's is {kind}"
-        for name, kind in wanted.items()
+        for name, kind in types.items()
         if name in existing and not _fits(existing[name].type, kind)
     ]
     unfilled = [
         f"column {name} is NOT NULL, has no default and is not in the output"
         for name, column in existing.items()
-        if column.required and name not in wanted
+        if column.required and name not in types
     ]
     return other + unfilled
 
 
-def _fits(existing: str, wanted: str) -> bool:
-    """Whether a column of type `existing` holds every value of type `wanted` exactly."""
-    return existing == wanted or existing in _WIDER.get(wanted, ()) or (existing == "numeric" and "numeric" in wanted)
+def _fits(existing: str, needed: str) -> bool:
+    """Whether a column of type `existing` holds every value of type `needed` exactly."""
+    return existing == needed or existing in _WIDER.get(needed, ()) or (existing == "numeric" and "numeric" in needed)
 
 
 def _defined(field: pa.Field, nested: Collection[str]) -> sql.Composed:

@@ -118,19 +118,19 @@ class ProtobufOutput(SchemaOutput):
         if newest is None:
             return self._registered_as(client, self.schema({}, 0), 0)
         if newest.schema.schema_type != "PROTOBUF":
-            what = f"its registered schema is of {newest.schema.schema_type}, and output.format is protobuf"
+            summary = f"its registered schema is of {newest.schema.schema_type}, and output.format is protobuf"
             todo = "Write another topic, or in the format that this one has"
-            raise self.problem(what, f"{self.url}, subject {self.subject}, version {newest.version}", todo)
+            raise self.problem(summary, f"{self.url}, subject {self.subject}, version {newest.version}", todo)
         where = f"version {newest.version} of {self.subject}"
         imports = imports_of(newest.schema, self._referenced)
         message = self._compiled(newest.schema.schema_str, imports, where)
         self._check_types(message, where)
         self._check_nulls(message, where)
-        known = {field.name: field for field in message.fields}
-        if known.keys() >= set(self.rows.names):
+        fields = {field.name: field for field in message.fields}
+        if fields.keys() >= set(self.rows.names):
             return ProtobufRows(newest.schema.schema_str, tuple(sorted(imports.items())), newest.schema_id)
-        self._check_extensible(message, known, where)
-        return self._registered_as(client, self.schema(known, self._highest(client)), newest.version or 0)
+        self._check_extensible(message, fields, where)
+        return self._registered_as(client, self.schema(fields, self._highest(client)), newest.version or 0)
 
     def _registered_as(self, client: SchemaRegistryClient, text: str, after: int) -> ProtobufRows:
         """Registers a schema. `after` is the newest version that the schema takes into account."""
@@ -162,13 +162,13 @@ class ProtobufOutput(SchemaOutput):
         for version in sorted(self.ask(lambda: client.get_versions(self.subject)) or ()):
             if version <= after:
                 continue
-            found = self.ask(functools.partial(client.get_version, self.subject, version))
-            if found is not None and found.schema_id == number:
+            registered = self.ask(functools.partial(client.get_version, self.subject, version))
+            if registered is not None and registered.schema_id == number:
                 return version, other
-            if found is not None and other is None and found.schema.schema_type == "PROTOBUF":
-                imports = imports_of(found.schema, self._referenced)
-                theirs = self._compiled(found.schema.schema_str, imports, f"version {version} of {self.subject}")
-                other = found if _contradict(theirs, message) else None
+            if registered is not None and other is None and registered.schema.schema_type == "PROTOBUF":
+                imports = imports_of(registered.schema, self._referenced)
+                earlier = self._compiled(registered.schema.schema_str, imports, f"version {version} of {self.subject}")
+                other = registered if _contradict(earlier, message) else None
         return after, None
 
     def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
@@ -177,23 +177,25 @@ class ProtobufOutput(SchemaOutput):
             message = _message(schema.schema_str or "", tuple(sorted(imports.items())))
         except InvalidSchema as error:
             raise ValueError(str(error)) from error
-        ours = [column for column in self.rows if column.name in message.DESCRIPTOR.fields_by_name]
-        if not ours or any(_is_other(message.DESCRIPTOR.fields_by_name[each.name], each.type) for each in ours):
+        columns = [column for column in self.rows if column.name in message.DESCRIPTOR.fields_by_name]
+        if not columns or any(
+            _is_other(message.DESCRIPTOR.fields_by_name[column.name], column.type) for column in columns
+        ):
             raise LookupError("the schema is not of these rows")
 
         def read(record: bytes) -> dict[str, Any]:
             if not record.startswith(_FIRST_MESSAGE):
                 raise ValueError("not the schema's first message")
             try:
-                found = message.FromString(record[1:])
+                row = message.FromString(record[1:])
             except DecodeError as error:
                 raise ValueError(str(error)) from error
-            return {column.name: _read(found, column) for column in self.rows}
+            return {column.name: _read(row, column) for column in self.rows}
 
         return read
 
-    def _referenced(self, found: Any) -> Iterator[tuple[str, Any]]:
-        for reference in found.references or ():
+    def _referenced(self, schema: Any) -> Iterator[tuple[str, Any]]:
+        for reference in schema.references or ():
             version = self.ask(functools.partial(self.client().get_version, reference.subject, reference.version))
             if version is not None:
                 yield reference.name, version.schema
@@ -210,9 +212,9 @@ class ProtobufOutput(SchemaOutput):
         for column in self.rows:
             field = message.fields_by_name.get(column.name)
             if field is not None and _is_other(field, column.type):
-                there = f"repeated {_kind(field)}" if field.is_repeated else _kind(field)
+                actual = f"repeated {_kind(field)}" if field.is_repeated else _kind(field)
                 raise self.problem(
-                    f"column {column.name} is {kind_of(column.type)}, and the field of that name is {there}",
+                    f"column {column.name} is {kind_of(column.type)}, and the field of that name is {actual}",
                     f"{where}, message {message.full_name}",
                     "Name the column differently with `as` in select: readers take the field for what it was",
                 )
@@ -236,14 +238,14 @@ class ProtobufOutput(SchemaOutput):
                     todo,
                 )
 
-    def _check_extensible(self, message: Any, known: Mapping[str, Any], where: str) -> None:
+    def _check_extensible(self, message: Any, fields: Mapping[str, Any], where: str) -> None:
         """Raises SinkError unless this class could have written the schema for its fields. Only its authors may extend
         any other schema."""
         if all(_kind(field) in _WRITTEN for field in message.fields):
-            ours = self._compiled(self.schema(known), {}, where)
-            if _file(ours) == _file(message):
+            own = self._compiled(self.schema(fields), {}, where)
+            if _file(own) == _file(message):
                 return
-        missing = [f"{each.name} ({kind_of(each.type)})" for each in self.rows if each.name not in known]
+        missing = [f"{column.name} ({kind_of(column.type)})" for column in self.rows if column.name not in fields]
         raise self.problem(
             f"message {message.full_name} has no field for {', '.join(missing)}",
             f"{where} was not registered by a job",
@@ -255,28 +257,28 @@ class ProtobufOutput(SchemaOutput):
         numbers = {0}
         for message in self._versions(client):
             numbers.update(field.number for field in message.fields)
-            (text,) = [each for each in _file(message).message_type if each.name == message.name]
+            (text,) = [candidate for candidate in _file(message).message_type if candidate.name == message.name]
             numbers.update(reserved.end - 1 for reserved in text.reserved_range)
         return max(numbers)
 
     def _versions(self, client: SchemaRegistryClient) -> Iterator[Any]:
         """Yields the messages of the subject's schemas, deleted ones included."""
         for version in self.ask(lambda: client.get_versions(self.subject, deleted=True)) or ():
-            found = self.ask(functools.partial(client.get_version, self.subject, version, deleted=True))
-            if found is not None and found.schema.schema_type == "PROTOBUF":
-                imports = imports_of(found.schema, self._referenced)
-                yield self._compiled(found.schema.schema_str, imports, f"version {version} of {self.subject}")
+            registered = self.ask(functools.partial(client.get_version, self.subject, version, deleted=True))
+            if registered is not None and registered.schema.schema_type == "PROTOBUF":
+                imports = imports_of(registered.schema, self._referenced)
+                yield self._compiled(registered.schema.schema_str, imports, f"version {version} of {self.subject}")
 
     def defaults(self) -> Mapping[str, Any]:
         """The defaults of fields that lack `optional` in some version. A record with such a value may have had null."""
-        found: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         for message in self._versions(self.client()):
             for column in self.rows:
                 field = message.fields_by_name.get(column.name)
                 plain = field is not None and not field.has_presence and not field.is_repeated
                 if plain and _kind(field) == kind_of(column.type):
-                    found[column.name] = field.default_value
-        return {name: value for name, value in found.items() if not _in_text(self.rows.field(name).type)}
+                    defaults[column.name] = field.default_value
+        return {name: value for name, value in defaults.items() if not _in_text(self.rows.field(name).type)}
 
     @property
     def _name(self) -> str:
@@ -290,7 +292,7 @@ class ProtobufOutput(SchemaOutput):
         fields = {field.number: (_kind(field), name) for name, field in known.items()}
         if highest is not None:
             new = [column for column in self.rows if column.name not in known]
-            fields |= {number: (kind_of(each.type), each.name) for number, each in enumerate(new, highest + 1)}
+            fields |= {number: (kind_of(column.type), column.name) for number, column in enumerate(new, highest + 1)}
         return "\n".join(_text(self._name, fields))
 
 
@@ -309,14 +311,14 @@ def _is_other(field: Any, column: pa.DataType) -> bool:
     return bool(field.is_repeated) or _kind(field) != kind_of(column)
 
 
-def _contradict(one: Any, other: Any) -> bool:
+def _contradict(message: Any, other: Any) -> bool:
     """Whether a field of one message differs, by name or by number, from one in the other message."""
-    there = {field.name: (field.number, _kind(field)) for field in other.fields}
+    numbers = {field.name: (field.number, _kind(field)) for field in other.fields}
     names = {field.number: field.name for field in other.fields}
     return any(
-        there.get(field.name, (field.number, _kind(field))) != (field.number, _kind(field))
+        numbers.get(field.name, (field.number, _kind(field))) != (field.number, _kind(field))
         or names.get(field.number, field.name) != field.name
-        for field in one.fields
+        for field in message.fields
     )
 
 

@@ -123,18 +123,18 @@ class BatchProducer:
         _point(messages, "payload", "len", records.values, start, end)
         if records.keys is not None:
             _point(messages, "key", "key_len", records.keys, start, end)
-        taken = int(
+        accepted = int(
             self._library.rd_kafka_produce_batch(
                 self._topic(topic), _ANY_PARTITION, _COPY, messages.ctypes.data, len(messages)
             )
         )
-        if taken < len(messages):
+        if accepted < len(messages):
             errors = messages["err"]
             # If the queue is full, the library takes no later record of the batch either, so the order stays.
             refused = errors[(errors != 0) & (errors != KafkaError._QUEUE_FULL)]
             if len(refused):
                 raise KafkaException(error_of(int(refused[0])))
-        return start + taken
+        return start + accepted
 
     def _topic(self, name: str) -> int:
         if name not in self._topics:
@@ -145,12 +145,12 @@ class BatchProducer:
         return self._topics[name]
 
     def meet_brokers(self, topic: str, seconds: float) -> None:
-        found = ctypes.c_void_p()
-        place = ctypes.byref(found)
-        code = self._library.rd_kafka_metadata(self._client, 0, self._topic(topic), place, _ms(seconds))
+        metadata = ctypes.c_void_p()
+        metadata_ref = ctypes.byref(metadata)
+        code = self._library.rd_kafka_metadata(self._client, 0, self._topic(topic), metadata_ref, _ms(seconds))
         if code:
             raise KafkaException(error_of(code))
-        self._library.rd_kafka_metadata_destroy(found)
+        self._library.rd_kafka_metadata_destroy(metadata)
 
     def init_transactions(self, seconds: float) -> None:
         check(self._library.rd_kafka_init_transactions(self._client, _ms(seconds)))
@@ -192,10 +192,10 @@ def _point(messages: npt.NDArray[Any], pointer: str, size: str, texts: Texts, st
     messages[pointer], messages[size] = np.where(null, 0, at), np.where(null, 0, sizes)
 
 
-def _destroy(known: Any, client: int, topics: Mapping[str, int], _callbacks: object) -> None:
+def _destroy(library: Any, client: int, topics: Mapping[str, int], _callbacks: object) -> None:
     for topic in topics.values():
-        known.rd_kafka_topic_destroy(topic)
-    known.rd_kafka_destroy(client)
+        library.rd_kafka_topic_destroy(topic)
+    library.rd_kafka_destroy(client)
 
 
 class MessageProducer:
@@ -213,16 +213,16 @@ class MessageProducer:
 
     def enqueue(self, topic: str, records: Records, start: int) -> int:
         messages = records.messages(start, min(start + _BATCH, len(records)))
-        taken = self._one_by_one(topic, messages) if records.headers is not None else self._together(topic, messages)
-        return start + taken
+        accepted = self._one_by_one(topic, messages) if records.headers is not None else self._together(topic, messages)
+        return start + accepted
 
     def _one_by_one(self, topic: str, messages: list[dict[str, Any]]) -> int:
         """Produces messages with headers, which `produce_batch` does not take."""
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             try:
                 self._client.produce(topic, **message, on_delivery=self._delivered)
             except BufferError:
-                return place
+                return index
         return len(messages)
 
     def _together(self, topic: str, messages: list[dict[str, Any]]) -> int:
@@ -298,10 +298,10 @@ class Patience:
     def enqueue(self, producer: RecordProducer, topic: str, records: Records) -> int:
         """Hands records to the client. Returns the number for which its queue had no room when the patience ended.
         Raises KafkaException for a record that the client refuses."""
-        place = 0
-        while place < len(records):
-            before, place = place, producer.enqueue(topic, records, place)
-            full = place < min(before + _BATCH, len(records))
+        index = 0
+        while index < len(records):
+            before, index = index, producer.enqueue(topic, records, index)
+            full = index < min(before + _BATCH, len(records))
             if not self.poll(producer, _TURN_SECONDS if full else 0) and full:
                 break
-        return len(records) - place
+        return len(records) - index

@@ -49,23 +49,25 @@ class Part:
     @property
     def name(self) -> str:
         """The name under which the file is held. It says everything that a starting driver needs to know."""
-        of = f"-of-{self.life}" if self.life else ""
-        return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{of}{self.path.suffix}"
+        life = f"-of-{self.life}" if self.life else ""
+        return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{life}{self.path.suffix}"
 
     @classmethod
     def held(cls, path: Path) -> Part:
-        _, epoch, _, shard, _, rows, *of = path.stem.split("-")
-        about = path.stat()
-        return cls(int(epoch), int(shard), int(rows), path, about.st_size, about.st_mtime, of[-1] if of else "")
+        _, epoch, _, shard, _, rows, *suffixes = path.stem.split("-")
+        status = path.stat()
+        return cls(
+            int(epoch), int(shard), int(rows), path, status.st_size, status.st_mtime, suffixes[-1] if suffixes else ""
+        )
 
 
 def held_parts(directory: Path, life: str | None = None) -> list[Part]:
     """The held files of a life, or of all lives, in order of their epochs."""
-    found = []
+    parts = []
     for path in (directory / HELD).glob("epoch-*-rows-*"):
         with suppress(FileNotFoundError):  # a running driver has merged it
-            found.append(Part.held(path))
-    return sorted(part for part in found if life is None or part.life == life)
+            parts.append(Part.held(path))
+    return sorted(part for part in parts if life is None or part.life == life)
 
 
 def held_names(directory: Path, lives: Iterable[str]) -> str:
@@ -77,9 +79,9 @@ def held_names(directory: Path, lives: Iterable[str]) -> str:
 def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
     """Groups files that can be merged into one: of one format and, in Parquet, with the same columns. Raises ValueError
     for a file that is gone or torn."""
-    gone = [part.path for part in parts if not part.path.exists()]
-    if gone:
-        raise ValueError(f"{gone[0]} is gone")
+    missing = [part.path for part in parts if not part.path.exists()]
+    if missing:
+        raise ValueError(f"{missing[0]} is gone")
     for _, group in groupby(sorted(parts), lambda part: (part.path.suffix, _schema(part.path))):
         yield list(group)
 

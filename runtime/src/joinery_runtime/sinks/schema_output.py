@@ -100,17 +100,17 @@ class SchemaOutput(ABC):
         not such a row stays unchanged. Raises SinkError and OutputUnavailable as `registered` does."""
         rows: list[dict[str, Any]] = []
         other: dict[int, bytes] = {}
-        for place, record in enumerate(records):
+        for index, record in enumerate(records):
             try:
                 row = self._reader_of(int.from_bytes(record[1:5]))(record[5:])
             except (*_NO_ROW, LookupError, EOFError, SchemaRejected):
-                row, other[place] = {}, record
+                row, other[index] = {}, record
             rows.append(row)
         misfits: list[int] = []
         table = self._table(rows, 0, misfits)
-        other |= {place: records[place] for place in misfits}
+        other |= {index: records[index] for index in misfits}
         lines = rows_to_json(without_nulls(table, defaults))
-        return [other.get(place, line) for place, line in enumerate(lines)]
+        return [other.get(index, line) for index, line in enumerate(lines)]
 
     def _table(self, rows: Sequence[dict[str, Any]], first: int, misfits: list[int]) -> pa.Table:
         """A table with an empty row for each of `rows` whose values are not of the columns' types. Adds the places of
@@ -154,8 +154,8 @@ class SchemaOutput(ABC):
 def without_nulls(rows: pa.Table, defaults: Mapping[str, Any]) -> pa.Table:
     """Replaces nulls by `defaults`, which are by column."""
     for name, default in defaults.items():
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(place), pc.fill_null(rows[name], default))
+        index = rows.schema.get_field_index(name)
+        rows = rows.set_column(index, rows.schema.field(index), pc.fill_null(rows[name], default))
     return rows
 
 

@@ -84,18 +84,18 @@ class PostgresContent:
         )
 
     def texts(self, rows: pa.Table) -> list[bytes]:
-        for place, field in enumerate(rows.schema):
+        for index, field in enumerate(rows.schema):
             if pa.types.is_string(field.type):
-                rows = rows.set_column(place, field, pc.replace_substring(rows[place], "\0", REPLACEMENT.decode()))
+                rows = rows.set_column(index, field, pc.replace_substring(rows[index], "\0", REPLACEMENT.decode()))
         return self._lines(rows)
 
     def _lines(self, rows: pa.Table) -> list[bytes]:
         """Encodes rows with JSON columns in one spelling: jsonb keeps neither the order of fields, nor blanks, nor the
         spelling of numbers."""
-        for place, field in enumerate(rows.schema):
+        for index, field in enumerate(rows.schema):
             if field.name in self._table.nested:
-                spelled = [None if text is None else _spelled(text) for text in rows[place].to_pylist()]
-                rows = rows.set_column(place, field, pa.array(spelled, pa.string()))
+                spelled = [None if text is None else _spelled(text) for text in rows[index].to_pylist()]
+                rows = rows.set_column(index, field, pa.array(spelled, pa.string()))
         return rows_to_json(rows)
 
     def pieces(self) -> Iterator[Piece]:
@@ -119,15 +119,15 @@ class PostgresContent:
 
     @contextmanager
     def _problems(self) -> Iterator[None]:
-        what = f"The output table {self._table.name} cannot be read"
+        summary = f"The output table {self._table.name} cannot be read"
         try:
             yield
         except psycopg.Error as error:
-            raise problem_of(what, error, apart=True) from error
+            raise problem_of(summary, error, apart=True) from error
         except pa.ArrowInvalid as error:
             todo = "Correct the value, or let the column have the type that the job's output has"
             raise SinkError(
-                what, facts=f"it has a value that its job cannot have written: {error}", todo=todo
+                summary, facts=f"it has a value that its job cannot have written: {error}", todo=todo
             ) from error
 
     def close(self) -> None:
@@ -203,11 +203,11 @@ class LakeContent:
         compaction that combined the job's files with others."""
         number = 0
         for path, batches in self._table.files():
-            ours = self._folder in f"/{path}"
+            own = self._folder in f"/{path}"
             for batch in batches:
                 rows = batch.select([name for name in self._schema.names if name in batch.schema.names])
                 texts = rows_to_json(rows.cast(lake_schema(rows.schema)))
-                yield Piece(texts, [path] * len(texts), list(range(number, number + len(texts))), ours)
+                yield Piece(texts, [path] * len(texts), list(range(number, number + len(texts))), own)
                 number += len(texts)
 
     def close(self) -> None:
