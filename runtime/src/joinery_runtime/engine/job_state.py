@@ -46,7 +46,7 @@ class JobIdentity:
 
 
 def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, ...]:
-    """Warnings about a job that goes on with the state of another; raises IncompatibleState if it cannot (M2)."""
+    """Warnings about a job that continues with the state of another; raises IncompatibleState if it cannot (M2)."""
     if record.signature is None:
         return ()
     comparison = compare(record.signature, identity.signature)

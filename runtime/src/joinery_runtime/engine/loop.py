@@ -26,7 +26,7 @@ from joinery_runtime.job.model.wording import counted
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
 # A try is one connection: cheap enough for a job to go on within seconds when a system is back.
 RECOVER_FIRST_S, RECOVER_LAST_S = 0.5, 4.0
-ASK_AFTER_S = 2.0  # a step that takes longer may wait for a system that is away
+ASK_AFTER_S = 2.0  # a step that takes longer may wait for a system that is unavailable
 WAITING_NOTICE = 40  # polls at POLL_LAST_S until a plan that waits for its partitions is worth a word
 
 
@@ -71,7 +71,7 @@ class JobListener:
 
     started: Callable[[Driver], None]  # after recovery
     committed: Callable[[CommittedEpoch], None]
-    retrying: Callable[[JoineryError, float], None]  # partitions are away; seconds until the next try
+    retrying: Callable[[JoineryError, float], None]  # partitions are unavailable; seconds until the next try
     polled: Callable[[Driver], None] = lambda _: None  # after each call of `Driver.plan`
     warned: Callable[[str], None] = lambda _: None  # a sentence: of hot keys, of inputs that are paused, ...
     waiting: Callable[[Outage], None] = lambda _: None  # before each pause of an outage

@@ -65,7 +65,7 @@ def lower_watermarks(
     implied = times.horizons(pipeline, now, {})
     lowered = {part: min(floor, at) for part, floor in floors.items() if (at := implied[part].current) is not None}
     rewriting = _Rewriting(job, pipeline, record, store, floors)
-    # What has gone out may go out again when the horizons rise once more to where they are.
+    # What was emitted may be emitted again when the horizons rise once more to where they are.
     risen = {part: Horizon(lowered.get(part), floor) for part, floor in floors.items()}
     affected = [meta for meta in live_segments(record) if times.closes(pipeline, meta, risen)]
     written = [segment for number, meta in enumerate(affected) for segment in rewriting.of(meta, number)]
@@ -84,7 +84,7 @@ def _lowered(name: str, state: InputState, at: int, delay: int) -> InputState:
 
 
 class _Rewriting:
-    """Rewrites segments without the rows that have gone out."""
+    """Rewrites segments without the rows that were emitted."""
 
     def __init__(
         self, job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, floors: Mapping[str, int]
@@ -93,7 +93,7 @@ class _Rewriting:
         self._flags: dict[str, list[pa.RecordBatch]] = {}
 
     def of(self, meta: SegmentMeta, number: int) -> Iterable[tuple[SegmentMeta, bytes]]:
-        """Yields the segment without the rows that have gone out; nothing if no row is live."""
+        """Yields the segment without the rows that were emitted; nothing if no row is live."""
         step, side = self._pipeline.side(meta.part)
         spec = step.sides[side]
         state_run = self._read(meta, spec.flags_part if spec.flags else None)

@@ -84,7 +84,7 @@ class EpochWork:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
-    """What reading one range gave: `records` read, their undecoded `bytes`, the `rows` that go on, the `lowest` and
+    """What reading one range gave: `records` read, their undecoded `bytes`, the `rows` passed on, the `lowest` and
     `highest` event time of all readable rows (ms), the most (`disorder`, ms) that one is behind an earlier one of the
     range, rows `dropped` by reason, `dead` records for the dead-letter output
     with the first of them in words, and `lost` offsets that the broker deleted after they were planned (`onDataLoss:

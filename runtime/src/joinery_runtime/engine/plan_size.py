@@ -85,7 +85,7 @@ def smaller_plan(
     shortened = {new.partition.input for new, old in zip(ranges, plan.ranges, strict=True) if new != old}
     if not shortened:
         return None
-    # If this epoch no longer reads a table to its first end, the next ones go on with it (A4).
+    # If this epoch no longer reads a table to its first end, the next ones continue with it (A4).
     return replace(plan, ranges=ranges, tables_read=tuple(t for t in plan.tables_read if t not in shortened))
 
 

@@ -1,4 +1,4 @@
-"""Makes epoch plans: what can be read, how much of it, and the watermarks in force.
+"""Makes epoch plans: what can be read, how much of it, and the current watermarks.
 
 `Planner` asks the sources and the clock (`SourceSnapshot`), and keeps what later plans need to know of earlier ones
 (`PlanHistory`). `read_shares` and `next_plan` decide from these and the job's state alone.
@@ -221,7 +221,7 @@ class Planner:
 
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
         where it starts, to store that an input has begun which has no partition yet, to store that an input has ended
-        (T7), and when rows of the state are due to go out (T3). A plan that reads also fixes where the partitions of
+        (T7), and when rows of the state are due (T3). A plan that reads also fixes where the partitions of
         other members start: `startFrom: latest` may mean another offset after a restart. Without `reads` the plan reads
         nothing. `clock_ms` is the wall clock that the plan records (T11). `cores` are those of the epoch's tasks; None:
         unknown, and the epoch has all shards.
@@ -531,7 +531,7 @@ def next_plan(
     longer needed. Raises LimitReached if that does not help."""
     inputs, bounds = state.inputs, snapshot.bounds
     all_bounds = (*bounds, *snapshot.waiting)
-    # The watermarks in force, and the event times that the rows read so far have reached.
+    # The current watermarks, and the event times that the rows read so far have reached.
     now = {name: InputTime(value.watermark, inputs[name].progress.newest) for name, value in snapshot.progress.items()}
     reached = snapshot.reached_times(inputs, ranges, settings)
     if settings.tables:
@@ -548,7 +548,7 @@ def next_plan(
     due = history.unsaved and snapshot.now_ms - since >= settings.checkpoint_interval_ms
     checkpoint = due or stuck is not None
     history = replace(history, checkpointed_ms=since, tried_checkpoint=stuck is not None)
-    # A restart goes on from the committed part of the time that all inputs have been idle.
+    # A restart continues from the committed part of the time that all inputs have been idle.
     unsaved_ms = max(
         (value.idle_ms - inputs[name].progress.idle_ms for name, value in snapshot.progress.items()), default=0
     )

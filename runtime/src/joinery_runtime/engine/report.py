@@ -158,7 +158,7 @@ class EpochReport:
     rows_out: int
     dropped: Mapping[str, Mapping[str, int]]  # by input and reason
     dead: Mapping[str, int]
-    watermarks: Mapping[str, Watermark]  # in force in the epoch
+    watermarks: Mapping[str, Watermark]  # those of the epoch
     backlog: Mapping[str, int]  # unread records
     lost: Mapping[str, int]  # by partition: records that the broker had deleted
     segments: int

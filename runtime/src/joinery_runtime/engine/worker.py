@@ -309,7 +309,7 @@ class Worker:
             self._evicted_in = (work.generation, work.plan.epoch)
 
     def _note_put_off(self, key: tuple[int, int], ended: _StagedOutcome | None) -> None:
-        """Notes whether merges were put off, so that the shard's next epochs go on with them. A process that does not
+        """Notes whether merges were put off, so that the shard's next epochs resume them. A process that does not
         know of it leaves them to the next checkpoint."""
         if ended is not None and ended.done.put_off:
             self._compaction_pending.add(key)

@@ -2,7 +2,7 @@
 
 A record that is larger than the topic takes is cut: the value is then its head, and two more headers have the size and
 the SHA-256 of the whole. The record itself is where the facts say. So a dead letter fits into every topic, and a
-record never keeps a job from going on (rule T8).
+record never stops a job (rule T8).
 """
 
 from __future__ import annotations

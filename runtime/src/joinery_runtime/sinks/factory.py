@@ -59,8 +59,8 @@ def sink_for(job: Job, store: StoreDatabase | None, incarnation: str = "") -> Si
             return _postgres(postgres, job, store)
         case Output(file=FileOutput() as file):
             assert job.spec.output.format in ("json", "parquet"), "the job's validation sees to it"
-            of = (job.spec.output.format, JsonStyle.of(job), _rolling(file))
-            return FileSink(file.path, *of, life=life_of(incarnation))
+            options = (job.spec.output.format, JsonStyle.of(job), _rolling(file))
+            return FileSink(file.path, *options, life=life_of(incarnation))
         case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
             return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
         case Output(console=ConsoleOutput() as console):
@@ -75,8 +75,8 @@ def _rolling(file: FileOutput) -> Rolling | None:
 
 def output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
     """The topic of the job's output."""
-    of = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
-    return KafkaTarget(*of, JsonStyle.of(job), _schema_output(job, kafka))
+    connection = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
+    return KafkaTarget(*connection, JsonStyle.of(job), _schema_output(job, kafka))
 
 
 def row_limit(job: Job) -> RowLimit | None:
@@ -160,7 +160,7 @@ def _table(output: PostgresOutput, job: Job) -> TargetTable:
 def forget_output(job: Job, store: StoreDatabase, incarnation: str | None) -> str | None:
     """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what remains:
     rows in files that nobody has seen yet, of this life of the job (`incarnation` None: it had no state), and what
-    could not be dropped, because a database that is away for ever must not prevent the deletion of a job. In another
+    could not be dropped, because an unavailable database must not prevent the deletion of a job. In another
     database than the state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows
     under the same names. Raises SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job.name)
@@ -175,12 +175,12 @@ def forget_output(job: Job, store: StoreDatabase, incarnation: str | None) -> st
             rows, names = sum(part.rows for part in parts), held_names(Path(file.path), [life_of(incarnation)])
             remaining.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
-        of = (output.postgres.dsn, store.schema, job.name)
+        database = (output.postgres.dsn, store.schema, job.name)
         try:
             if incarnation is not None:
-                drop_staging(*of, apart=True)
-                drop_marks(*of)
-            elif tables := staging_apart(*of):
+                drop_staging(*database, apart=True)
+                drop_marks(*database)
+            elif tables := staging_apart(*database):
                 remaining.append(
                     f"Staging tables of job {job.name} are left in the database of output.postgres: no state of the "
                     "job was here, and it may go on elsewhere (joinery state move). If it does not, run there: "
@@ -230,9 +230,13 @@ def output_content(
         if output.postgres.dsn in (None, store.dsn):
             return PostgresContent(store.dsn, table, schema, committed, None)
         assert output.postgres.dsn is not None, "the line above"
-        of = (store.schema, job.name, incarnation, table.name)
+        target = (store.schema, job.name, incarnation, table.name)
         return PostgresContent(
-            output.postgres.dsn, table, schema, committed, lambda here: max(published_epoch(here, *of), certain)
+            output.postgres.dsn,
+            table,
+            schema,
+            committed,
+            lambda snapshot: max(published_epoch(snapshot, *target), certain),
         )
     if output.iceberg is not None or output.delta is not None:
         return LakeContent(lake_table(job), job.name, incarnation, schema, certain)

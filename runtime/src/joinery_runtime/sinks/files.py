@@ -53,8 +53,8 @@ class FileWriter:
         encode = write_parquet if self.format == "parquet" else lines
         count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
         written = {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
-        held = {**written, "held": True, "life": life_of(attempt.incarnation)}
-        return held if size < self.hold_below else written
+        held_receipt = {**written, "held": True, "life": life_of(attempt.incarnation)}
+        return held_receipt if size < self.hold_below else written
 
 
 def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, int]:
@@ -197,7 +197,7 @@ class FileSink(NamesNoStore):
         for receipt in receipts:
             if "life" in receipt:
                 self._be(receipt["life"])
-        # Receipts come in the order in which shards end. A job that watches the folder refuses names that come before
+        # Receipts come in the order in which shards end. A job that watches the folder rejects names that come before
         # the last one it has seen.
         in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
         missing = [receipt for receipt in in_order if not self._publish(epoch, receipt)]
@@ -215,11 +215,11 @@ class FileSink(NamesNoStore):
             return
         _sync_folder(self._directory)
         if any("rolled" in receipt for receipt in receipts):
-            self._drop(lambda of: of <= epoch)  # the file with their rows has its name
+            self._drop(lambda part_epoch: part_epoch <= epoch)  # the file with their rows has its name
         if (self._directory / HELD).exists():
             _sync_folder(self._directory / HELD)  # the next recovery no longer looks at this epoch
         # Removes what repeated attempts wrote. Not of this epoch: another sink may still have to publish it.
-        self._sweep(lambda _, of: of < epoch)
+        self._sweep(lambda _, staged_epoch: staged_epoch < epoch)
 
     def _part(self, epoch: int, receipt: Receipt) -> Path:
         """The path of a part. The name of a merged file sorts after those of the epoch's shards."""
@@ -231,7 +231,7 @@ class FileSink(NamesNoStore):
 
     def _given_up(self, receipt: Receipt) -> Path:
         """The file whose existence says that the part may be missing. Readers of the folder ignore such names. It is
-        named after the attempt, because a job that starts anew uses the same epochs and shards again."""
+        named after the attempt, because a job that starts from the beginning uses the same epochs and shards again."""
         return self._directory / f".{receipt['attempt']}.gone"
 
     def _publish(self, epoch: int, receipt: Receipt) -> bool:
@@ -267,7 +267,7 @@ class FileSink(NamesNoStore):
         """Drops held files that were merged, but not dropped by a driver that died, if the job has since started anew
         (without a `publish`)."""
         rolled = _rolled(self._directory)
-        self._drop(lambda of: any(first <= of <= last for first, last, _ in rolled))
+        self._drop(lambda part_epoch: any(first <= part_epoch <= last for first, last, _ in rolled))
 
     def _drop(self, merged: Callable[[int], bool]) -> None:
         for part in held_parts(self._directory, self._life):
@@ -280,14 +280,14 @@ class FileSink(NamesNoStore):
     def recover(self, recovery: RecoveryContext) -> bool:
         """Sweeps, but leaves the committed epoch's files to `publish`; those not named go at the next recovery.
 
-        Refuses parts of later epochs than the committed one. They are not this job's, which would overwrite them one by
+        Rejects parts of later epochs than the committed one. They are not this job's, which would overwrite them one by
         one.
         """
         self._be(life_of(recovery.incarnation))
         self._refuse_foreign(recovery.committed_epoch)
         self._drop_merged()
         self._tell_of_others(recovery.warn)
-        self._sweep(lambda generation, of: generation < recovery.generation and of != recovery.committed_epoch)
+        self._sweep(lambda generation, epoch: generation < recovery.generation and epoch != recovery.committed_epoch)
         return False
 
     def _tell_of_others(self, warn: Callable[[str], None]) -> None:
@@ -345,7 +345,7 @@ def published(
                 named = dict(receipt.get("rolled", ()))
                 if named and (min(named), _SUFFIXES[_format_of(receipt)]) == (first, path.suffix):
                     counts = named
-            before = sum(count for of, count in counts.items() if of < epoch)
+            before = sum(count for part_epoch, count in counts.items() if part_epoch < epoch)
             # Rows that no commit has named are yielded once, with the file's last epoch.
             yield from islice(_lines(path), before, None if epoch == last else before + counts.get(epoch, 0))
             merged |= epoch in counts

@@ -150,12 +150,12 @@ class IcebergTable(OpenedTable[Table]):
         return self._opened
 
     @contextlib.contextmanager
-    def _problems(self, what: str) -> Iterator[None]:
+    def _problems(self, failure: str) -> Iterator[None]:
         try:
-            with super()._problems(what):
+            with super()._problems(failure):
                 yield
         except ForeignCode as error:
-            named = f"The {self.name} of the catalog {self._catalog_name} {what}"
+            named = f"The {self.name} of the catalog {self._catalog_name} {failure}"
             raise SinkError(named, facts=error.facts, todo=error.todo) from error
 
     def close(self) -> None:

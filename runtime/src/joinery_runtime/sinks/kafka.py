@@ -65,7 +65,7 @@ class KafkaWriter:
         try:
             return self._send(_clients.get(self.target), rows)
         except SinkError:
-            _clients.drop(self.target)  # an idempotent producer that lost rows may refuse all others
+            _clients.drop(self.target)  # an idempotent producer that lost rows may reject all others
             raise
 
     def _send(self, client: _Client, rows: AttemptRows) -> int:
@@ -92,7 +92,7 @@ class KafkaWriter:
         return count
 
     def _failure(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
-        # A refused row is a better reason than rows that had to wait.
+        # A rejected row is a better reason than rows that had to wait.
         first = next((error for error in failures if not is_away(error)), failures[0])
         summary = f"{counted(len(failures), 'row', 'were')} not written"
         return self.target.failure(

@@ -22,7 +22,7 @@ from joinery_runtime.sinks.record_producers import Patience, open_producer
 _MAX_IDLE = 9  # idle producers per process: one per thread and one for dead letters; each has three connections
 _CALL_SECONDS = 5.0  # for one call, which is repeated until the deadline
 _CLEANUP_SECONDS = 5.0
-_TURN_SECONDS = 0.1  # how often a call that takes its time is checked for refused rows
+_TURN_SECONDS = 0.1  # how often a call that takes its time is checked for rejected rows
 _TAKEN_OVER = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -163,7 +163,7 @@ class OwningProducer:
     def _repeat(self, call: Callable[[float], object], within_seconds: float) -> None:
         """Repeats a call while its error is retriable. Also raises OutputUnavailable if the client does not return:
         while librdkafka 2.16 waits for a group's coordinator, it ignores time limits. The call's thread and client are
-        then abandoned, as those of a call during which a row is refused; the next attempt takes over the id."""
+        then abandoned, as those of a call during which a row is rejected; the next attempt takes over the id."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
         repeat(lambda: self._watched(call, seconds), _retriable, within_seconds)
 
@@ -183,7 +183,7 @@ class OwningProducer:
         while thread.is_alive() and time.monotonic() < deadline and not self._producer.failures:
             thread.join(_TURN_SECONDS)
             if thread.is_alive():
-                self._producer.poll(0)  # a refused row can keep a call from ending
+                self._producer.poll(0)  # a rejected row can keep a call from ending
         if not ended and self._producer.failures:
             raise KafkaException(self._producer.failures[0])
         if not ended:
@@ -194,7 +194,7 @@ class OwningProducer:
         if ended[0] is not None:
             raise ended[0]
 
-    def _problem(self, what: str, error: KafkaError) -> SinkError:
+    def _problem(self, summary: str, error: KafkaError) -> SinkError:
         with contextlib.suppress(KafkaException):
             self._producer.poll(0)  # to receive pending errors
         # Calls after the first refusal say only that the transaction has failed.
@@ -203,7 +203,7 @@ class OwningProducer:
         todo = "Correct the cause; the epoch is run again"
         if error.code() in DENIED:
             todo = "Allow this user to write with transactional ids, and to read groups, that start with the job's name"
-        return self._target.failure(error, self._errors, what, facts, todo)
+        return self._target.failure(error, self._errors, summary, facts, todo)
 
 
 def _retriable(error: KafkaError) -> bool:

@@ -89,7 +89,7 @@ class Records:
         if key:
             plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
             keys = (
-                Texts.of_column(_whole(rows[key[0]]))
+                Texts.of_column(_combine_chunks(rows[key[0]]))
                 if plain
                 else Texts.of_lines(json_lines(rows.select(list(key)), style))
             )
@@ -115,5 +115,5 @@ class Records:
         return messages
 
 
-def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def _combine_chunks(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -117,7 +117,7 @@ class KafkaTarget:
 
     @property
     def client_limit(self) -> int:
-        """The size (key, value and headers) over which the client refuses a record."""
+        """The size (key, value and headers) over which the client rejects a record."""
         limit = str(self.properties.get("message.max.bytes", _CLIENT_LIMIT))
         return (int(limit) if limit.isdecimal() else _CLIENT_LIMIT) - RECORD_OVERHEAD
 
@@ -128,7 +128,7 @@ class KafkaTarget:
         return any(self.properties.get(name, "none") != "none" for name in names)
 
     def topic_limit(self) -> int | None:
-        """The size over which the topic refuses a record. None if this user may not read the topic's settings."""
+        """The size over which the topic rejects a record. None if this user may not read the topic's settings."""
         limit = self.topic_setting("max.message.bytes")
         return None if limit is None else int(limit) - RECORD_OVERHEAD
 
@@ -143,13 +143,13 @@ class KafkaTarget:
             return None
 
     def in_batches_of(self, size: int) -> Self:
-        """The same target for batches of at most this size: a broker refuses a batch that is larger than a record may
+        """The same target for batches of at most this size: a broker rejects a batch that is larger than a record may
         be, also one of small records."""
         batch = min(size, int(self.properties.get("batch.size", size)))
         return replace(self, properties={**self.properties, "batch.size": str(batch)})
 
     def for_smaller_records(self) -> Self | None:
-        """What to try after records were refused as too large. None: nothing; the records themselves do not fit."""
+        """What to try after records were rejected as too large. None: nothing; the records themselves do not fit."""
         limit = self.topic_limit()
         batch = int(self.properties.get("batch.size", BATCH_BYTES))
         return self.in_batches_of(limit) if limit is not None and limit < batch else None
@@ -189,7 +189,7 @@ class KafkaTarget:
     def connect(
         self, client: Callable[[dict[str, Any]], Client], settings: Mapping[str, Any], errors: LastError
     ) -> Client:
-        """Makes a client, which connects later on its own. Raises SinkError for a property that librdkafka refuses."""
+        """Makes a client, which connects later on its own. Raises SinkError for a property that librdkafka rejects."""
         try:
             return client({**settings, "error_cb": errors, "log_level": 0, "logger": SILENT})
         except KafkaException as error:
@@ -254,25 +254,25 @@ class KafkaTarget:
             else self.problem(summary, str(errors), _CHECK_LOGIN)
         )
 
-    def away(self, what: str, facts: str) -> OutputUnavailable:
+    def away(self, summary: str, facts: str) -> OutputUnavailable:
         """An error for which waiting may help."""
         todo = check_address(self.bootstrap_servers, facts)
-        return OutputUnavailable(f"{self.TITLE} {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
+        return OutputUnavailable(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
 
-    def failure(self, error: KafkaError, errors: LastError, what: str, facts: str, todo: str = "") -> SinkError:
+    def failure(self, error: KafkaError, errors: LastError, summary: str, facts: str, todo: str = "") -> SinkError:
         """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A refused login shows
         only in `errors`, which the client reports in the background."""
         if error.code() in _TOO_LARGE:
             return RecordTooLarge(
-                f"{self.TITLE} {self.topic}: {what}", facts=self._with_place(facts), todo=_RAISE_LIMITS
+                f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=_RAISE_LIMITS
             )
         if not is_away(error):
-            return self.problem(what, facts, todo)
+            return self.problem(summary, facts, todo)
         facts = f"{facts}; {errors}"
-        return self.away(what, facts) if errors.denied is None else self.problem(what, facts, _CHECK_LOGIN)
+        return self.away(summary, facts) if errors.denied is None else self.problem(summary, facts, _CHECK_LOGIN)
 
-    def problem(self, what: str, facts: str, todo: str = "") -> SinkError:
-        return SinkError(f"{self.TITLE} {self.topic}: {what}", facts=self._with_place(facts), todo=todo)
+    def problem(self, summary: str, facts: str, todo: str = "") -> SinkError:
+        return SinkError(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
 
     def _with_place(self, facts: str) -> str:
         return f"{facts} (bootstrapServers {self.bootstrap_servers})"
@@ -280,7 +280,7 @@ class KafkaTarget:
 
 @dataclass(frozen=True, slots=True)
 class RecordLimit:
-    """The size over which the client refuses a record of the target, or the topic if it takes less than the client
+    """The size over which the client rejects a record of the target, or the topic if it takes less than the client
     (`sinks.base.RowLimit`)."""
 
     target: KafkaTarget
@@ -337,7 +337,7 @@ class BrokerCheck:
 
 
 def write_in_fitting_batches(target: Target, rows: AttemptRows, write: Callable[[Target], T]) -> T:
-    """Writes the rows to the target, and again as `for_smaller_records` says while the brokers refuse records as too
+    """Writes the rows to the target, and again as `for_smaller_records` says while the brokers reject records as too
     large. Raises RecordTooLarge that shows the row if there is no other way."""
     while True:
         try:

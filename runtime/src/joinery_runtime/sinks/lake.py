@@ -138,12 +138,12 @@ class OpenedTable(ABC, Generic[Opened]):
             yield from batches
 
     @contextmanager
-    def _problems(self, what: str) -> Iterator[None]:
+    def _problems(self, failure: str) -> Iterator[None]:
         try:
             yield
         except self._errors as error:
             kind = OutputUnavailable if isinstance(error, self._away) or is_away(error) else SinkError
-            raise kind(f"The {self.name} {what}", facts=str(error), todo=self._todo) from error
+            raise kind(f"The {self.name} {failure}", facts=str(error), todo=self._todo) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,11 +299,11 @@ def _csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
 REPLACEMENT = "\ufffd".encode()
 
 
-def problem_of(what: str, error: psycopg.Error, *, apart: bool = False) -> SinkError | StoreUnavailable:
+def problem_of(summary: str, error: psycopg.Error, *, apart: bool = False) -> SinkError | StoreUnavailable:
     """Turns an error of Postgres into ours. If the database is away, the job waits for it and recovers. Unless `apart`,
     it is the state's database."""
     reason = " ".join(str(error).split())
     todo = advice(error, "Check the table and the role's rights")
     if not is_away(error):
-        return SinkError(what, facts=reason, todo=todo)
-    return (OutputUnavailable if apart else StoreUnavailable)(what, facts=reason, todo=todo)
+        return SinkError(summary, facts=reason, todo=todo)
+    return (OutputUnavailable if apart else StoreUnavailable)(summary, facts=reason, todo=todo)

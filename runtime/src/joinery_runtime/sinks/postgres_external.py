@@ -142,8 +142,8 @@ def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, 
     if not _exists(connection, schema, _MARKS):
         return 0
     marks = sql.Identifier(schema, _MARKS)
-    of = {"job": job, "lineage": incarnation, "output": output}
-    mark = connection.execute(sql.SQL(_MARK.removesuffix(" FOR UPDATE")).format(marks), of).fetchone()
+    output_key = {"job": job, "lineage": incarnation, "output": output}
+    mark = connection.execute(sql.SQL(_MARK.removesuffix(" FOR UPDATE")).format(marks), output_key).fetchone()
     return 0 if mark is None else int(mark[1])
 
 

@@ -286,12 +286,12 @@ class ProtobufOutput(SchemaOutput):
         name = "".join(word[:1].upper() + word[1:] for word in words)
         return name if name[:1].isalpha() else f"Topic{name}"
 
-    def schema(self, known: Mapping[str, Any], highest: int | None = None) -> str:
-        """The schema of the `known` fields (descriptors by name). If the `highest` number ever used is given, the
+    def schema(self, existing: Mapping[str, Any], highest: int | None = None) -> str:
+        """The schema of the `existing` fields (descriptors by name). If the `highest` number ever used is given, the
         schema also has fields for the other columns."""
-        fields = {field.number: (_kind(field), name) for name, field in known.items()}
+        fields = {field.number: (_kind(field), name) for name, field in existing.items()}
         if highest is not None:
-            new = [column for column in self.rows if column.name not in known]
+            new = [column for column in self.rows if column.name not in existing]
             fields |= {number: (kind_of(column.type), column.name) for number, column in enumerate(new, highest + 1)}
         return "\n".join(_text(self._name, fields))
 

@@ -58,7 +58,7 @@ class RecordProducer(Protocol):
 
     def enqueue(self, topic: str, records: Records, start: int) -> int:
         """Hands over some thousand records, from number `start`. Returns the number of the first record that was not
-        taken: the client takes fewer if its queue is full. Raises KafkaException for a record that it refuses."""
+        taken: the client takes fewer if its queue is full. Raises KafkaException for a record that it rejects."""
         ...
 
     def meet_brokers(self, topic: str, seconds: float) -> None:
@@ -84,7 +84,7 @@ class RecordProducer(Protocol):
 
 def open_producer(target: KafkaTarget, settings: Mapping[str, Any], errors: LastError) -> RecordProducer:
     """Makes a producer for the target's records, which connects later on its own. Raises SinkError for a property that
-    librdkafka refuses."""
+    librdkafka rejects."""
     if not target.headers:  # a batch cannot have headers
         try:
             library()
@@ -280,7 +280,7 @@ class Patience:
         self._until = clock() + seconds
 
     def poll(self, producer: RecordProducer, seconds: float) -> bool:
-        """Lets the client work. Returns whether to go on: rows were accepted, or there is more time."""
+        """Lets the client work. Returns whether to continue: rows were accepted, or there is more time."""
         before = len(producer)
         producer.poll(seconds)
         if len(producer) < before:
@@ -297,7 +297,7 @@ class Patience:
 
     def enqueue(self, producer: RecordProducer, topic: str, records: Records) -> int:
         """Hands records to the client. Returns the number for which its queue had no room when the patience ended.
-        Raises KafkaException for a record that the client refuses."""
+        Raises KafkaException for a record that the client rejects."""
         index = 0
         while index < len(records):
             before, index = index, producer.enqueue(topic, records, index)

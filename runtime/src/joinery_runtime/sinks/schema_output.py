@@ -48,7 +48,7 @@ class SchemaOutput(ABC):
 
     def registered(self) -> EncodedRows:
         """Registers the schema, or finds it registered, once per process. Raises SinkError for rows that the format
-        cannot describe and for a schema that the registry refuses, and OutputUnavailable if it does not answer."""
+        cannot describe and for a schema that the registry rejects, and OutputUnavailable if it does not answer."""
         key = (type(self), self.topic, self.url, self.rows)
         if key not in _REGISTERED:
             try:
@@ -143,8 +143,8 @@ class SchemaOutput(ABC):
             raise LookupError(f"no schema {number}")
         return reader
 
-    def problem(self, what: str, facts: str, todo: str) -> SinkError:
-        return SinkError(f"Output topic {self.topic}: {what}", facts=facts, todo=todo)
+    def problem(self, summary: str, facts: str, todo: str) -> SinkError:
+        return SinkError(f"Output topic {self.topic}: {summary}", facts=facts, todo=todo)
 
     @property
     def _registry(self) -> Registry:
