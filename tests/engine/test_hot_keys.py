@@ -127,7 +127,7 @@ def test_an_event_time_that_is_a_key_and_bytes_are_shown() -> None:
     by_time = replace(STEP, sides=tuple(replace(side, intake=_by_time(side.intake)) for side in STEP.sides))
     (found,) = KeyCounter(by_time).count([part("s", run_of(["a"], 0, by_time))])
     assert found == KeyRows("ts=1970-01-01 00:00:00.005000+00:00", 1)
-    assert hot_keys._shown(pa.scalar(b"\x00\xff")) == "00ff"
+    assert hot_keys._format_value(pa.scalar(b"\x00\xff")) == "00ff"
 
 
 def _by_time(intake: Intake) -> Intake:

@@ -58,10 +58,10 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     probe = {b.partition: min(b.records, max(1, min(records, int(size / b.record_bytes)))) for b in unmeasured}
     probed = sum(probe[b.partition] * b.record_bytes for b in unmeasured)
     rest = Budget(max(1, budget.records - sum(probe.values())), max(1, int(budget.bytes - probed)))
-    return probe | (_aligned(measured, rest) if measured else {})
+    return probe | (_align(measured, rest) if measured else {})
 
 
-def _aligned(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
+def _align(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     """Records to read per partition, for partitions whose density is known."""
     records = np.array([b.records for b in backlogs])
     highest, density, size = np.array([(b.highest, b.density, b.record_bytes) for b in backlogs], dtype=float).T

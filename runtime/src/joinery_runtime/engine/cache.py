@@ -79,7 +79,7 @@ class SegmentCache:
         for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
             blobs = self._store.read_segments(self._job, keys)
             for key in keys:
-                rows = self._decoded(missing[key], blobs.pop(key))
+                rows = self._decode(missing[key], blobs.pop(key))
                 runs[key] = self.put(key, missing[key].epoch, rows)
         for segment in segments:
             if segment.key not in missing:
@@ -91,7 +91,7 @@ class SegmentCache:
         """Whether the segment is available without a read from the store."""
         return key in self._open or self._path(key).exists()
 
-    def _decoded(self, meta: SegmentMeta, blob: bytes) -> pa.RecordBatch:
+    def _decode(self, meta: SegmentMeta, blob: bytes) -> pa.RecordBatch:
         """Raises StateError if the blob cannot be decoded, or not to the hashes that were noted when it was written:
         older blobs have no checksum."""
         try:
@@ -160,7 +160,7 @@ class SegmentCache:
         """Returns the run if it is available without the store."""
         cached = self._open.get(segment.key)
         if cached is None:
-            content = _checked(self._path(segment.key))
+            content = _map_checked(self._path(segment.key))
             if content is None:
                 return None
             cached = self._open[segment.key] = _view(segment.epoch, content)
@@ -170,7 +170,7 @@ class SegmentCache:
         return self._directory / f"{key.replace('/', os.extsep)}{_SUFFIX}"
 
 
-def _checked(path: Path) -> pa.Buffer | None:
+def _map_checked(path: Path) -> pa.Buffer | None:
     """Map a file of the cache. Return None if there is none, or if it is damaged, as after a crash of the machine: then
     the file is removed."""
     try:

@@ -188,7 +188,7 @@ class Driver:
             compare_with_state(self._identity, stored)
             check_versions(stored, MIGRATIONS, STATE_VERSION)
         if previous is not None and (stored is None or stored.generation != previous):
-            raise self._taken_over()
+            raise self._takeover_error()
         self.generation = 0  # until the store answers, the generation may be the new one or the old one
         record = store.acquire(name)
         for warning in compare_with_state(self._identity, record):
@@ -263,13 +263,13 @@ class Driver:
         nothing, and is made only while rows are held. Raises PartitionsLost when the driver has to rejoin its groups,
         DuplicateJobName when a job of the same name with another store writes to the same output."""
         if self._check_for_duplicate_name:
-            self._refuse_duplicate_name()
+            self._reject_duplicate_name()
         with self._in_its_groups():
-            plan = self._held_plan(always=always, reads=reads)
+            plan = self._pinned_plan(always=always, reads=reads)
         self.planned = plan is not None
         return plan
 
-    def _held_plan(self, *, always: bool, reads: bool) -> EpochPlan | None:
+    def _pinned_plan(self, *, always: bool, reads: bool) -> EpochPlan | None:
         planner = self._parts.planner
         if self.state.pending is None:
             plan = self._new_plan(self.state, always=always) if reads else None
@@ -320,7 +320,7 @@ class Driver:
                 todo="The newest driver is this one; it joins anew, and the other one ends",
             ) from error
 
-    def _refuse_duplicate_name(self) -> None:
+    def _reject_duplicate_name(self) -> None:
         """Raises DuplicateJobName if another job of this name writes to the output. Each job has its own markers and
         transactions, so nothing is lost, but a reader of the output gets the rows of both."""
         self._check_for_duplicate_name = False
@@ -340,7 +340,7 @@ class Driver:
             "the name. kafka-consumer-groups --describe --members tells where the members of a group run",
         )
 
-    def _taken_over(self) -> Fenced:
+    def _takeover_error(self) -> Fenced:
         name = self._identity.name
         return Fenced(
             f"another driver has taken over job {name}, or it was deleted",
@@ -352,7 +352,7 @@ class Driver:
     def _require_ownership(self) -> None:
         ownership = self._parts.store.ownership(self._identity.name)
         if ownership is None or ownership.generation != self.generation:
-            raise self._taken_over()
+            raise self._takeover_error()
 
     # --- run --------------------------------------------------------------------------------------------------------
 
@@ -518,7 +518,7 @@ class Driver:
         except StoreUnavailable:
             result = resolve_commit(store.record(name), self.generation, commit.epoch)
             if result is CommitResult.FENCED:
-                raise self._taken_over() from None
+                raise self._takeover_error() from None
             if result is CommitResult.NOT_COMMITTED:
                 raise
 
@@ -533,7 +533,7 @@ class Driver:
         ones: only then may the input be committed."""
         planner = self._parts.planner
         with self._in_its_groups():
-            if self._gone_now(plan) == self._replaced_partitions and planner.is_pinned():
+            if self._current_replaced_partitions(plan) == self._replaced_partitions and planner.is_pinned():
                 return
         planner.unpin({})
         self._recheck = True
@@ -543,7 +543,7 @@ class Driver:
             todo="Nothing of it was committed; it is run again when they are back",
         )
 
-    def _gone_now(self, plan: EpochPlan) -> frozenset[PartitionRef]:
+    def _current_replaced_partitions(self, plan: EpochPlan) -> frozenset[PartitionRef]:
         try:
             return self._parts.planner.replaced_partitions(plan, self.state.inputs)
         except DataLoss:

@@ -86,7 +86,7 @@ class KeyCounter:
     def _key_of(self, side: int, stored: StateRun, row: int) -> str:
         spec, names = self._step.sides[side], self._step.sides[LEFT].intake.keys
         selection = Selection(stored.run.batch, np.array([row]))
-        values = [_shown(gather(spec, selection, key)[0]) for key in spec.intake.keys]
+        values = [_format_value(gather(spec, selection, key)[0]) for key in spec.intake.keys]
         return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
@@ -104,7 +104,7 @@ def longest_runs(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return hashes[starts], lengths
 
 
-def _shown(value: pa.Scalar) -> str:
+def _format_value(value: pa.Scalar) -> str:
     plain = value.as_py()
     text = plain.hex() if isinstance(plain, bytes) else str(plain)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"

@@ -59,7 +59,7 @@ def lower_watermarks(
     windows that have not."""
     states = input_states((side.name for side in job.inputs), record)
     delays = {side.name: side.watermark.delay for side in job.inputs}
-    inputs = {name: _lowered(name, states[name], at, delays[name]) for name, at in watermarks.items()}
+    inputs = {name: _lower(name, states[name], at, delays[name]) for name, at in watermarks.items()}
     floors = stored_floors(record)
     now = {name: state.progress.time for name, state in {**states, **inputs}.items()}
     implied = times.horizons(pipeline, now, {})
@@ -72,7 +72,7 @@ def lower_watermarks(
     return LoweredState(inputs, lowered, tuple(meta.key for meta in affected), tuple(written))
 
 
-def _lowered(name: str, state: InputState, at: int, delay: int) -> InputState:
+def _lower(name: str, state: InputState, at: int, delay: int) -> InputState:
     progress = state.progress
     if progress.ended:
         raise JoineryError(

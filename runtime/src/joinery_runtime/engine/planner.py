@@ -303,12 +303,12 @@ class Planner:
         bounds = [
             bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].stored_offsets)
         ]
-        existing = tuple(_unless_ended(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
+        existing = tuple(_stop_at_end(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
         self._idleness.observe((bound for bound in existing if not bound.waits), now_ms)
         if self._once:
-            existing = self._up_to_now(existing, inputs)
+            existing = self._cut_to_first_ends(existing, inputs)
         ready = tuple(bound for bound in existing if not bound.waits)
-        idle, ended = self._idleness.idle(), _ended(ready, self._sources)
+        idle, ended = self._idleness.idle(), _ended_inputs(ready, self._sources)
         backlog = dict.fromkeys(self._sources, 0)
         for bound in existing:
             backlog[bound.partition.input] += bound.end_exclusive - bound.start
@@ -321,10 +321,10 @@ class Planner:
             ended=ended,
             progress=self.watermarks(_with_partitions(inputs, ready), idle, ended, now_ms),
             now_ms=now_ms,
-            beyond_end=_beyond_end(bounds, inputs),
+            beyond_end=_beyond_end_warnings(bounds, inputs),
         )
 
-    def _up_to_now(self, bounds: tuple[Bounds, ...], inputs: Inputs) -> tuple[Bounds, ...]:
+    def _cut_to_first_ends(self, bounds: tuple[Bounds, ...], inputs: Inputs) -> tuple[Bounds, ...]:
         """Cuts the bounds to where the partitions ended at the first call. A partition that appears later waits for
         the next run. An input that ended in an earlier run stays ended."""
         if self._ends_of_now is None:
@@ -479,7 +479,7 @@ def read_shares(
     if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, settings.budget):
         share = {backlog.partition: backlog.records for backlog in backlogs}
     else:
-        share = _allocated(backlogs, settings)
+        share = _allocate(backlogs, settings)
     counted = [(bound, share.get(bound.partition, 0)) for bound in assigned]
     return [
         (bound, count)
@@ -488,7 +488,7 @@ def read_shares(
     ]
 
 
-def _allocated(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanSettings) -> dict[PartitionRef, int]:
+def _allocate(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanSettings) -> dict[PartitionRef, int]:
     """Reads tables to their ends before streams if they take at most half of the budget: then no row of a stream has to
     wait for them, and the other half is for the streams, however fast a table grows."""
     budget = settings.budget
@@ -629,12 +629,12 @@ def _activity(snapshot: SourceSnapshot) -> InputActivity:
     )
 
 
-def _unless_ended(bound: Bounds, state: InputState) -> Bounds:
+def _stop_at_end(bound: Bounds, state: InputState) -> Bounds:
     """Keeps an input that has ended at its end (T7): records added later would meet a watermark of +infinity."""
     return replace(bound, end_exclusive=bound.start, final=True) if state.progress.ended else bound
 
 
-def _beyond_end(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, str]:
+def _beyond_end_warnings(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, str]:
     """Return a warning for each input that has ended and has more than was read by then."""
     more: dict[str, list[str]] = {}
     for bound in bounds:
@@ -663,7 +663,7 @@ def _with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, Inpu
     }
 
 
-def _ended(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
+def _ended_inputs(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
     """Inputs whose partitions have all been read to their final ends."""
     by_input: dict[str, list[bool]] = {name: [] for name in sources}
     for bound in bounds:

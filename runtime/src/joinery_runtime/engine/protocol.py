@@ -60,16 +60,18 @@ def choose_attempts(summaries: Iterable[tuple[Task, Summary]], steps: int, shard
     chosen: dict[Task, Summary] = {}
     for task, summary in summaries:
         if task in chosen:
-            raise StateError(f"two results for {_named(task)} of one epoch", todo="Report this: nothing was committed")
+            raise StateError(
+                f"two results for {_task_name(task)} of one epoch", todo="Report this: nothing was committed"
+            )
         chosen[task] = summary
     missing = sorted({(step, shard) for step in range(steps) for shard in range(shards)} - set(chosen))
     if missing:
-        facts = ", ".join(map(_named, missing))
+        facts = ", ".join(map(_task_name, missing))
         raise StateError(f"no result for {facts}", todo="Report this: nothing was committed")
     return chosen
 
 
-def _named(task: Task) -> str:
+def _task_name(task: Task) -> str:
     return f"step {task[0] + 1}, shard {task[1]}"
 
 
