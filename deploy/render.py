@@ -53,7 +53,7 @@ def generated(helm: str) -> dict[Path, str]:
     return {
         ROOT / "deploy/joinery.yaml": _file(chart, objects),
         ROOT / "deploy/drivers/drivers.yaml": _file(
-            chart, [_in_default(each) for each in objects if _is_drivers(each)]
+            chart, [_in_default(manifest) for manifest in objects if _is_drivers(manifest)]
         ),
         ROOT / "integrations/argocd/argocd-cm.yaml": _file("integrations/argocd/health.lua", [_argocd(objects)]),
     }
@@ -68,18 +68,18 @@ def chart_objects(helm: str) -> Iterator[Manifest]:
     )  # fmt: skip
     if done.returncode != 0:
         raise SystemExit(f"render.py: helm template failed:\n{done.stderr}")
-    for each in YAML(typ="safe").load_all(done.stdout):
-        if each is not None:
-            yield _without_helm(each)
+    for manifest in YAML(typ="safe").load_all(done.stdout):
+        if manifest is not None:
+            yield _without_helm(manifest)
 
 
 def _without_helm(manifest: Manifest) -> Manifest:
     metadata = manifest["metadata"]
     for field, names in (("labels", _HELM_LABELS), ("annotations", _HELM_ANNOTATIONS)):
-        kept = {name: value for name, value in metadata.get(field, {}).items() if name not in names}
+        others = {name: value for name, value in metadata.get(field, {}).items() if name not in names}
         metadata.pop(field, None)
-        if kept:
-            metadata[field] = kept
+        if others:
+            metadata[field] = others
     return manifest
 
 
@@ -90,14 +90,16 @@ def _is_drivers(manifest: Manifest) -> bool:
 def _in_default(manifest: Manifest) -> Manifest:
     """In the namespace that kustomize's `namespace` replaces everywhere, a binding's subject included."""
     moved = copy.deepcopy(manifest)
-    for place in (moved["metadata"], *moved.get("subjects", ())):
-        place["namespace"] = "default"
+    for reference in (moved["metadata"], *moved.get("subjects", ())):
+        reference["namespace"] = "default"
     return moved
 
 
 def _argocd(objects: list[Manifest]) -> Manifest:
     script = LiteralScalarString((ROOT / "integrations/argocd/health.lua").read_text())
-    kinds = [each["spec"]["names"]["kind"] for each in objects if each["kind"] == "CustomResourceDefinition"]
+    kinds = [
+        manifest["spec"]["names"]["kind"] for manifest in objects if manifest["kind"] == "CustomResourceDefinition"
+    ]
     return {"data": {f"resource.customizations.health.joinery.dev_{kind}": script for kind in kinds}}
 
 
@@ -107,10 +109,10 @@ def _file(source: str, objects: list[Mapping[str, Any]]) -> str:
     yaml.indent(mapping=2, sequence=4, offset=2)
     stream = io.StringIO()
     stream.write(_HEADER.format(source=source))
-    for number, each in enumerate(objects):
+    for number, manifest in enumerate(objects):
         if number:
             stream.write("---\n")
-        yaml.dump(each, stream)
+        yaml.dump(manifest, stream)
     return stream.getvalue()
 
 

@@ -311,7 +311,7 @@ def test_a2_a_table_that_has_ended_forgets_nothing() -> None:
 def test_brute_force_is_sqls_meaning_of_a_join() -> None:
     inputs: Mapping[str, Sequence[Row]] = {"l": rows(1, 9), "r": rows(2)}
     found = brute_force(("l", "r"), [Step("r", IntervalRule(0, 1), KEYS, "full")], inputs)
-    assert [r.place for r in found] == [((0, 0), (0, 0)), ((0, 1), None)]
+    assert [r.positions for r in found] == [((0, 0), (0, 0)), ((0, 1), None)]
 
 
 def test_watermarks_from_the_rows_of_earlier_epochs() -> None:
@@ -353,4 +353,4 @@ def test_output_rows_take_their_columns_from_all_inputs_and_nulls_from_absent_on
 
 
 def test_a_place_names_a_row_in_the_jobs_order_of_inputs() -> None:
-    assert Joined({"l": row(1, offset=4, partition=2), "r": None}).place == ((2, 4), None)
+    assert Joined({"l": row(1, offset=4, partition=2), "r": None}).positions == ((2, 4), None)

@@ -51,4 +51,4 @@ def replay(case: Case, epochs: Iterable[Epoch]) -> Counter[Hashable]:
 
 
 def places(rows: Iterable[Joined]) -> Counter[Hashable]:
-    return Counter((row.place, row.window) for row in rows)
+    return Counter((row.positions, row.window) for row in rows)

@@ -14,7 +14,7 @@ from joinery_devkit.links import PageLink, check, links, pages
 
 def test_the_links_of_all_pages_are_well_formed() -> None:
     found = [link for page in pages() for link in links(page)]
-    assert [f"{link.place}: {link.url} {why}" for link in found if (why := link.malformed())] == []
+    assert [f"{link.location}: {link.url} {why}" for link in found if (why := link.malformed())] == []
     assert len(found) > 20
 
 
@@ -23,7 +23,7 @@ def test_links_are_found_with_their_lines(tmp_path: Path) -> None:
     page.write_text(
         "[a](other.md) [b](https://a.org/x_(y))\n<http://localhost:8998/>\n[c](ftp://a.org) <https://b.org/>\n"
     )
-    assert [(link.place.rpartition(":")[2], link.url) for link in links(page)] == [
+    assert [(link.location.rpartition(":")[2], link.url) for link in links(page)] == [
         ("1", "https://a.org/x_(y)"),
         ("3", "ftp://a.org"),
         ("3", "https://b.org/"),

@@ -73,8 +73,8 @@ class GeneratedRecord:
 def make(seed: int, orders: int) -> list[GeneratedRecord]:
     """`orders` orders and about 0.84 times as many payments, for topics `orders` and `payments`, in sending order."""
     chance = random.Random(seed)
-    made = [record for number in range(orders) for record in _order(chance, number, number * SPAN_MS // orders)]
-    return sorted(made, key=lambda record: record.arrival_ms)
+    records = [record for number in range(orders) for record in _order(chance, number, number * SPAN_MS // orders)]
+    return sorted(records, key=lambda record: record.arrival_ms)
 
 
 def kinds(records: Iterable[GeneratedRecord]) -> Mapping[Kind, int]:
@@ -122,8 +122,8 @@ def _payment(
         "amount": round(order["amount"] / parts, 2),
         "ts": datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
-    again: Kind = "repeated" if part else kind
-    return _record(chance, "payments", payment, ts, again)
+    payment_kind: Kind = "repeated" if part else kind
+    return _record(chance, "payments", payment, ts, payment_kind)
 
 
 def _record(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, kind: Kind) -> GeneratedRecord:

@@ -109,10 +109,10 @@ class RunningJob:
         if self._process.exit_code() != 0:
             raise self.problem("did not stop in order")
 
-    def problem(self, what: str) -> JoineryError:
+    def problem(self, failure: str) -> JoineryError:
         """An error with the last lines of the job's log."""
         facts = f"exit code {self._process.exit_code()}, its last words:\n{self._process.log_tail()}"
-        return JoineryError(f"the job {what}", facts=facts)
+        return JoineryError(f"the job {failure}", facts=facts)
 
 
 def _joinery() -> str:

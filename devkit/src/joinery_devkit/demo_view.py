@@ -103,8 +103,8 @@ def table_of(title: str, rows: Rows) -> Table:
     for row in rows:
         table.add_row(
             *(
-                each.astimezone(UTC).strftime("%H:%M:%S") if isinstance(each, datetime) else str(each)
-                for each in row.values()
+                cell.astimezone(UTC).strftime("%H:%M:%S") if isinstance(cell, datetime) else str(cell)
+                for cell in row.values()
             )
         )
     return table

@@ -56,10 +56,10 @@ def _find_java() -> str:
         if not java.is_file():
             raise EnvironmentProblem("JAVA_HOME holds no Java", facts=f"{java} does not exist", todo=GET_JAVA)
         return str(java)
-    found = shutil.which("java")
-    if found is None:
+    java_on_path = shutil.which("java")
+    if java_on_path is None:
         raise EnvironmentProblem("Java is missing", facts="no `java` on PATH and JAVA_HOME is not set", todo=GET_JAVA)
-    return found
+    return java_on_path
 
 
 def parse_java_version(java: str, banner: str) -> int:

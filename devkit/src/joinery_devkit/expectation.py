@@ -67,12 +67,12 @@ def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading
     for side in job.inputs:
         for record in records[side.name]:
             epoch, columns = epoch_of(side.name, record), readable(side, record.value)
-            place = (record.topic, record.partition, record.offset)
+            position = (record.topic, record.partition, record.offset)
             unread += epoch is None
             if columns is None:
-                unusable.add(place)
+                unusable.add(position)
                 if epoch is not None:
-                    dead.add(place)
+                    dead.add(position)
             elif epoch is not None:
                 rows[side.name].append(
                     ReadableRecord(epoch, record.topic, record.partition, columns[side.event_time], columns)
@@ -81,13 +81,13 @@ def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading
 
 
 def _epochs_of_offsets(log: Log) -> Callable[[str, Record], int | None]:
-    found = {
+    epochs = {
         (name, topic, partition, offset): entry["epoch"]
         for entry in log
         for name, topic, partition, start, end in entry["plan"]["ranges"]
         for offset in range(start, end)
     }
-    return lambda name, record: found.get((name, record.topic, record.partition, record.offset))
+    return lambda name, record: epochs.get((name, record.topic, record.partition, record.offset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +108,15 @@ def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
         _load(db, reading, log, join)
         for side in join.inputs:
             db.execute(_judged_sql(join, side))
-        found = db.execute(_pairs_sql(join)).fetchall()
+        joined_rows = db.execute(_pairs_sql(join)).fetchall()
         dropped: dict[int, dict[str, dict[str, int]]] = {}
         for side in job.spec.inputs:
             table = _quoted(side.name)
             drops = f"""SELECT "$epoch", "$drop", count(*) FROM {table} WHERE "$drop" IS NOT NULL GROUP BY ALL"""
             for epoch, reason, count in db.execute(drops).fetchall():
                 dropped.setdefault(epoch, {}).setdefault(side.name, {})[reason] = count
-    pairs = Counter(epoch for epoch, *_ in found)
-    return Expectation([tuple(row) for _, *row in found], pairs, dropped)
+    pairs = Counter(epoch for epoch, *_ in joined_rows)
+    return Expectation([tuple(row) for _, *row in joined_rows], pairs, dropped)
 
 
 class _Join:
@@ -153,8 +153,8 @@ def _load(db: duckdb.DuckDBPyConnection, reading: Reading, log: Log, join: _Join
     watermarks = [entry["plan"]["watermarks"] for entry in log]
     plans = {
         "$epoch": pa.array([entry["epoch"] for entry in log], pa.int64()),
-        "left_wm": pa.array([each[join.left.name] for each in watermarks], pa.int64()),
-        "right_wm": pa.array([each[join.right.name] for each in watermarks], pa.int64()),
+        "left_wm": pa.array([input_watermarks[join.left.name] for input_watermarks in watermarks], pa.int64()),
+        "right_wm": pa.array([input_watermarks[join.right.name] for input_watermarks in watermarks], pa.int64()),
     }
     _register(db, "$plans", pa.table(plans))
 

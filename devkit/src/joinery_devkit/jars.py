@@ -53,7 +53,9 @@ def _download(folder: Path, coordinates: Sequence[str], transitive: bool) -> Non
 def _with_maven(work: Path, jars: Path, coordinates: Sequence[str], transitive: bool) -> None:
     pom = work / "pom.xml"
     exclusions = "" if transitive else _EXCLUDE_ALL
-    pom.write_text(_POM.format(dependencies="".join(_pom_dependency(each, exclusions) for each in coordinates)))
+    pom.write_text(
+        _POM.format(dependencies="".join(_pom_dependency(coordinate, exclusions) for coordinate in coordinates))
+    )
     _run(
         ["mvn", "-B", "-q", "-Dstyle.color=never", "-f", str(pom), _COPY_GOAL, f"-DoutputDirectory={jars}"], coordinates
     )
@@ -87,24 +89,24 @@ def _with_ivy(work: Path, jars: Path, coordinates: Sequence[str], transitive: bo
 
 def _ivy_module(coordinates: Sequence[str], transitive: bool) -> str:
     reach = "compile(*),runtime(*),master(*)" if transitive else "master(*)"
-    wanted = "".join(
+    dependencies = "".join(
         f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->{reach}"/>'
-        for group, artifact, version in (each.split(":") for each in coordinates)
+        for group, artifact, version in (coordinate.split(":") for coordinate in coordinates)
     )
     return f"""<ivy-module version="2.0">
   <info organisation="dev.joinery" module="jars"/>
   <configurations><conf name="default"/></configurations>
-  <dependencies>{wanted}</dependencies>
+  <dependencies>{dependencies}</dependencies>
 </ivy-module>
 """
 
 
 def _ivy_jar(coordinates: Sequence[str]) -> Path:
     spark = importlib.util.find_spec("pyspark")
-    found = sorted((Path(spark.origin).parent / "jars").glob("ivy-*.jar")) if spark and spark.origin else []
-    if not found:
+    ivy_jars = sorted((Path(spark.origin).parent / "jars").glob("ivy-*.jar")) if spark and spark.origin else []
+    if not ivy_jars:
         raise _unavailable(coordinates, "neither Maven (`mvn`) nor PySpark, whose Ivy could do it, is installed")
-    return found[0]
+    return ivy_jars[0]
 
 
 def _run(command: Sequence[str], coordinates: Sequence[str]) -> None:

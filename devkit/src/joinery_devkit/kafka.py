@@ -149,9 +149,11 @@ class KafkaCluster(KafkaAdmin):
         return listeners
 
     def _bootstrap(self, name: str) -> str:
-        found = [each.bootstrap for node in self._nodes.values() for each in node.listeners if each.name == name]
-        assert found, f"the cluster was made without a {name} listener"
-        return ",".join(found)
+        addresses = [
+            listener.bootstrap for node in self._nodes.values() for listener in node.listeners if listener.name == name
+        ]
+        assert addresses, f"the cluster was made without a {name} listener"
+        return ",".join(addresses)
 
     def _serving(self) -> list[str]:
         return [node.listeners[0].bootstrap for node in self._nodes.values() if node.running]

@@ -68,8 +68,8 @@ class KafkaAdmin:
     def topic_config(self, topic: str) -> dict[str, str]:
         """All settings that apply to the topic, its own and the brokers'."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        found = self._admin.describe_configs([resource])[resource].result(_ADMIN_SECONDS)
-        return {name: entry.value for name, entry in found.items()}
+        entries = self._admin.describe_configs([resource])[resource].result(_ADMIN_SECONDS)
+        return {name: entry.value for name, entry in entries.items()}
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
         """Drops the records of a partition below `before_offset`, as retention would."""
@@ -80,8 +80,8 @@ class KafkaAdmin:
     def leader(self, topic: str, partition: int = 0) -> int | None:
         """The number of the broker that leads the partition. The leader of partition 0 of `__consumer_offsets`
         coordinates every group, that of `__transaction_state` every transaction."""
-        found = _topics(self._admin)[topic].partitions[partition].leader
-        return found if found >= 0 else None
+        leader = _topics(self._admin)[topic].partitions[partition].leader
+        return leader if leader >= 0 else None
 
     def _brokers(self, timeout_seconds: float = _ADMIN_SECONDS) -> set[int]:
         return set(self._admin.list_topics(timeout=timeout_seconds).brokers)
@@ -91,18 +91,21 @@ class KafkaAdmin:
         if len(addresses) == 1:
             return [_topics(self._admin)]
         # A new client asks the one broker that it was given.
-        return [_topics(AdminClient({"bootstrap.servers": each, **_IMPATIENT})) for each in addresses]
+        return [_topics(AdminClient({"bootstrap.servers": address, **_IMPATIENT})) for address in addresses]
 
     def _led_everywhere(self, name: str, partitions: int) -> bool:
         return all(
-            name in topics and sum(each.leader >= 0 for each in topics[name].partitions.values()) == partitions
+            name in topics
+            and sum(partition.leader >= 0 for partition in topics[name].partitions.values()) == partitions
             for topics in self._topics_everywhere()
         ) and self._served(name, partitions)
 
     def _served(self, name: str, partitions: int) -> bool:
         """A broker names itself as a leader some time before it answers as one."""
-        wanted = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
-        return all(asked.exception(_ADMIN_SECONDS) is None for asked in self._admin.list_offsets(wanted).values())
+        offset_specs = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        return all(
+            answer.exception(_ADMIN_SECONDS) is None for answer in self._admin.list_offsets(offset_specs).values()
+        )
 
     def _await(self, otherwise: str, condition: Callable[[], bool]) -> None:
         deadline = deadline_after(_ADMIN_SECONDS)

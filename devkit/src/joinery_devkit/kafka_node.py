@@ -132,8 +132,8 @@ class KafkaNode:
     def last_words(self) -> str:
         return self._process.log_tail() if self._process else ""
 
-    def problem(self, what: str, facts: str) -> EnvironmentProblem:
-        return EnvironmentProblem(what, facts=facts, todo=f"Its settings, data and log are in {self.directory}")
+    def problem(self, title: str, facts: str) -> EnvironmentProblem:
+        return EnvironmentProblem(title, facts=facts, todo=f"Its settings, data and log are in {self.directory}")
 
     def _prepare(self) -> Path:
         settings = self.directory / "server.properties"
@@ -146,17 +146,17 @@ class KafkaNode:
 
     def _own(self) -> dict[str, str]:
         control = self._quorum.voters.get(self.number)
-        bound = [f"{each.name}://{each.host}:{each.port}" for each in self.listeners]
-        protocols = {"CONTROLLER": "PLAINTEXT", **{each.name: each.protocol for each in self.listeners}}
+        bound = [f"{listener.name}://{listener.host}:{listener.port}" for listener in self.listeners]
+        protocols = {"CONTROLLER": "PLAINTEXT", **{listener.name: listener.protocol for listener in self.listeners}}
         own = {
             "process.roles": "broker" if control is None else "broker,controller",
             "node.id": str(self.number),
             "listeners": ",".join(bound if control is None else [*bound, f"CONTROLLER://{LOOPBACK}:{control}"]),
-            "advertised.listeners": ",".join(f"{each.name}://{each.bootstrap}" for each in self.listeners),
+            "advertised.listeners": ",".join(f"{listener.name}://{listener.bootstrap}" for listener in self.listeners),
             "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in protocols.items()),
             "log.dirs": str(self.directory / "data"),
         }
-        return own | {key: value for each in self.listeners for key, value in each.settings.items()}
+        return own | {key: value for listener in self.listeners for key, value in listener.settings.items()}
 
     def _format(self, settings: Path) -> None:
         tool = ["kafka.tools.StorageTool", "format", "--cluster-id", _CLUSTER_ID]

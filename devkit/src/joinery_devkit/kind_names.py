@@ -53,9 +53,9 @@ OTHERS = frozenset({"exp", "trigger"})
 
 
 def main() -> int:
-    found = list(problems(RUNTIME))
-    print("\n".join(found), file=sys.stderr)
-    return 1 if found else 0
+    lines = list(problems(RUNTIME))
+    print("\n".join(lines), file=sys.stderr)
+    return 1 if lines else 0
 
 
 def problems(root: Path) -> Iterator[str]:
@@ -65,10 +65,10 @@ def problems(root: Path) -> Iterator[str]:
         yield f"{root} has no kinds: the check reads the wrong folder"
     for file in sorted(root.rglob("*.py")):
         where = file.relative_to(root)
-        if not any(where.is_relative_to(place) for place in (*KINDS, *LISTS)):
+        if not any(where.is_relative_to(exempt) for exempt in (*KINDS, *LISTS)):
             tree = ast.parse(file.read_text())
-            found = [*_named(tree, names), *([] if where in TOLD_APART else _told_apart(tree, names | RESOURCES))]
-            yield from (f"{where}:{line} {what}" for line, what in found)
+            violations = [*_named(tree, names), *([] if where in TOLD_APART else _told_apart(tree, names | RESOURCES))]
+            yield from (f"{where}:{line} {violation}" for line, violation in violations)
 
 
 def kind_names(root: Path) -> frozenset[str]:
@@ -82,7 +82,7 @@ def kind_names(root: Path) -> frozenset[str]:
         if isinstance(node, ast.ClassDef)
     ]
     kinds = set(BASES | {"Job"})
-    while more := {of.name for of in classes if of.name not in kinds and kinds & set(map(_last_name, of.bases))}:
+    while more := {cls.name for cls in classes if cls.name not in kinds and kinds & set(map(_last_name, cls.bases))}:
         kinds |= more
     return frozenset(kinds - BASES - {"Job"})
 
@@ -112,14 +112,16 @@ def _told_apart(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name("isinstance"), args=[_, classes]):
-                asked = {_last_name(each) for each in ast.walk(classes) if isinstance(each, ast.expr)}
+                compared = {_last_name(operand) for operand in ast.walk(classes) if isinstance(operand, ast.expr)}
             case ast.MatchClass(cls=cls):
-                asked = {_last_name(cls)}
+                compared = {_last_name(cls)}
             case ast.Compare(left=first, comparators=others):
-                asked = {str(each.value) for side in (first, *others) for each in ast.walk(side) if _is_text(each)}
+                compared = {
+                    str(operand.value) for side in (first, *others) for operand in ast.walk(side) if _is_text(operand)
+                }
             case _:
                 continue
-        yield from ((node.lineno, f"tells {name} apart") for name in sorted(asked & names))
+        yield from ((node.lineno, f"tells {name} apart") for name in sorted(compared & names))
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:

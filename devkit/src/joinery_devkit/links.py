@@ -26,7 +26,7 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class PageLink:
-    place: str
+    location: str
     """`docs/sql.md:12`."""
     url: str
 
@@ -37,11 +37,11 @@ class PageLink:
 
     def malformed(self) -> str | None:
         """What is wrong with the link's text; None if nothing is."""
-        found = urlsplit(self.url)
-        if found.scheme != "https":
-            return f"begins with {found.scheme}://; write https://"
-        if not _HOST.fullmatch(found.netloc):
-            return f"{found.netloc!r} is no name of a site"
+        parts = urlsplit(self.url)
+        if parts.scheme != "https":
+            return f"begins with {parts.scheme}://; write https://"
+        if not _HOST.fullmatch(parts.netloc):
+            return f"{parts.netloc!r} is no name of a site"
         return "ends in punctuation" if self.url[-1] in ".,;:" else None
 
 
@@ -52,18 +52,18 @@ def pages() -> list[Path]:
 def links(page: Path) -> Iterator[PageLink]:
     """Yields the page's links to other sites, in order."""
     for number, line in enumerate(page.read_text().splitlines(), 1):
-        for found in _LINK.finditer(line):
-            place = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}:{number}"
-            link = PageLink(place, found["inline"] or found["plain"])
+        for match in _LINK.finditer(line):
+            location = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}:{number}"
+            link = PageLink(location, match["inline"] or match["plain"])
             if not link.local:
                 yield link
 
 
 def answer(url: str) -> int | str:
     """The status code of the site's answer, or why there is no answer."""
-    asked = urllib.request.Request(url, headers={"User-Agent": "joinery-links"})
+    request = urllib.request.Request(url, headers={"User-Agent": "joinery-links"})
     try:
-        with urllib.request.urlopen(asked, timeout=_SECONDS) as got:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as got:
             return int(got.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -71,25 +71,24 @@ def answer(url: str) -> int | str:
         return str(error)
 
 
-def check(found: Iterable[PageLink]) -> tuple[list[str], list[str]]:
+def check(page_links: Iterable[PageLink]) -> tuple[list[str], list[str]]:
     """The broken links, and those that could not be checked, each with its place and the reason."""
-    each = list(found)
-    urls = sorted({link.url for link in each})
+    checked = list(page_links)
+    urls = sorted({link.url for link in checked})
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         answers = dict(zip(urls, threads.map(answer, urls), strict=True))
-    gone = [f"{link.place}: {link.url}: {answers[link.url]}" for link in each if answers[link.url] in _GONE]
-    untried = [f"{url}: {why}" for url, why in answers.items() if isinstance(why, str)]
-    return gone, untried
+    broken = [f"{link.location}: {link.url}: {answers[link.url]}" for link in checked if answers[link.url] in _GONE]
+    untried = [f"{url}: {reason}" for url, reason in answers.items() if isinstance(reason, str)]
+    return broken, untried
 
 
 def main() -> int:
-    found = [link for page in pages() for link in links(page)]
-    gone, untried = check(found)
-    print(*(f"not tried: {line}" for line in untried), *(f"leads nowhere: {line}" for line in gone), sep="\n")
-    print(
-        f"{len({link.url for link in found})} links to other sites: {len(gone)} lead nowhere, {len(untried)} not tried"
-    )
-    return 1 if gone else 0
+    page_links = [link for page in pages() for link in links(page)]
+    broken, untried = check(page_links)
+    print(*(f"not tried: {line}" for line in untried), *(f"leads nowhere: {line}" for line in broken), sep="\n")
+    urls = {link.url for link in page_links}
+    print(f"{len(urls)} links to other sites: {len(broken)} lead nowhere, {len(untried)} not tried")
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

@@ -103,8 +103,8 @@ def interpreter(version: str) -> Path:
     if "/" in version:
         return Path(version)
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    if found := list(root.glob(f"versions/{version}.*/bin/python")):
-        return max(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.parents[1].name)])
+    if interpreters := list(root.glob(f"versions/{version}.*/bin/python")):
+        return max(interpreters, key=lambda path: [int(part) for part in re.findall(r"\d+", path.parents[1].name)])
     named = shutil.which(f"python{version}")
     if named is None:
         raise EnvironmentProblem(
@@ -169,11 +169,11 @@ def try_cell(cell: Cell, built: Sequence[Path], folder: Path) -> str:
     ).split()
     with postgres(cell.postgres) as dsn:
         run_twice(python, dsn, folder / "job")
-    said = []
+    summaries = []
     for tests in CHECKED:  # each with a server and a process of its own, which a test run expects to have alone
         with postgres(cell.postgres) as dsn:
-            said.append(check(python, dsn, tests))
-    columns = [*exact, SERVERS[cell.postgres], " + ".join(said), f"{time.monotonic() - begun:.0f} s"]
+            summaries.append(check(python, dsn, tests))
+    columns = [*exact, SERVERS[cell.postgres], " + ".join(summaries), f"{time.monotonic() - begun:.0f} s"]
     return f"| {' | '.join(columns)} |"
 
 
@@ -195,9 +195,9 @@ def _run(
         check=False,
     )
     if done.returncode != 0:
-        said = "\n".join((done.stdout or "").strip().splitlines()[-40:])
-        what = " ".join(str(word) for word in command[:4])
-        raise EnvironmentProblem(f"{what} failed ({done.returncode})", facts=said, todo="see above")
+        last_lines = "\n".join((done.stdout or "").strip().splitlines()[-40:])
+        command_start = " ".join(str(word) for word in command[:4])
+        raise EnvironmentProblem(f"{command_start} failed ({done.returncode})", facts=last_lines, todo="see above")
     return done.stdout or ""
 
 

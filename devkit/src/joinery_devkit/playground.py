@@ -76,9 +76,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command")
     sending = commands.add_parser("send")
     sending.add_argument("topic")
-    given = parser.parse_args()
-    if given.command == "send":
-        print(f"{counted(send(os.environ['KAFKA'], given.topic), 'record')} sent to {given.topic}")
+    options = parser.parse_args()
+    if options.command == "send":
+        print(f"{counted(send(os.environ['KAFKA'], options.topic), 'record')} sent to {options.topic}")
     else:
         serve(FOLDER)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 # Waits for the end of its input, which comes when the owner dies in any way, and then kills the child.
 _GUARD = 'read -r _; kill -KILL "$1" 2>/dev/null'
 _PORTS = range(15_000, 32_000)
-_given: set[int] = set()
+_taken_ports: set[int] = set()
 
 
 class ChildProcess:
@@ -103,7 +103,7 @@ def free_port() -> int:
     down may get that very port as its own and connect to itself; then the server cannot come back.
     """
     for port in random.sample(_PORTS, 200):
-        if port in _given:
+        if port in _taken_ports:
             continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -111,7 +111,7 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            _given.add(port)
+            _taken_ports.add(port)
             return port
     raise OSError("no free loopback port among 200 tried")
 

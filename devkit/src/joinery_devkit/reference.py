@@ -41,7 +41,7 @@ def _kind(definition: dict[str, Any], printed: list[list[str]]) -> Iterator[str]
     for field, schema in parts["spec"]["properties"].items():
         yield _row(field, schema, parts["spec"])
     yield ""
-    known = []
+    repeated = []
     for path, schema in [
         *((f"spec.{n}", s) for n, s in parts["spec"]["properties"].items()),
         ("status", parts["status"]),
@@ -50,14 +50,14 @@ def _kind(definition: dict[str, Any], printed: list[list[str]]) -> Iterator[str]
         if not rows:
             continue
         if rows in printed:
-            known.append(f"`{path}`")
+            repeated.append(f"`{path}`")
             continue
         printed.append(rows)
         yield f"### {name}: `{path}`\n\n{_TABLE}"
         yield from rows
         yield ""
-    if known:
-        yield f"The same as above: {', '.join(known)}.\n"
+    if repeated:
+        yield f"The same as above: {', '.join(repeated)}.\n"
 
 
 def _rows(path: str, schema: Schema) -> Iterator[str]:
@@ -68,12 +68,12 @@ def _rows(path: str, schema: Schema) -> Iterator[str]:
         yield from _rows(f"{path}{name}{'[]' if 'items' in field else ''}.", field)
 
 
-def _row(path: str, schema: Schema, of: Schema) -> str:
-    said, _, default = schema["description"].partition(" Example: ")[0].partition(" Default: ")
+def _row(path: str, schema: Schema, parent: Schema) -> str:
+    description, _, default = schema["description"].partition(" Example: ")[0].partition(" Default: ")
     default = _code(default.removesuffix(".")) if default else ""
-    if path.rpartition(".")[2] in of.get("required", ()):
+    if path.rpartition(".")[2] in parent.get("required", ()):
         default = "*required*"
-    return f"| `{path}` | {_type(schema)} | {default} | {_code(flow(example(schema)))} | {_cell(said)} |"
+    return f"| `{path}` | {_type(schema)} | {default} | {_code(flow(example(schema)))} | {_cell(description)} |"
 
 
 def example(schema: Schema) -> Any:

@@ -29,18 +29,18 @@ SUMS = "SHA256SUMS"
 
 def versions(root: Path) -> Mapping[str, str]:
     """The version that each part of the product names, by file."""
-    found = {}
+    by_file = {}
     for part in SHIPPED:
         with (root / part / "pyproject.toml").open("rb") as file:
-            found[f"{part}/pyproject.toml"] = tomllib.load(file)["project"]["version"]
+            by_file[f"{part}/pyproject.toml"] = tomllib.load(file)["project"]["version"]
     chart = yaml.safe_load((root / "charts/joinery/Chart.yaml").read_text())
-    return {**found, "Chart.yaml version": chart["version"], "Chart.yaml appVersion": chart["appVersion"]}
+    return {**by_file, "Chart.yaml version": chart["version"], "Chart.yaml appVersion": chart["appVersion"]}
 
 
 def one_version(named: Mapping[str, str]) -> str:
     """The version that all parts name. Raises EnvironmentProblem if they differ."""
     if len(set(named.values())) != 1:
-        facts = ", ".join(f"{version} in {place}" for place, version in named.items())
+        facts = ", ".join(f"{version} in {file}" for file, version in named.items())
         raise EnvironmentProblem("The parts have different versions", facts=facts, todo="Set them all to the same one")
     return next(iter(named.values()))
 
@@ -99,11 +99,11 @@ def check_key(key: str) -> None:
 
 
 def _run(*command: str | Path) -> None:
-    name, ours = str(command[0]), str(Path(sys.executable).parent)
-    found = shutil.which(name, path=f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
-    if found is None:
+    name, own_folder = str(command[0]), str(Path(sys.executable).parent)
+    program = shutil.which(name, path=f"{own_folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+    if program is None:
         raise EnvironmentProblem(f"{name} is missing", todo=f"Install {name}, or leave out what needs it")
-    done = subprocess.run([found, *map(str, command[1:])], capture_output=True, text=True, check=False)
+    done = subprocess.run([program, *map(str, command[1:])], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise EnvironmentProblem(f"{name} failed", facts=(done.stderr or done.stdout).strip()[-2000:])
 
@@ -113,15 +113,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "release")
     parser.add_argument("--sign", metavar="KEY", help="a key of GnuPG that signs SHA256SUMS")
     parser.add_argument("--images", metavar="REGISTRY", help="also build the images, named REGISTRY/joinery-...")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         version = one_version(versions(ROOT))
-        if given.sign:
-            check_key(given.sign)
-        build(given.folder, version)
-        if given.images:
-            build_images(given.images, version)
-        sums = write_sums(given.folder, given.sign)
+        if options.sign:
+            check_key(options.sign)
+        build(options.folder, version)
+        if options.images:
+            build_images(options.images, version)
+        sums = write_sums(options.folder, options.sign)
     except JoineryError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

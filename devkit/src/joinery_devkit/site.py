@@ -28,18 +28,18 @@ def _outside(page: str, link: str) -> str | None:
     return None if path.startswith("docs/") and not (ROOT / path).is_dir() else path
 
 
-def _place(path: str) -> str:
+def _site_path(path: str) -> str:
     """The path on the site. Markdown becomes plain text there, whose links are not followed."""
-    whole = ROOT / path
-    return f"files/{path}/index.md" if whole.is_dir() else f"files/{path}{'.txt' if whole.suffix == '.md' else ''}"
+    source = ROOT / path
+    return f"files/{path}/index.md" if source.is_dir() else f"files/{path}{'.txt' if source.suffix == '.md' else ''}"
 
 
 def _content(path: str) -> str:
-    whole = ROOT / path
-    if not whole.is_dir():
-        return whole.read_text()
-    known = subprocess.run(["git", "ls-files", "--", path], cwd=ROOT, check=True, capture_output=True, text=True)
-    return f"# {path}\n\n" + "".join(f"- {name}\n" for name in known.stdout.splitlines())
+    file = ROOT / path
+    if not file.is_dir():
+        return file.read_text()
+    listing = subprocess.run(["git", "ls-files", "--", path], cwd=ROOT, check=True, capture_output=True, text=True)
+    return f"# {path}\n\n" + "".join(f"- {name}\n" for name in listing.stdout.splitlines())
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -61,18 +61,18 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
         if (path := _outside(page.src_uri, link)) is not None
     }
     for path in sorted(outside):
-        files.append(File.generated(config, _place(path), content=_content(path)))
+        files.append(File.generated(config, _site_path(path), content=_content(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Rewrites these links to the paths on the site."""
-    here = page.file.src_uri
+    page_path = page.file.src_uri
 
     def led(link: re.Match[str]) -> str:
-        path = _outside(here, link[1])
+        path = _outside(page_path, link[1])
         if path is None:
             return link[0]
-        return f"]({posixpath.relpath(_place(path), posixpath.dirname(here) or '.')})"
+        return f"]({posixpath.relpath(_site_path(path), posixpath.dirname(page_path) or '.')})"
 
-    return markdown if here.startswith("files/") else _LINK.sub(led, markdown)
+    return markdown if page_path.startswith("files/") else _LINK.sub(led, markdown)

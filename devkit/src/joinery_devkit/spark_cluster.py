@@ -81,15 +81,15 @@ class StandaloneCluster:
 
     def worker_pids(self) -> list[int]:
         """The pids of worker JVMs. Killing one is like losing its machine for good."""
-        return [each.pid for each in self._workers if each.running()]
+        return [worker.pid for worker in self._workers if worker.running()]
 
     def executor_pids(self) -> list[int]:
         """The pids of the executor JVMs of all running applications."""
-        return [each.pid for each in self._executors()]
+        return [executor.pid for executor in self._executors()]
 
     def python_worker_pids(self) -> list[int]:
         """The pids of the Python processes that run tasks in the executors, including their parent daemons."""
-        return [child.pid for each in self._executors() for child in _descendants(each.pid)]
+        return [child.pid for executor in self._executors() for child in _descendants(executor.pid)]
 
     def _executors(self) -> list[psutil.Process]:
         return [child for pid in self.worker_pids() for child in _children(pid)]
@@ -113,7 +113,7 @@ class StandaloneCluster:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of the cluster's processes, and of a driver that starts as one of its own."""
-        ours = {
+        settings = {
             "SPARK_HOME": str(spark_home()),
             # This user's settings for another Spark must not leak in.
             "SPARK_CONF_DIR": str(self.directory / "conf"),
@@ -123,7 +123,7 @@ class StandaloneCluster:
             "JAVA_HOME": str(Path(java_command()).resolve().parent.parent),
             "PYSPARK_PYTHON": sys.executable,
         }
-        return {**os.environ, **ours}
+        return {**os.environ, **settings}
 
     def _write_settings(self) -> None:
         settings = {"spark.authenticate": "true", "spark.authenticate.secret": self.secret}
@@ -145,9 +145,9 @@ class StandaloneCluster:
     def _wait_for_workers(self, processes: list[ChildProcess]) -> None:
         deadline = deadline_after(_START_SECONDS)
         while self._alive_workers() < self._workers_wanted:
-            ended = [each for each in processes if not each.running()]
+            ended = [process for process in processes if not process.running()]
             if ended or time.monotonic() > deadline:
-                tails = "\n".join(f"{each.log.name}:\n{each.log_tail()}" for each in ended or processes)
+                tails = "\n".join(f"{process.log.name}:\n{process.log_tail()}" for process in ended or processes)
                 raise EnvironmentProblem("The Spark standalone cluster does not start", facts=tails)
             time.sleep(0.05)
 
@@ -158,7 +158,7 @@ class StandaloneCluster:
         except (OSError, ValueError):
             # Refused, or not JSON yet: the page is up before its parts are.
             return 0
-        return sum(each["state"] == "ALIVE" for each in status["workers"])
+        return sum(worker["state"] == "ALIVE" for worker in status["workers"])
 
     def _stop(self) -> None:
         # Executors are children of the workers, not of this process: those that outlive their worker are killed here.
@@ -173,7 +173,7 @@ class StandaloneCluster:
 
 def _children(pid: int) -> list[psutil.Process]:
     try:
-        return [each for each in psutil.Process(pid).children() if each.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
     except psutil.NoSuchProcess:
         return []
 

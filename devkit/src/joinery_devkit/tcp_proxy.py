@@ -63,9 +63,9 @@ class TcpProxy:
         """Cuts off only the clients whose own port `client` accepts, including those that connect later."""
         with self._lock:
             self._blocked = client
-            for each in self._open:
-                if client(_peer_port(each)):
-                    _hang_up(each)
+            for connection in self._open:
+                if client(_peer_port(connection)):
+                    _hang_up(connection)
 
     def restore(self) -> None:
         """Undoes `cut` and `block`. Dropped connections stay dropped."""
@@ -86,8 +86,8 @@ class TcpProxy:
             self._acceptor.join()
             self._acceptor = None
         with self._lock:
-            for each in self._open:
-                _hang_up(each)
+            for connection in self._open:
+                _hang_up(connection)
 
     def _accept(self, door: socket.socket) -> None:
         door.settimeout(_POLL_SECONDS)
@@ -107,7 +107,7 @@ class TcpProxy:
             self._open |= {client, server}
             if self._blocked(_peer_port(client)):
                 _hang_up(client)
-        self._pumps = [each for each in self._pumps if each.is_alive()]
+        self._pumps = [thread for thread in self._pumps if thread.is_alive()]
         self._pumps.append(_thread(self._pass_both_ways, client, server))
 
     def _reach_server(self) -> socket.socket:
@@ -162,6 +162,6 @@ def _hang_up(connection: socket.socket) -> None:
 @contextlib.contextmanager
 def before_postgres(dsn: str) -> Iterator[tuple[TcpProxy, str]]:
     """Yields a proxy in front of a Postgres that listens on a Unix socket, and the DSN that leads through it."""
-    place = conninfo_to_dict(dsn)
-    with TcpProxy(target_socket=Path(str(place["host"])) / f".s.PGSQL.{place.get('port') or 5432}") as proxy:
+    parameters = conninfo_to_dict(dsn)
+    with TcpProxy(target_socket=Path(str(parameters["host"])) / f".s.PGSQL.{parameters.get('port') or 5432}") as proxy:
         yield proxy, make_conninfo(dsn, host="127.0.0.1", port=proxy.port)

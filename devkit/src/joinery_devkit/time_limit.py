@@ -35,11 +35,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     listed = (report for reports in terminalreporter.stats.values() for report in reports)
-    timed = sorted((each for each in listed if isinstance(each, pytest.TestReport)), key=lambda each: -each.duration)
+    timed = sorted(
+        (report for report in listed if isinstance(report, pytest.TestReport)), key=lambda report: -report.duration
+    )
     tests = [report for report in timed if report.when == "call"]
     shared = [report for report in timed if report.when != "call"]
-    for took in (text for each in tests for name, text in each.user_properties if name == TOOK):
-        terminalreporter.write_line(str(took))
+    for duration in (text for report in tests for name, text in report.user_properties if name == TOOK):
+        terminalreporter.write_line(str(duration))
     for title, slowest in (("tests", tests[:SLOWEST]), ("set-ups and clean-ups", shared[:SLOWEST_SET_UPS])):
         terminalreporter.write_sep("=", f"slowest {title}")
         for report in slowest:

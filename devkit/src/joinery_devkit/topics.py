@@ -74,20 +74,20 @@ def read_dead_letters(bootstrap: str, topic: str) -> list[dict[str, Any]]:
 
 def _partition(consumer: Any, topic: str, number: int) -> list[Record]:
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
-    found: list[Record] = []
+    records: list[Record] = []
     deadline = deadline_after(_PATIENCE_SECONDS)
     while monotonic() < deadline:
         # Waits for a full batch, or until the time is up.
         for message in consumer.consume(_BATCH, _BATCH_SECONDS):
             if message.error() is None:
                 headers = {name: content.decode() for name, content in message.headers() or ()}
-                found.append(Record(topic, number, message.offset(), message.value(), headers))
+                records.append(Record(topic, number, message.offset(), message.value(), headers))
                 deadline = deadline_after(_PATIENCE_SECONDS)
             elif message.error().code() == KafkaError._PARTITION_EOF:
-                return found
+                return records
             else:
                 raise SourceError(f"{topic}-{number} cannot be read again", facts=message.error().str())
-    raise SourceError(f"{topic}-{number} cannot be read again", facts=f"{len(found)} records came, then nothing")
+    raise SourceError(f"{topic}-{number} cannot be read again", facts=f"{len(records)} records came, then nothing")
 
 
 def readable(side: Input, value: bytes | None) -> dict[str, Any] | None:

@@ -71,11 +71,11 @@ def watermark_problems(reading: Reading, log: Log, job: Job) -> Iterator[str]:
 
 def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[int]]]:
     """Event times by epoch and partition."""
-    found: dict[int, dict[tuple[str, str], list[int]]] = {}
+    times: dict[int, dict[tuple[str, str], list[int]]] = {}
     for name, rows in reading.rows.items():
         for row in rows:
-            found.setdefault(row.epoch, {}).setdefault((name, f"{row.topic}/{row.partition}"), []).append(row.ts)
-    return found
+            times.setdefault(row.epoch, {}).setdefault((name, f"{row.topic}/{row.partition}"), []).append(row.ts)
+    return times
 
 
 def dead_letters_exactly_once(job: Job) -> bool:
@@ -93,12 +93,12 @@ def dead_letter_problems(
     yield from named("records are not among the dead letters", Counter(reading.dead - set(got)), names)
     yield from named("dead letters are of usable records", Counter(set(got) - reading.unusable), names)
     if exactly_once:
-        again = Counter({place: count - 1 for place, count in got.items() if count > 1})
-        yield from named("dead letters came more than once", again, names)
+        repeats = Counter({position: count - 1 for position, count in got.items() if count > 1})
+        yield from named("dead letters came more than once", repeats, names)
 
 
-def named(what: str, rows: Counter[Any], names: Sequence[str]) -> Iterator[str]:
+def named(problem: str, rows: Counter[Any], names: Sequence[str]) -> Iterator[str]:
     """Yields one sentence with samples; none if there are no rows."""
     if rows:
         samples = [str(dict(zip(names, row, strict=True))) for row in list(rows)[:SAMPLES]]
-        yield f"{rows.total():,} {what}, such as:" + "".join(f"\n      {sample}" for sample in samples)
+        yield f"{rows.total():,} {problem}, such as:" + "".join(f"\n      {sample}" for sample in samples)

@@ -73,8 +73,8 @@ def verify_sessions(
     reading = read(records, log, job)
     accepted, late = _judged(reading, log, job)
     expected = _sessions(accepted, job, identify)
-    there = list(table)
-    got = Counter(_key(row, job) for row in there)
+    table_rows = list(table)
+    got = Counter(_key(row, job) for row in table_rows)
     keys = [*job.sessions.group_by, "window_start", "window_end"]
     problems = [
         *range_problems(log),
@@ -82,7 +82,7 @@ def verify_sessions(
         *named("sessions are missing", Counter(expected.keys() - got.keys()), keys),
         *named("sessions should not be there", Counter(got.keys() - expected.keys()), keys),
         *named("sessions are there more than once", Counter({k: n - 1 for k, n in got.items() if n > 1}), keys),
-        *_wrong(there, expected, job, identify is not None),
+        *_wrong(table_rows, expected, job, identify is not None),
         *_late_problems(late, log, job),
         *dead_letter_problems(reading, dead_letters, exactly_once=dead_letters_exactly_once(job)),
     ]
@@ -93,10 +93,10 @@ def verify_sessions(
 
 
 def _only_what_is_known(job: SessionWindow) -> None:
-    of = job.sessions
+    sessions = job.sessions
     final = job.spec.late_data != "reopen" or job.spec.emit_retractions
     unknown = [
-        *(["it computes columns or filters rows"] if of.compute or of.where else []),
+        *(["it computes columns or filters rows"] if sessions.compute or sessions.where else []),
         *(["ids that were replaced stay in its table: it emits no retractions"] if not final else []),
     ]
     if unknown:
@@ -155,11 +155,11 @@ def _sessions(rows: Iterable[ReadableRecord], job: SessionWindow, identify: Iden
     """Every session by `_key`. Raises JoineryError if one reaches the cap."""
     arrived = (oracle.Row(row.partition, 0, row.ts, dict(row.columns)) for row in rows)
     shape = oracle.SessionShape(job, identify or (lambda _: 0))
-    found = {_key(session, job): session for session in oracle.sessions_at_once(shape, arrived)}
-    for key, session in found.items():
+    sessions = {_key(session, job): session for session in oracle.sessions_at_once(shape, arrived)}
+    for key, session in sessions.items():
         if session["window_end"] - session["window_start"] >= job.spec.max_duration:
             raise JoineryError(f"job {job.name} cannot be judged by brute force", facts=f"{key} reaches maxDuration")
-    return found
+    return sessions
 
 
 # --- what is there ----------------------------------------------------------------------------------------------------
@@ -173,21 +173,21 @@ def _wrong(
     table: Iterable[Mapping[str, Any]], expected: Mapping[Values, Output], job: SessionWindow, identified: bool
 ) -> Iterator[str]:
     """Yields sentences about sessions that have the right group and times, but wrong values."""
-    named_columns = [*(["session_id"] if identified else []), *(of.as_ for of in job.sessions.aggregates)]
-    sketches = {of.as_ for of in job.sessions.aggregates if of.method == "hll"}
+    named_columns = [*(["session_id"] if identified else []), *(aggregate.as_ for aggregate in job.sessions.aggregates)]
+    sketches = {aggregate.as_ for aggregate in job.sessions.aggregates if aggregate.method == "hll"}
     for column in named_columns:
-        fits = _about if column in sketches else _same
+        fits = _roughly_equal if column in sketches else _equal
         pairs = ((row, expected[_key(row, job)]) for row in table if _key(row, job) in expected)
         wrong = Counter((*_key(r, job), r[column], w[column]) for r, w in pairs if not fits(r[column], w[column]))
         names = [*job.sessions.group_by, "window_start", "window_end", "there", "expected"]
         yield from named(f"sessions have a wrong {column}", wrong, names)
 
 
-def _same(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, float):
-        return isinstance(value, float) and math.isclose(value, wanted, rel_tol=_ROUNDING)
-    return bool(value == wanted)
+def _equal(value: Any, expected: Any) -> bool:
+    if isinstance(expected, float):
+        return isinstance(value, float) and math.isclose(value, expected, rel_tol=_ROUNDING)
+    return bool(value == expected)
 
 
-def _about(value: int, wanted: int) -> bool:
-    return abs(value - wanted) <= _OFF_BY + _OFF * wanted
+def _roughly_equal(value: int, expected: int) -> bool:
+    return abs(value - expected) <= _OFF_BY + _OFF * expected

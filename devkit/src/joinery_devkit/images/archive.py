@@ -102,12 +102,12 @@ def _blobs(layers: Iterable[Path], scratch: Path) -> list[Blob]:
     tars = (
         folder_tar(layer, scratch / f"{number}.tar") if layer.is_dir() else layer for number, layer in enumerate(layers)
     )
-    found = []
+    blobs = []
     for path in tars:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found.append(Blob(path, digest, os.fstat(file.fileno()).st_size))
-    return found
+            blobs.append(Blob(path, digest, os.fstat(file.fileno()).st_size))
+    return blobs
 
 
 def _finish(

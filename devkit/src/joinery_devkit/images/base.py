@@ -74,15 +74,15 @@ def sources_text(sources: dict[str, str]) -> str:
 
 def debian_sources() -> dict[str, str]:
     """The address of each suite of the release, as this machine's apt is set up; the first suite is SUITE itself."""
-    wanted = (SUITE, f"{SUITE}-updates", f"{SUITE}-security")
+    suites = (SUITE, f"{SUITE}-updates", f"{SUITE}-security")
     question = ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
     answer = subprocess.run(question, check=True, stdout=subprocess.PIPE, text=True).stdout
     targets = [line.split() for line in answer.splitlines()]
-    found = {suite: address for suite, component, address in targets if suite in wanted and component == "main"}
-    if SUITE not in found:
+    addresses = {suite: address for suite, component, address in targets if suite in suites and component == "main"}
+    if SUITE not in addresses:
         raise EnvironmentProblem(
             "There is no base image",
             facts=f"apt on this machine knows no mirror with the suite {SUITE}",
             todo=f"Run on Debian {SUITE}, or add its sources to apt",
         )
-    return {suite: found[suite] for suite in wanted if suite in found}
+    return {suite: addresses[suite] for suite in suites if suite in addresses}

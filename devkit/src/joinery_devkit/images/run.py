@@ -38,8 +38,8 @@ class Image:
         isolate = ["unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child"]
         drop = ["setpriv", f"--reuid={user or self.settings['User']}", "--regid=0", "--clear-groups"]
         drop += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
-        given = [*self.settings["Env"], *(f"{name}={value}" for name, value in self.environment.items())]
-        enter = ["env", "--ignore-environment", f"--chdir={self.settings['WorkingDir']}", *given]
+        variables = [*self.settings["Env"], *(f"{name}={value}" for name, value in self.environment.items())]
+        enter = ["env", "--ignore-environment", f"--chdir={self.settings['WorkingDir']}", *variables]
         command = [*self.settings.get("Entrypoint", []), *(arguments or self.settings.get("Cmd", []))]
         script = ["sh", "-c", _SCRIPT, "sh", str(self.root), str(scratch)]
         return subprocess.Popen(

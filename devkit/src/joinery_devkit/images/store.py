@@ -60,8 +60,8 @@ class ImageStore:
 
     def settings(self, image: str) -> dict[str, Any]:
         """The image's settings for running it: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
-        found: dict[str, Any] = json.loads(self._ask(["inspect", "--type=image", image]))["OCIv1"]["config"]
-        return found
+        settings: dict[str, Any] = json.loads(self._ask(["inspect", "--type=image", image]))["OCIv1"]["config"]
+        return settings
 
     @contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
@@ -91,10 +91,10 @@ def _trust() -> list[str]:
     return trusted
 
 
-def _failed(what: str, code: int, log: Path) -> EnvironmentProblem:
+def _failed(image: str, code: int, log: Path) -> EnvironmentProblem:
     last_words = "\n".join(log.read_text().splitlines()[-_LAST_LINES:])
     return EnvironmentProblem(
-        f"The image of {what} cannot be built",
+        f"The image of {image} cannot be built",
         facts=f"buildah ended with {code}:\n{last_words}",
         todo=f"The whole log is {log}",
     )

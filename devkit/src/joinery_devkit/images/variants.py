@@ -53,10 +53,10 @@ def _replaced(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], s
     return edit
 
 
-_NEXT_VERSION = _replaced(_VERSION, lambda found: f"STATE_VERSION = {int(found[1]) + 1}")
-_WORKING = _replaced(_CHAIN, lambda found: _STEP.format(work=_WORKS, before=found[1]))
-_FAILING = _replaced(_CHAIN, lambda found: _STEP.format(work=_FAILS, before=found[1]))
-_ENDING = _replaced(_START, lambda found: found[0] + _NO_START)
+_NEXT_VERSION = _replaced(_VERSION, lambda match: f"STATE_VERSION = {int(match[1]) + 1}")
+_WORKING = _replaced(_CHAIN, lambda match: _STEP.format(work=_WORKS, before=match[1]))
+_FAILING = _replaced(_CHAIN, lambda match: _STEP.format(work=_FAILS, before=match[1]))
+_ENDING = _replaced(_START, lambda match: match[0] + _NO_START)
 
 MIGRATING = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _WORKING})
 FAILING_MIGRATION = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _FAILING})

@@ -52,20 +52,20 @@ def program(name: str) -> Path:
 
     Raises EnvironmentProblem if Go is missing or the build fails.
     """
-    found = _found(name) or _on_path(name)
-    if found is None:
+    path = _prebuilt(name) or _on_path(name)
+    if path is None:
         build([name])
-        found = programs_folder() / name
-    return found
+        path = programs_folder() / name
+    return path
 
 
 def build(names: Sequence[str]) -> None:
     """Builds those of these programs that this machine lacks, all at once."""
-    if all(map(_found, names)):  # so that nobody waits for builds of other programs
+    if all(map(_prebuilt, names)):  # so that nobody waits for builds of other programs
         return
     folder = programs_folder()
     with locked(folder / "lock"):
-        if missing := [name for name in names if _found(name) is None]:
+        if missing := [name for name in names if _prebuilt(name) is None]:
             _compile(folder, missing)
 
 
@@ -80,15 +80,15 @@ def _digest(module: Path) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-def _found(name: str) -> Path | None:
+def _prebuilt(name: str) -> Path | None:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     folders = [*([Path(assets)] if assets else []), programs_folder()]
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 def _on_path(name: str) -> Path | None:
-    found = shutil.which(name) if name in _ON_PATH else None
-    return Path(found) if found else None
+    path = shutil.which(name) if name in _ON_PATH else None
+    return Path(path) if path else None
 
 
 def _compile(folder: Path, names: Sequence[str]) -> None:
@@ -131,11 +131,11 @@ def _go_build(go: str, target: str, packages: Sequence[str]) -> None:
 
 
 def go_command() -> str:
-    found = shutil.which("go")
-    if found is None:
+    command = shutil.which("go")
+    if command is None:
         raise EnvironmentProblem(
             "The tests' Kubernetes cannot be built",
             facts="there is no `go` on PATH",
             todo="Install Go 1.24 or newer, or name a folder that has the programs in KUBEBUILDER_ASSETS",
         )
-    return found
+    return command

@@ -63,7 +63,7 @@ class Authority:
         request.unlink()
 
     def _request(self, name: str, subject: str, extensions: Sequence[str], *options: str, out: Path) -> None:
-        added = [word for each in extensions for word in ("-addext", each)]
+        added = [word for extension in extensions for word in ("-addext", extension)]
         files = ["-keyout", str(self.key(name)), "-out", str(out)]
         _openssl("req", "-new", *_CURVE, "-subj", subject, *added, *options, *files)
 

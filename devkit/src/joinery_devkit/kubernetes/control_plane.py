@@ -40,8 +40,8 @@ class ControlPlane:
     def make_logins(self, scheduler: bool) -> Authority:
         """Makes the certificates and kubeconfigs of the components below, and the administrator's."""
         authority = Authority(self.pki)
-        addresses = [f"IP:{each}" for each in dict.fromkeys(("127.0.0.1", self.address, _SERVICE_ADDRESS))]
-        names = [f"DNS:{each}" for each in (*_NAMES, "localhost")]
+        addresses = [f"IP:{address}" for address in dict.fromkeys(("127.0.0.1", self.address, _SERVICE_ADDRESS))]
+        names = [f"DNS:{name}" for name in (*_NAMES, "localhost")]
         authority.server("apiserver", "/CN=kube-apiserver", [*names, *addresses])
         authority.client(ADMIN, "admin", ["system:masters"])
         authority.client(CONTROLLERS, "system:kube-controller-manager")

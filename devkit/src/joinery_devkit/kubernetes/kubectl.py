@@ -55,13 +55,13 @@ class Kubectl:
             timeout=timeout_seconds,
         )
 
-    def may(self, *what: str) -> bool:
+    def may(self, *request: str) -> bool:
         """Whether the user has that right: the arguments of `kubectl auth can-i`. A right counts some time after what
         grants it was made. Raises KubectlFailed if there is no answer."""
-        done = self._run(["auth", "can-i", *what])
+        done = self._run(["auth", "can-i", *request])
         answer = done.stdout.strip()
         if answer != "yes" and answer.partition(" ")[0] != "no":  # `no - REASON` while a role is not known yet
-            raise KubectlFailed(f"kubectl auth can-i {' '.join(what)}", done.stderr.strip() or answer)
+            raise KubectlFailed(f"kubectl auth can-i {' '.join(request)}", done.stderr.strip() or answer)
         return answer == "yes"
 
     def restrict(self, namespace: str) -> None:
@@ -71,8 +71,8 @@ class Kubectl:
 
         def refuses() -> bool:
             try:
-                made = yaml.safe_dump(pod("unrestricted", "any"))
-                self("create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=made)
+                manifest = yaml.safe_dump(pod("unrestricted", "any"))
+                self("create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=manifest)
             except KubectlFailed as refused:
                 return "violates PodSecurity" in refused.message
             return False
@@ -102,12 +102,12 @@ class Kubectl:
         Does not use `kubectl wait`, which fails for a definition that has no conditions yet.
         """
 
-        def known() -> bool:
+        def all_established() -> bool:
             defined = self.list("crd")
             named = self("api-resources", "-o", "name").split()  # always asked anew, for later calls too
             return all(_is_established(crd) and crd["metadata"]["name"] in named for crd in defined)
 
-        wait_until("the API server takes the definitions", known)
+        wait_until("the API server takes the definitions", all_established)
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
         """The object; None if there is none."""
@@ -120,7 +120,7 @@ class Kubectl:
         return items
 
     def names(self, kind: str, namespace: str = "default", selector: str = "") -> Sequence[str]:
-        return [each["metadata"]["name"] for each in self.list(kind, namespace, selector)]
+        return [manifest["metadata"]["name"] for manifest in self.list(kind, namespace, selector)]
 
     @contextmanager
     def namespace(self, prefix: str = "test") -> Iterator[str]:
@@ -145,15 +145,15 @@ class Kubectl:
 
 def _is_established(crd: Mapping[str, Any]) -> bool:
     conditions = crd.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
 
 def wait_until(
-    what: str, met: Callable[[], object], seconds: float = 240.0, *, poll_seconds: float = _POLL_SECONDS
+    condition: str, met: Callable[[], object], seconds: float = 240.0, *, poll_seconds: float = _POLL_SECONDS
 ) -> None:
-    """Polls `met` until it is true. Raises TimeoutError, naming `what`, if it is not true within `seconds`, which are
-    for what hangs: a busy machine takes its time. What `met` looks up may not be there yet: a status gets its fields
-    one after another."""
+    """Polls `met` until it is true. Raises TimeoutError, naming `condition`, if it is not true within `seconds`.
+    These are for what hangs: a busy machine takes its time. What `met` looks up may not be there yet: a status gets
+    its fields one after another."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -163,7 +163,7 @@ def wait_until(
         except LookupError as error:
             missing = f", {error!r}"
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds:.0f} s{missing}")
+            raise TimeoutError(f"{condition}: not within {seconds:.0f} s{missing}")
         time.sleep(poll_seconds)
 
 
@@ -182,9 +182,9 @@ def pod(name: str, image: str, *command: str, labels: dict[str, str] | None = No
 
 
 def phase(kubectl: Kubectl, name: str, namespace: str) -> str:
-    found = kubectl.get("pod", name, namespace)
-    assert found is not None
-    return str(found["status"].get("phase"))
+    manifest = kubectl.get("pod", name, namespace)
+    assert manifest is not None
+    return str(manifest["status"].get("phase"))
 
 
 def log_of(kubectl: Kubectl, name: str, namespace: str) -> str:

@@ -47,7 +47,7 @@ def add_link(link: str, namespace_of: int, host: str, node: str, networks: Seque
 
 def pod_cgroups() -> list[Path]:
     """The cgroups of pods that a kubelet on this machine makes, one folder per hierarchy."""
-    return [each for pattern in _CGROUPS for each in Path("/").glob(pattern)]
+    return [folder for pattern in _CGROUPS for folder in Path("/").glob(pattern)]
 
 
 def remove_pod_cgroups() -> None:

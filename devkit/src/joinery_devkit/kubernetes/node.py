@@ -122,7 +122,7 @@ class Node:
     def _node_is_ready(self) -> bool:
         node = self.kubectl.get("node", NODE_NAME)
         conditions = node["status"].get("conditions", []) if node else []
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
     def _policies_are_enforced(self) -> bool:
         """Whether packets between pods pass through the NetworkPolicy controller's chain."""
@@ -200,9 +200,9 @@ def _check_machine(directory: Path) -> None:
 
 
 def _refuse_another_kubelet() -> None:
-    if found := machine.pod_cgroups():
+    if cgroups := machine.pod_cgroups():
         raise EnvironmentProblem(
             "This machine runs a Kubernetes node already",
-            facts=f"there are cgroups of pods: {', '.join(map(str, found))}",
+            facts=f"there are cgroups of pods: {', '.join(map(str, cgroups))}",
             todo="Stop that node, or use its cluster: JOINERY_E2E_KUBECONFIG=<its kubeconfig>",
         )

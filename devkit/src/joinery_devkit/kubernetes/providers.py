@@ -125,7 +125,7 @@ class KindCluster:
     def host_address(self) -> str:
         """This machine's address in the network of kind's containers."""
         gateways = _run(["docker", "network", "inspect", "kind", "--format={{range .IPAM.Config}}{{.Gateway}} {{end}}"])
-        return next(each for each in gateways.split() if ip_address(each).version == 4)
+        return next(gateway for gateway in gateways.split() if ip_address(gateway).version == 4)
 
     @property
     def address(self) -> str:
@@ -139,23 +139,23 @@ def kind_is_here() -> bool:
     """Whether kind is installed and Docker answers."""
     if shutil.which("kind") is None or shutil.which("docker") is None:
         return False
-    asked = subprocess.run(["docker", "version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return asked.returncode == 0
+    docker = subprocess.run(["docker", "version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return docker.returncode == 0
 
 
 @contextmanager
 def kind_cluster(*options: str) -> Iterator[KindCluster]:
     """Yields a new cluster; `options` are further options of `kind create cluster`, such as --image."""
     with tempfile.TemporaryDirectory(prefix="joinery-kind-") as directory:
-        made = KindCluster(f"joinery-{uuid.uuid4().hex[:8]}", Path(directory) / "kubeconfig")
-        which = [f"--name={made.name}", f"--kubeconfig={made.kubeconfig}"]
-        delete = ["kind", "delete", "cluster", *which]
+        cluster = KindCluster(f"joinery-{uuid.uuid4().hex[:8]}", Path(directory) / "kubeconfig")
+        selection = [f"--name={cluster.name}", f"--kubeconfig={cluster.kubeconfig}"]
+        delete = ["kind", "delete", "cluster", *selection]
         try:
-            _run(["kind", "create", "cluster", *which, f"--wait={_READY_SECONDS}s", *options])
+            _run(["kind", "create", "cluster", *selection, f"--wait={_READY_SECONDS}s", *options])
             # kind does not wait for the DNS of services.
             dns = ["rollout", "status", "deployment/coredns", "--namespace=kube-system"]
-            made.kubectl(*dns, timeout_seconds=_READY_SECONDS)
-            yield made
+            cluster.kubectl(*dns, timeout_seconds=_READY_SECONDS)
+            yield cluster
         except BaseException:
             subprocess.run(delete, stdin=subprocess.DEVNULL, capture_output=True, check=False)
             raise

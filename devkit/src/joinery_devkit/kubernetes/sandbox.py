@@ -175,8 +175,8 @@ class Sandbox:
     def _wait_while_starting(self, met: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _WAIT_SECONDS
         while not met():
-            gone = self._guarded is not None and not self._guarded.running()
-            if gone or self.ended_service() or time.monotonic() > deadline:
+            guarded_ended = self._guarded is not None and not self._guarded.running()
+            if guarded_ended or self.ended_service() or time.monotonic() > deadline:
                 raise EnvironmentProblem(
                     "The namespaces of the tests' Kubernetes node cannot be made",
                     facts=self.last_words("sandbox") or f"not within {_WAIT_SECONDS:.0f} s",

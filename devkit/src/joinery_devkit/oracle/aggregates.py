@@ -17,29 +17,29 @@ Sketch = Callable[[Sequence[Any]], int]
 _DIGITS = 38  # of a decimal
 
 
-def aggregate(of: Aggregate, values: Sequence[Any], kind: ColumnType | None, sketch: Sketch) -> Any:
+def aggregate(spec: Aggregate, values: Sequence[Any], kind: ColumnType | None, sketch: Sketch) -> Any:
     """The value of an aggregate. `values` are those of its column in order of (event time, arrival), one per row;
     `kind` is the column's type."""
-    there = [value for value in values if value is not None]
-    match of.function:
+    present = [value for value in values if value is not None]
+    match spec.function:
         case "count":
             return len(values)
         case "count_col":
-            return len(there)
+            return len(present)
         case "count_distinct":
-            return sketch(there) if of.method == "hll" else exact(there)
+            return sketch(present) if spec.method == "hll" else exact(present)
         case "first":
-            return there[0] if there else None
+            return present[0] if present else None
         case "last":
-            return there[-1] if there else None
+            return present[-1] if present else None
         case "min":
-            return min(there, key=_rank, default=None)
+            return min(present, key=_rank, default=None)
         case "max":
-            return max(there, key=_rank, default=None)
+            return max(present, key=_rank, default=None)
         case "sum":
-            return _sum(there) if there else None
+            return _sum(present) if present else None
         case "avg":
-            return _average(there, kind) if there else None
+            return _average(present, kind) if present else None
 
 
 def exact(values: Sequence[Any]) -> int:

@@ -40,9 +40,9 @@ class AsOfStep:
         """An epoch begins in which those inputs that are behind have `reached` these times; the rows that the stream
         has yet to join are from after its own. Neither horizon goes back, also not after an edit."""
         self.reached = reached.get(self.table, math.inf)
-        asked = min(self.table_time, self.reached, reached.get(self.stream, math.inf))
+        slowest = min(self.table_time, self.reached, reached.get(self.stream, math.inf))
         self.waited = max(self.waited, min(self.stream_time - self.rule.grace, self.reached))
-        self.expired = max(self.expired, asked - self.rule.retention)
+        self.expired = max(self.expired, slowest - self.rule.retention)
 
     def asked_from(self, *, ended: bool) -> Time:
         """The time of the first waiting row whose grace has ended when the next epoch begins (A2)."""
@@ -69,14 +69,14 @@ class AsOfStep:
         """The results of waiting rows whose time has come."""
         ready = [row for row in self.waiting if time_of(row) <= self.waited]
         self.waiting = [row for row in self.waiting if time_of(row) > self.waited]
-        return [found for row in sorted(ready, key=time_of) for found in self._result(row)]
+        return [joined_row for row in sorted(ready, key=time_of) for joined_row in self._result(row)]
 
     def arrive(self, rows: Iterable[Joined]) -> list[Joined]:
         """Takes stream rows: they go out at once, or wait until their time has come."""
         out: list[Joined] = []
         for row in rows:
             if self.step.why_unjoinable(LEFT, row) is not None:
-                out += self._alone(row)  # O2
+                out += self._padded(row)  # O2
             elif time_of(row) <= self.at_once:
                 out += self._result(row)
             else:
@@ -98,10 +98,10 @@ class AsOfStep:
         usable = [v for v in of_key if time_of(v) <= time_of(row) and not self._superseded(v, of_key)]
         version = max(usable, key=_age, default=None)
         if version is None or _input_row(version).deleted or not self.step.fits(row, version):
-            return self._alone(row)
+            return self._padded(row)
         return [joined(row, version)]
 
-    def _alone(self, row: Joined) -> list[Joined]:
+    def _padded(self, row: Joined) -> list[Joined]:
         return [joined(row, Joined({self.table: None}))] if self.step.preserved(LEFT) else []
 
     def _superseded(self, version: Joined, of_key: Sequence[Joined]) -> bool:

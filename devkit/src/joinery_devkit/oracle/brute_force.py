@@ -27,8 +27,8 @@ def brute_force(inputs: Sequence[str], steps: Sequence[Step], rows: Mapping[str,
 def _joined(step: Step, before: Sequence[str], sides: Sides) -> Iterator[Joined]:
     match step.rule:
         case IntervalRule():
-            of = step.rule.of or before[0]
-            return _outer(step, before, sides, _interval(step, step.rule, of), _no_window)
+            left_input = step.rule.left_input or before[0]
+            return _outer(step, before, sides, _interval(step, step.rule, left_input), _no_window)
         case WindowRule():
             windows = _fixed(step.rule)
             return _outer(step, before, sides, lambda a, b: set(windows(a)) & set(windows(b)), windows)
@@ -68,9 +68,9 @@ def _can(step: Step, side: int, row: Joined) -> bool:
     return step.why_unjoinable(side, row) is None
 
 
-def _interval(step: Step, rule: IntervalRule, of: str) -> Match:
+def _interval(step: Step, rule: IntervalRule, left_input: str) -> Match:
     def match(left: Joined, right: Joined) -> Iterator[None]:
-        start, ts = left.time(of), right.time(step.right)
+        start, ts = left.time(left_input), right.time(step.right)
         if start is not None and ts is not None and start + rule.lower <= ts <= start + rule.upper:
             yield None
 
@@ -108,8 +108,8 @@ def _sessions(step: Step, rule: SessionRule, sides: Sides) -> Callable[[Joined],
 def _newest(step: Step, versions: Sequence[Joined]) -> Match:
     def match(left: Joined, right: Joined) -> Iterator[None]:
         key, at = step.key(LEFT, left), _only(left).ts
-        known = [_only(v) for v in versions if _can(step, RIGHT, v) and step.key(RIGHT, v) == key]
-        newest = max((v for v in known if v.ts <= at), key=lambda v: (v.ts, v.offset), default=None)
+        same_key = [_only(v) for v in versions if _can(step, RIGHT, v) and step.key(RIGHT, v) == key]
+        newest = max((v for v in same_key if v.ts <= at), key=lambda v: (v.ts, v.offset), default=None)
         if newest is _only(right) and not newest.deleted:
             yield None
 

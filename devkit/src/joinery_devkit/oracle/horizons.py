@@ -48,9 +48,9 @@ class ChainTimes:
         coming = {self._first: accept[self._first]}
         keep_from: list[tuple[Time, Time]] = []
         for number, step in enumerate(self._steps):
-            lower, upper, of = bound(step, self._first)
+            lower, upper, left_input = bound(step, self._first)
             was = self._before[number]  # a horizon never goes back, also not after an edit
-            now = (max(was[LEFT], accept[step.right] - upper), max(was[RIGHT], coming[of] + lower))
+            now = (max(was[LEFT], accept[step.right] - upper), max(was[RIGHT], coming[left_input] + lower))
             keep_from.append(now)
             coming = self._handed_on(number, coming, accept[step.right], now)
         self._before = keep_from
@@ -70,13 +70,13 @@ class ChainTimes:
         step = self._steps[number]
         before = self._before[number]
         left_kept, right_kept = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))
-        of = bound(step, self._first)[2]
-        out = {name: min(low, left_kept + self._least(name, of)) for name, low in coming.items()}
+        left_input = bound(step, self._first)[2]
+        out = {name: min(low, left_kept + self._least(name, left_input)) for name, low in coming.items()}
         return {**out, step.right: min(right, right_kept)}
 
-    def _least(self, name: str, of: str) -> int:
-        """The least (time of `name` - time of `of`) in rows that have both: bounds add up along the chain (N2)."""
-        up, down = self._way(name), self._way(of)
+    def _least(self, name: str, base: str) -> int:
+        """The least (time of `name` - time of `base`) in rows that have both: bounds add up along the chain (N2)."""
+        up, down = self._way(name), self._way(base)
         shared = {joint for joint, _, _ in up} & {joint for joint, _, _ in down}
         least_up = sum(lower for joint, lower, _ in up if joint not in shared)
         most_down = sum(upper for joint, _, upper in down if joint not in shared)
@@ -88,13 +88,13 @@ class ChainTimes:
         way: list[tuple[str, int, int]] = []
         while name != self._first:
             step = next(step for step in self._steps if step.right == name)
-            lower, upper, of = bound(step, self._first)
+            lower, upper, left_input = bound(step, self._first)
             way.append((name, lower, upper))
-            name = of
+            name = left_input
         return way
 
 
 def bound(step: Step, first: str) -> tuple[int, int, str]:
     """(lower, upper, of) of an interval step."""
     assert isinstance(step.rule, IntervalRule), "only interval steps take part in chains (W4)"
-    return step.rule.lower, step.rule.upper, step.rule.of or first
+    return step.rule.lower, step.rule.upper, step.rule.left_input or first

@@ -30,52 +30,52 @@ class IntervalStep:
     step: Step
     left: Sequence[str]
     first: str
-    kept: tuple[list[KeptRow], list[KeptRow]] = field(default_factory=lambda: ([], []))
+    buffers: tuple[list[KeptRow], list[KeptRow]] = field(default_factory=lambda: ([], []))
 
     def edit(self, step: Step, forget: Forget) -> None:
         """The step goes on with other bounds, another condition, or a side that is preserved no more."""
         self.step = step
         for side in SIDES:
-            self.kept[side][:] = [replace(waiting, row=forget(side, waiting.row)) for waiting in self.kept[side]]
+            self.buffers[side][:] = [replace(waiting, row=forget(side, waiting.row)) for waiting in self.buffers[side]]
 
     def close(self, keep_from: tuple[Time, Time]) -> list[Joined]:
         """Drops rows past their deadline (T3, O1). Returns those to pad: rows of a preserved side that never
         matched."""
         out: list[Joined] = []
         for side in SIDES:
-            gone = [waiting for waiting in self.kept[side] if waiting.time < keep_from[side]]
-            self.kept[side][:] = [waiting for waiting in self.kept[side] if waiting.time >= keep_from[side]]
+            expired = [waiting for waiting in self.buffers[side] if waiting.time < keep_from[side]]
+            self.buffers[side][:] = [waiting for waiting in self.buffers[side] if waiting.time >= keep_from[side]]
             if self.step.preserved(side):
-                out += [self.padded(side, waiting.row) for waiting in gone if not waiting.matched]
+                out += [self.padded(side, waiting.row) for waiting in expired if not waiting.matched]
         return out
 
     def arrive(self, side: int, rows: Iterable[Joined], keep_from: tuple[Time, Time]) -> list[Joined]:
         """Takes rows of one side that are neither late nor dropped, and returns the joined rows."""
-        return [found for row in rows for found in self._arrive(side, row, keep_from[side])]
+        return [match for row in rows for match in self._arrive(side, row, keep_from[side])]
 
     def _arrive(self, side: int, row: Joined, keep_from: Time) -> list[Joined]:
         time = row.time(self.time_of(side))
         if time is None or self.step.why_unjoinable(side, row) is not None:
             return self._padded_if_preserved(side, row)  # J4 and O2, N4
         arrived = KeptRow(row, time, self.step.key(side, row))
-        found = self._matches(side, arrived)
+        matches = self._matches(side, arrived)
         if time >= keep_from:
-            self.kept[side].append(arrived)
-            return found
-        return found or self._padded_if_preserved(side, row)  # J5 and O2
+            self.buffers[side].append(arrived)
+            return matches
+        return matches or self._padded_if_preserved(side, row)  # J5 and O2
 
     def _matches(self, side: int, arrived: KeptRow) -> list[Joined]:
         """The matches of a row among the kept rows of the other side (J1)."""
         lower, upper, _ = bound(self.step, self.first)
-        found: list[Joined] = []
-        for other in self.kept[1 - side]:
+        matches: list[Joined] = []
+        for other in self.buffers[1 - side]:
             if other.key != arrived.key:  # first, because it rules out most rows
                 continue
             left, right = (arrived, other) if side == LEFT else (other, arrived)
             if lower <= right.time - left.time <= upper and self.step.fits(left.row, right.row):
                 arrived.matched = other.matched = True
-                found.append(joined(left.row, right.row))
-        return found
+                matches.append(joined(left.row, right.row))
+        return matches
 
     def time_of(self, side: int) -> str:
         """The input to whose time the bound refers on this side."""

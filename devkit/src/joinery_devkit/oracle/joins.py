@@ -87,8 +87,8 @@ class Oracle:
         """The oracle of a job. Its `where` must be given in Python, split as in the job's plan: `predicates` by step
         or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row."""
         names = [side.name for side in job.spec.inputs]
-        given = predicates if predicates is not None else {0: _predicates(names, filters or {}, residual)}
-        return cls(names, steps_of(job, given), output_columns(job, computed))
+        by_step = predicates if predicates is not None else {0: _predicates(names, filters or {}, residual)}
+        return cls(names, steps_of(job, by_step), output_columns(job, computed))
 
     def edit(self, edited: Oracle, forgotten: Mapping[int, Sequence[Collection[tuple[str, str]]]]) -> None:
         """The job goes on as the one that `edited` is of (M2). By step, and by side, `forgotten` are the columns (by
@@ -104,9 +104,11 @@ class Oracle:
         behind (A4)."""
         dropped: Dropped = {name: Counter() for name in self.inputs}
         listed = {name: sorted(rows.get(name, ()), key=lambda row: (row.partition, row.offset)) for name in self.inputs}
-        found = tuple(self._rules.epoch(watermarks, listed, dropped, reached))
+        joined_rows = tuple(self._rules.epoch(watermarks, listed, dropped, reached))
         late = {name: counts.pop(LATE, 0) for name, counts in dropped.items()}
-        return EpochExpectation(found, tuple(output_row(row, self._columns) for row in found), late, dropped)
+        return EpochExpectation(
+            joined_rows, tuple(output_row(row, self._columns) for row in joined_rows), late, dropped
+        )
 
     def asked_from(self, watermarks: Watermarks) -> tuple[Time, Time]:
         """For which times an as-of step's waiting rows ask in an epoch with these watermarks (A2): none up to the first
@@ -131,13 +133,13 @@ def _on(name: str, check: Filter | None) -> Callable[[ByInput], bool | None] | N
 
 
 def _forgetting(columns: Sequence[Collection[tuple[str, str]]]) -> Forget:
-    def forget(side: int, kept: Joined) -> Joined:
-        rows = dict(kept.rows)
+    def forget(side: int, joined_row: Joined) -> Joined:
+        rows = dict(joined_row.rows)
         for name, column in columns[side]:
             row = rows[name]
             if row is not None:
                 rows[name] = replace(row, values={**row.values, column: None})
-        return replace(kept, rows=rows)
+        return replace(joined_row, rows=rows)
 
     return forget
 
@@ -183,15 +185,19 @@ class _Chain:
         self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
     ) -> list[Joined]:
         horizons = self._times.next(watermarks)
-        taken = {
-            name: [row for row in map(_of(name), rows[name]) if self._takes(name, row, watermarks, horizons, dropped)]
+        accepted = {
+            name: [
+                row
+                for row in map(_to_joined(name), rows[name])
+                if self._takes(name, row, watermarks, horizons, dropped)
+            ]
             for name in self._inputs
         }
-        left = taken[self._first]
+        left = accepted[self._first]
         for run, keep_from in zip(self._run, horizons.keep_from, strict=True):
             closed = run.close(keep_from)
             arrived = run.arrive(LEFT, left, keep_from)
-            left = [*closed, *arrived, *run.arrive(RIGHT, taken[run.step.right], keep_from)]
+            left = [*closed, *arrived, *run.arrive(RIGHT, accepted[run.step.right], keep_from)]
         return left
 
     def _takes(self, name: str, row: Joined, watermarks: Watermarks, horizons: Horizons, dropped: Dropped) -> bool:
@@ -232,18 +238,18 @@ class _Windowed:
         out = self._windows.close(closed)
         coming: tuple[list[Joined], list[Joined]] = ([], [])
         for side, name in enumerate(self._inputs):
-            for row in map(_of(name), rows[name]):
+            for row in map(_to_joined(name), rows[name]):
                 if not _joinable(self._step, side, row, dropped[name]):
                     continue
                 if self._step.why_unjoinable(side, row) is None:
                     coming[side].append(row)
                 else:
-                    out += self._alone(side, row, closed, dropped[name])
+                    out += self._pad_at_once(side, row, closed, dropped[name])
         for name, late in zip(self._inputs, self._windows.arrive(coming, closed), strict=True):
             dropped[name][LATE] += late
         return out
 
-    def _alone(self, side: int, row: Joined, closed: float, dropped: Counter[str]) -> list[Joined]:
+    def _pad_at_once(self, side: int, row: Joined, closed: float, dropped: Counter[str]) -> list[Joined]:
         """Pads a row at once, per window that is open (O2, W3); the row is late if none is open (W2)."""
         windows = self._windows
         open_windows = [window for window in windows.windows_of(row) if not windows.is_closed(window, closed)]
@@ -270,14 +276,16 @@ class _Versions:
         if watermarks[stream] == END:
             run.end_stream()
         run.begin(reached)
-        for row in map(_of(table), rows[table]):
+        for row in map(_to_joined(table), rows[table]):
             if _joinable(run.step, RIGHT, row, dropped[table]) and not run.version_arrives(row):
                 dropped[table]["expired"] += 1
-        coming = [row for row in map(_of(stream), rows[stream]) if _joinable(run.step, LEFT, row, dropped[stream])]
+        coming = [
+            row for row in map(_to_joined(stream), rows[stream]) if _joinable(run.step, LEFT, row, dropped[stream])
+        ]
         out = [*run.close(), *run.arrive(coming)]
         run.settle(rows[stream], rows[table])
         return out
 
 
-def _of(name: str) -> Callable[[Row], Joined]:
+def _to_joined(name: str) -> Callable[[Row], Joined]:
     return lambda row: Joined({name: row})

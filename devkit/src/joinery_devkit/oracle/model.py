@@ -24,11 +24,11 @@ Residual = Callable[[Values, Values], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class IntervalRule:
-    """`right.ts - of.ts` is in [lower, upper], in milliseconds; `of` None: the first input."""
+    """`right.ts` minus the time of `left_input` is in [lower, upper], in milliseconds. `left_input` None: the first input."""
 
     lower: int
     upper: int
-    of: str | None = None
+    left_input: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,35 +152,35 @@ def steps_of(job: StreamJoin, predicates: Mapping[int, Predicates]) -> tuple[Ste
     an earlier step can check, counts there too (J4)."""
     checked = {number: predicates.get(number, Predicates()) for number in range(len(job.joins))}
     for number, step in enumerate(job.joins):
-        of = predicates.get(number, Predicates())
-        if of.left is not None and of.left_reads and step.type in {"inner", "right"}:
-            earliest = _earliest(job, number, of.left_reads)
+        step_predicates = predicates.get(number, Predicates())
+        if step_predicates.left is not None and step_predicates.left_reads and step.type in {"inner", "right"}:
+            earliest = _earliest(job, number, step_predicates.left_reads)
             if earliest is not None:
-                checked[earliest] = _with_check(checked[earliest], of, job.joins[earliest].right)
+                checked[earliest] = _with_check(checked[earliest], step_predicates, job.joins[earliest].right)
     return tuple(_step(step, checked[number]) for number, step in enumerate(job.joins))
 
 
 def _earliest(job: StreamJoin, number: int, reads: frozenset[str]) -> int | None:
-    found = None
+    earliest = None
     for earlier in range(number - 1, -1, -1):
         step = job.joins[earlier]
         if step.type == "inner":
-            found = earlier
+            earliest = earlier
         if step.right in reads or step.type not in {"inner", "left"}:
-            return found
-    return found
+            return earliest
+    return earliest
 
 
-def _with_check(there: Predicates, more: Predicates, right: str) -> Predicates:
+def _with_check(own: Predicates, more: Predicates, right: str) -> Predicates:
     if right not in more.left_reads:
-        return replace(there, left=_both(there.left, more.left))
+        return replace(own, left=_both(own.left, more.left))
     if more.left_reads == {right}:
-        return replace(there, right=_both(there.right, more.left))
-    return replace(there, both=_both(there.both, more.left))
+        return replace(own, right=_both(own.right, more.left))
+    return replace(own, both=_both(own.both, more.left))
 
 
-def _both(one: Check | None, other: Check | None) -> Check:
-    checks = [check for check in (one, other) if check is not None]
+def _both(first: Check | None, other: Check | None) -> Check:
+    checks = [check for check in (first, other) if check is not None]
     return lambda columns: all(check(columns) is True for check in checks)
 
 
@@ -219,6 +219,6 @@ def _selected(column: str, name: str | None) -> Projection:
 
 
 def _reference(text: str) -> Reference:
-    found = parse_reference(text)
-    assert found is not None, f"{text!r} is <input>.<column>"
-    return found
+    reference = parse_reference(text)
+    assert reference is not None, f"{text!r} is <input>.<column>"
+    return reference

@@ -42,7 +42,7 @@ class Joined:
     window: Window | None = None
 
     @property
-    def place(self) -> tuple[tuple[int, int] | None, ...]:
+    def positions(self) -> tuple[tuple[int, int] | None, ...]:
         """Partition and offset of each input's row, in the job's order, which identify the row within a job."""
         return tuple(None if row is None else (row.partition, row.offset) for row in self.rows.values())
 
@@ -81,12 +81,12 @@ def multiset(rows: Iterable[Values]) -> Counter[tuple[tuple[str, Hashable], ...]
 
 def differences(expected: Iterable[Values], actual: Iterable[Values], *, show: int = 5) -> str:
     """How many rows are missing or unexpected, and the first of them; empty if both are the same multiset."""
-    wanted, got = multiset(expected), multiset(actual)
-    found = [("missing", wanted - got), ("unexpected", got - wanted)]
+    expected_counts, actual_counts = multiset(expected), multiset(actual)
+    deviations = [("missing", expected_counts - actual_counts), ("unexpected", actual_counts - expected_counts)]
     texts = []
-    for what, rows in found:
+    for deviation, rows in deviations:
         examples = "".join(f"\n  {count} x {dict(row)}" for row, count in list(rows.items())[:show])
-        texts += [f"{rows.total()} {what} row(s):{examples}"] if rows else []
+        texts += [f"{rows.total()} {deviation} row(s):{examples}"] if rows else []
     return "\n".join(texts)
 
 

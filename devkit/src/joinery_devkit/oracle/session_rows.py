@@ -18,11 +18,11 @@ Output = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A row that belongs to a session: `place` is its arrival (epoch, partition, offset), `values` are its columns,
+    """A row that belongs to a session: `position` is its arrival (epoch, partition, offset), `values` are its columns,
     including computed ones."""
 
     ts: int
-    place: tuple[int, int, int]
+    position: tuple[int, int, int]
     values: Values
 
 
@@ -45,7 +45,7 @@ class SessionShape:
         return self.where is None or self.where(values) is True
 
     def arrived(self, row: Row, epoch: int) -> Arrived:
-        values = {**row.values, **{name: of(row.values) for name, of in self.computed.items()}}
+        values = {**row.values, **{name: compute(row.values) for name, compute in self.computed.items()}}
         return Arrived(row.ts, (epoch, row.partition, row.offset), values)
 
     def group(self, row: Arrived) -> Values:
@@ -57,7 +57,7 @@ class SessionShape:
 
     def output(self, rows: Iterable[Arrived]) -> Output:
         """A session's row (S6), with its aggregates (S7)."""
-        ordered = sorted(rows, key=lambda row: (row.ts, row.place))
+        ordered = sorted(rows, key=lambda row: (row.ts, row.position))
         group, start = self.group(ordered[0]), ordered[0].ts
         return {
             **group,
@@ -70,11 +70,11 @@ class SessionShape:
 
     def _aggregates(self, rows: Sequence[Arrived]) -> Output:
         types = self.job.spec.input.types
-        found = {}
-        for of in self.job.sessions.aggregates:
-            values = [None if of.column is None else row.values[of.column] for row in rows]
-            found[of.as_] = aggregate(of, values, types.get(of.column or ""), self.sketch)
-        return found
+        output = {}
+        for spec in self.job.sessions.aggregates:
+            values = [None if spec.column is None else row.values[spec.column] for row in rows]
+            output[spec.as_] = aggregate(spec, values, types.get(spec.column or ""), self.sketch)
+        return output
 
 
 def sessions_at_once(shape: SessionShape, rows: Iterable[Row]) -> list[Output]:
@@ -82,7 +82,7 @@ def sessions_at_once(shape: SessionShape, rows: Iterable[Row]) -> list[Output]:
     sorted, and cut where they are further apart than the gap. Where epochs are cut cannot change this (T9)."""
     groups: dict[Hashable, list[list[Arrived]]] = defaultdict(list)
     arrived = [shape.arrived(row, 0) for row in rows if shape.passes(row.values)]
-    for row in sorted(arrived, key=lambda row: (row.ts, row.place)):
+    for row in sorted(arrived, key=lambda row: (row.ts, row.position)):
         sessions = groups[shape.key(row)]
         if not sessions or row.ts - sessions[-1][-1].ts > shape.job.sessions.gap:
             sessions.append([])

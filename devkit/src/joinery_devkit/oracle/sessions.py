@@ -105,7 +105,7 @@ class SessionOracle:
                 listed.append(self.shape.arrived(row, self._epoch))
             else:
                 dropped["filtered"] += 1
-        return sorted(listed, key=lambda row: (row.ts, row.place))
+        return sorted(listed, key=lambda row: (row.ts, row.position))
 
     # --- what the horizons end ----------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class SessionOracle:
         row = self.shape.output(session.rows)
         identifier = row["session_id"]
         if self.shape.retracts:
-            replaced = [before for known, before in session.out.items() if known != identifier]
+            replaced = [before for earlier_id, before in session.out.items() if earlier_id != identifier]
             yield from ({**before, "retracted": True} for before in replaced)
         session.out = {identifier: row}
         yield row

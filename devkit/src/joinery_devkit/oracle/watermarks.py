@@ -18,8 +18,8 @@ class WatermarkOracle:
         self._delays = dict(delays)
         self._times: dict[str, dict[Hashable, list[int]]] = {name: {} for name in delays}
         self._emitted: dict[str, int | None] = dict.fromkeys(delays)
-        for name, known in (partitions or {}).items():
-            for partition in known:
+        for name, initial in (partitions or {}).items():
+            for partition in initial:
                 self.saw(name, partition, [])
 
     def edit(self, delays: Mapping[str, int]) -> None:
@@ -68,8 +68,8 @@ class WatermarkOracle:
         return min(max(seen) - self._delays[name] for seen in times)
 
     def _all_idle(self, name: str, idle: Collection[Hashable]) -> bool:
-        known = self._times[name]
-        return bool(known) and all(partition in idle for partition in known)
+        times = self._times[name]
+        return bool(times) and all(partition in idle for partition in times)
 
 
 def too_far_ahead(times: Sequence[int], stamps: Sequence[int], max_future: int | None, clock: int | None) -> set[int]:
@@ -78,14 +78,14 @@ def too_far_ahead(times: Sequence[int], stamps: Sequence[int], max_future: int |
     if max_future is None:
         return set()
     clocks = [] if clock is None else [clock]
-    found: set[int] = set()
-    for place, (ts, stamp) in enumerate(zip(times, stamps, strict=True)):
-        known = [*clocks, *([stamp] if stamp >= 0 else [])]
-        if known and ts - max_future > min(known):
-            found.add(place)
-    return found
+    positions: set[int] = set()
+    for position, (ts, stamp) in enumerate(zip(times, stamps, strict=True)):
+        row_clocks = [*clocks, *([stamp] if stamp >= 0 else [])]
+        if row_clocks and ts - max_future > min(row_clocks):
+            positions.add(position)
+    return positions
 
 
 def _highest(a: int | None, b: int | None) -> int | None:
-    known = [w for w in (a, b) if w is not None]
-    return max(known) if known else None
+    watermarks = [w for w in (a, b) if w is not None]
+    return max(watermarks) if watermarks else None

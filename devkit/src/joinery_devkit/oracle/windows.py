@@ -156,11 +156,11 @@ class SessionWindows:
             yield _session(session)
 
     def _by_key(self, rows: Sides) -> Mapping[Any, list[tuple[int, Joined]]]:
-        found: dict[Any, list[tuple[int, Joined]]] = defaultdict(list)
+        by_key: dict[Any, list[tuple[int, Joined]]] = defaultdict(list)
         for side, listed in enumerate(rows):
             for row in listed:
-                found[self.step.key(side, row)].append((side, row))
-        return found
+                by_key[self.step.key(side, row)].append((side, row))
+        return by_key
 
 
 def _forgetting(rows: Sides, forget: Forget) -> Sides:
