@@ -76,10 +76,10 @@ def chart_objects(helm: str) -> Iterator[Manifest]:
 def _without_helm(manifest: Manifest) -> Manifest:
     metadata = manifest["metadata"]
     for field, names in (("labels", _HELM_LABELS), ("annotations", _HELM_ANNOTATIONS)):
-        others = {name: value for name, value in metadata.get(field, {}).items() if name not in names}
+        remaining = {name: value for name, value in metadata.get(field, {}).items() if name not in names}
         metadata.pop(field, None)
-        if others:
-            metadata[field] = others
+        if remaining:
+            metadata[field] = remaining
     return manifest
 
 

@@ -24,7 +24,8 @@ Residual = Callable[[Values, Values], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class IntervalRule:
-    """`right.ts` minus the time of `left_input` is in [lower, upper], in milliseconds. `left_input` None: the first input."""
+    """`right.ts` minus the time of `left_input` is in [lower, upper], in milliseconds. `left_input` None: the first
+    input."""
 
     lower: int
     upper: int
