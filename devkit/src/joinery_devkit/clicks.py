@@ -121,7 +121,7 @@ _LATE_SHARE = 0.003
 def make(seed: int, clicks: int, partitions: int) -> list[GeneratedRecord]:
     """`clicks` clicks over an hour, in sending order, each with its partition; `kind` says what happened to it.
 
-    `slow` clicks arrive after the watermark, but in time (S5): in sessions that have already gone out, between two of
+    `slow` clicks arrive after the watermark, but in time (S5): in sessions that were already emitted, between two of
     them, or before one. `late` clicks arrive too late, from visitors who have no other clicks.
     """
     load = ClickLoad(clicks, max(1, clicks // 40), partitions, seed, max(1, clicks // 3600), disorder_ms=0)

@@ -45,7 +45,7 @@ Kept until Ctrl-C. In another terminal:
     psql $POSTGRES -c 'SELECT * FROM {table} LIMIT 5'
     joinery explain {job}
     joinery state stats {job}
-    joinery run {job} --status-port 8998    # goes on where it stopped; its page is http://localhost:8998/
+    joinery run {job} --status-port 8998    # resumes where it stopped; its page is http://localhost:8998/
 """
 
 

@@ -68,8 +68,8 @@ spec:
 
 
 class Joins:
-    """The scenario of joins. The job is stopped once it has read everything, since rows go out as soon as they
-    match."""
+    """The scenario of joins. The job is stopped once it has read everything, since rows are emitted as soon as
+    they match."""
 
     name = "orders-payments"
     topics: Mapping[str, int] = {"orders": 3, "payments": 3, DEAD_LETTERS: 1}

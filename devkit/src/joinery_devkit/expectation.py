@@ -101,8 +101,8 @@ class Expectation:
 
 
 def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
-    """The joined rows that must have gone out, and the rows that must have been dropped. Raises JoineryError for a job
-    other than one inner interval join with keys."""
+    """Returns the joined rows that must have been emitted, and counts of the rows that must have been dropped. Raises
+    JoineryError for a job other than one inner interval join with keys."""
     join = _Join(job)
     with duckdb.connect(config={"threads": 2}) as db:
         _load(db, reading, log, join)

@@ -35,7 +35,7 @@ class KafkaCluster(KafkaAdmin):
 
     Clients connect to `host`, an address of this machine; one other than loopback admits outside clients, such as pods.
     `proxied` adds a loopback listener that is reached through `proxies`, one per broker: clients that connect to
-    `proxied_bootstrap` can be cut off while others go on. `secure` adds a SASL_SSL listener (`secure_access`).
+    `proxied_bootstrap` can be cut off while others stay connected. `secure` adds a SASL_SSL listener (`secure_access`).
     """
 
     def __init__(

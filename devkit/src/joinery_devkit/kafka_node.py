@@ -33,7 +33,7 @@ _SETTINGS = {
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # Tests choose their own event times: neither far past nor far future may expire or be refused.
+    # Tests choose their own event times: the broker must neither expire nor reject a far past or far future.
     "log.retention.ms": "-1",
     "log.message.timestamp.after.max.ms": _NEVER,
     "log.message.timestamp.before.max.ms": _NEVER,

@@ -41,9 +41,9 @@ FIELDS = frozenset(
 """The same as attributes, with forms of a window."""
 RESOURCES = frozenset({"StreamJoin", "SessionWindow"})
 TOLD_APART = {
-    Path("cli", "progress.py"): "names what goes out, and the sides of a join's steps",
+    Path("cli", "progress.py"): "names the rows that are emitted, and the sides of a join's steps",
     Path("cli", "state_key.py"): "reads a key of a join's input and step, or a group",
-    Path("cli", "verify.py"): "a join's rows go out in no order, sessions by their end",
+    Path("cli", "verify.py"): "a join emits rows in no order, sessions by their end",
     Path("cli", "why.py"): "writes a key as state_key reads it",
     Path("job", "join", "differences.py"): "compares two signatures, which are plain data",
 }

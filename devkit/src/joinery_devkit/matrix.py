@@ -1,7 +1,7 @@
 """`make matrix`: the wheels on several versions of Python, Spark and Postgres (docs/versions.md has what came out).
 
 Each cell is a clean environment with the wheels and what pip finds for them today, and a Postgres of its version. In it
-a job of files runs on Spark, stops, and goes on with rows that meet rows of the first run in the state; then the tests
+a job of files runs on Spark, stops, and resumes with rows that match rows of the first run in the state; then the tests
 of CHECKED run: what every store does, epochs on a Spark cluster whose tasks and executors die, and each private part of
 Spark that Joinery uses.
 Pythons are those of pyenv or on PATH; Postgres comes from Maven Central.

@@ -46,7 +46,7 @@ def pooled(dsn: str, servers: int = 3) -> Iterator[str]:
         server = {name: parameters.get(name) or default for name, default in _DEFAULTS.items()}
         settings.write_text(_SETTINGS.format(**server, listen=listen, servers=servers))
         command = ["/usr/sbin/pgbouncer", "--quiet", str(settings)]
-        if os.geteuid() == 0:  # it refuses to run as root, and only the server's user may open the server's socket
+        if os.geteuid() == 0:  # it does not run as root, and only the server's user may open the server's socket
             owner = Path(str(server["host"])).stat().st_uid
             os.chown(folder, owner, -1)
             settings.chmod(0o644)

@@ -12,7 +12,7 @@ _SOURCE = Path(__file__).with_name("set_clock.c")
 
 
 class SetClock:
-    """The clock of processes that are started with `environment`. Their monotonic clocks go on as they are."""
+    """The clock of processes that are started with `environment`. Their monotonic clocks do not change."""
 
     def __init__(self, folder: Path) -> None:
         packages.install(packages.COMPILER)

@@ -186,7 +186,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _end(process: psutil.Process) -> None:
-    # psutil refuses to signal a pid that belongs to another process by now.
+    # psutil does not signal a pid that belongs to another process by now.
     try:
         process.kill()
         process.wait(10)

@@ -52,7 +52,7 @@ class TcpProxy:
             self._acceptor = _thread(self._accept, door)
 
     def cut(self, *, silent: bool = False) -> None:
-        """Drops every connection and refuses new ones, as if the host were gone. `silent`: connections stay, and new
+        """Drops every connection and accepts no new ones, as if the host were down. `silent`: connections stay, and new
         ones succeed, but not a byte passes, as if the network dropped packets; `restore` lets pending bytes through."""
         if silent:
             self._passing.clear()

@@ -37,7 +37,7 @@ class Record:
 
 
 def ordered_producer(bootstrap: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Producer:
-    """A producer with these settings of librdkafka. It is idempotent: after a request that was refused and retried, as
+    """A producer with these settings of librdkafka. It is idempotent: after a request that failed and was retried, as
     for a topic that was made a moment ago, another producer's records are in another order."""
     return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **settings})
 

@@ -2,8 +2,8 @@
 
 After the end of the input the table holds every session once, and the sessions then follow from the records: the rows
 of a group in order of time, cut where the distance exceeds the gap (S1). The epoch log only tells which rows came too
-late. Cases that brute force cannot decide are refused: sessions that reach `maxDuration`, and rows that arrive after
-the allowed lateness near other rows.
+late. The check rejects cases that brute force cannot decide: sessions that reach `maxDuration`, and rows that arrive
+after the allowed lateness near other rows.
 
     verdict = verify_sessions(records, log, table, job, dead_letters=dead)
 """

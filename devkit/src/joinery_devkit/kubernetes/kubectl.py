@@ -65,19 +65,19 @@ class Kubectl:
         return answer == "yes"
 
     def restrict(self, namespace: str) -> None:
-        """Has the namespace refuse pods that are not restricted. Returns once it does: the API server learns of a label
-        some time after it has answered."""
+        """Makes the namespace reject pods that are not restricted. Returns once it does: the API server learns of a
+        label some time after it has answered."""
         self("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
 
-        def refuses() -> bool:
+        def rejects() -> bool:
             try:
                 manifest = yaml.safe_dump(pod("unrestricted", "any"))
                 self("create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=manifest)
-            except KubectlFailed as refused:
-                return "violates PodSecurity" in refused.message
+            except KubectlFailed as rejection:
+                return "violates PodSecurity" in rejection.message
             return False
 
-        wait_until("pods that are not restricted are refused", refuses)
+        wait_until("the namespace rejects pods that are not restricted", rejects)
 
     def apply(self, objects: Path | Object | Sequence[Object], namespace: str | None = None) -> str:
         """Applies, server-side, a file or folder of manifests, or objects. If `namespace` is given, none of them may
@@ -104,7 +104,7 @@ class Kubectl:
 
         def all_established() -> bool:
             defined = self.list("crd")
-            named = self("api-resources", "-o", "name").split()  # always asked anew, for later calls too
+            named = self("api-resources", "-o", "name").split()  # always asks the server, for later calls too
             return all(_is_established(crd) and crd["metadata"]["name"] in named for crd in defined)
 
         wait_until("the API server takes the definitions", all_established)
@@ -128,7 +128,7 @@ class Kubectl:
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         self("create", "namespace", name)
         try:
-            # A controller makes it a moment later, and without it pods are refused.
+            # A controller makes it a moment later, and without it the server rejects pods.
             wait_until("the namespace has its service account", lambda: self.get("serviceaccount", "default", name))
             yield name
         finally:

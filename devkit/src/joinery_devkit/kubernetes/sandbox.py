@@ -84,7 +84,7 @@ class Sandbox:
 
     @property
     def detached(self) -> bool:
-        """Whether the sandbox runs, and goes on when the process that started it ends."""
+        """Whether the sandbox runs, and keeps running when the process that started it ends."""
         record = _Record.read(self._record)
         return record is not None and record.kept and self.running
 

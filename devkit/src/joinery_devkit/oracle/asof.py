@@ -31,7 +31,7 @@ class AsOfStep:
     reached: Time = math.inf
 
     def edit(self, step: Step, rule: AsOfRule, forget: Forget) -> None:
-        """The step goes on with another condition, retention or grace."""
+        """Continues the step with another condition, retention or grace."""
         self.step, self.rule = step, rule
         self.waiting = [forget(LEFT, row) for row in self.waiting]
         self.versions = [forget(RIGHT, version) for version in self.versions]
@@ -55,7 +55,7 @@ class AsOfStep:
 
     @property
     def at_once(self) -> Time:
-        """Stream rows up to this time go out when they arrive."""
+        """Stream rows up to this time are emitted when they arrive."""
         return self.waited if self.rule.grace else max(self.waited, self.reached)
 
     def version_arrives(self, row: Joined) -> bool:
@@ -72,7 +72,7 @@ class AsOfStep:
         return [joined_row for row in sorted(ready, key=time_of) for joined_row in self._result(row)]
 
     def arrive(self, rows: Iterable[Joined]) -> list[Joined]:
-        """Takes stream rows: they go out at once, or wait until their time has come."""
+        """Takes stream rows: they are emitted at once, or wait until their time has come."""
         out: list[Joined] = []
         for row in rows:
             if self.step.why_unjoinable(LEFT, row) is not None:

@@ -39,7 +39,7 @@ class ChainTimes:
         self._before: list[tuple[Time, Time]] = [(UNKNOWN, UNKNOWN)] * len(steps)
 
     def edit(self, steps: Sequence[Step]) -> None:
-        """The job goes on with steps that have other bounds, types or lateness."""
+        """Continues the job with steps that have other bounds, types or lateness."""
         self._steps = steps
 
     def next(self, watermarks: Mapping[str, int | None]) -> Horizons:
@@ -66,7 +66,7 @@ class ChainTimes:
         self, number: int, coming: Mapping[str, Time], right: Time, now: tuple[Time, Time]
     ) -> dict[str, Time]:
         """For each input's time, the minimum of what came in and what may still be kept (N3). Rows that a preserved
-        side closes in this epoch go out in this epoch, so that side counts with what it kept before."""
+        side closes in this epoch are emitted in this epoch, so that side counts with what it kept before."""
         step = self._steps[number]
         before = self._before[number]
         left_kept, right_kept = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))

@@ -40,7 +40,7 @@ LATE = "late"
 
 @dataclass(frozen=True, slots=True)
 class EpochExpectation:
-    """What one epoch must do. `joined` are the rows that it makes, `rows` the same rows as they go out. `late` and
+    """What one epoch must do. `joined` are the rows that it makes, `rows` the same rows as they are emitted. `late` and
     `dropped` (by reason: null_key, filtered, expired) count rows per input."""
 
     joined: tuple[Joined, ...]
@@ -58,7 +58,7 @@ class _Rules(Protocol):
     ) -> list[Joined]: ...
 
     def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
-        """The job goes on with these steps; `forgets` has one for each."""
+        """Continues the job with these steps; `forgets` has one function for each."""
 
 
 class Oracle:
@@ -91,8 +91,8 @@ class Oracle:
         return cls(names, steps_of(job, by_step), output_columns(job, computed))
 
     def edit(self, edited: Oracle, forgotten: Mapping[int, Sequence[Collection[tuple[str, str]]]]) -> None:
-        """The job goes on as the one that `edited` is of (M2). By step, and by side, `forgotten` are the columns (by
-        input) that rows do not have which are kept already."""
+        """Continues the job as the job of `edited` (M2). By step, and by side, `forgotten` are the columns (by input)
+        that rows in the state lack."""
         self.steps, self._columns = edited.steps, edited._columns
         self._rules.edit(self.steps, [_forgetting(forgotten[number]) for number in range(len(self.steps))])
 
@@ -117,7 +117,7 @@ class Oracle:
         return self._rules.run.waited, self._rules.run.asked_from(ended=watermarks[self.inputs[0]] == END)
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epochs that end all inputs (T7): what each step closes goes on to the next step."""
+        """Yields the epochs that end all inputs (T7): what each step closes passes to the next step."""
         for _ in range(len(self.steps) + 1):
             yield self.epoch(dict.fromkeys(self.inputs, END), {})
 

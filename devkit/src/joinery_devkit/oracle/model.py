@@ -121,7 +121,7 @@ class Projection:
 
 
 def output_row(row: Joined, columns: Sequence[Projection]) -> dict[str, Any]:
-    """The row as it goes out."""
+    """Returns the row as it is emitted."""
     return {column.name: column.of(row) for column in columns}
 
 

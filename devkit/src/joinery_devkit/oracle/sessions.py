@@ -18,7 +18,7 @@ CLOSED = "closed"
 
 @dataclass(slots=True)
 class OpenSession:
-    """An open session. `out` holds, by id, the rows that have gone out for it or for sessions that are now part of
+    """An open session. `out` holds, by id, the rows that were emitted for it or for sessions that are now part of
     it."""
 
     rows: list[Arrived]
@@ -56,7 +56,7 @@ class _Horizon:
 
 
 class SessionOracle:
-    """The oracle. `depth` is how many epochs it takes until what the first one closes has gone out."""
+    """The oracle. `depth` is how many epochs it takes until what the first one closes has been emitted."""
 
     depth = 1
 
@@ -68,7 +68,7 @@ class SessionOracle:
         self._use(shape)
 
     def edit(self, job: SessionWindow) -> None:
-        """Lets the job go on with another cap, lateness or retractions."""
+        """Continues the job with another cap, lateness or retractions."""
         self._use(replace(self.shape, job=job))
 
     def _use(self, shape: SessionShape) -> None:
@@ -174,17 +174,17 @@ class SessionOracle:
         session.changed = True
 
     def _force(self, key: _Key, session: OpenSession) -> Iterator[Output]:
-        """Closes a session that has reached the cap (S2). If its row has already gone out unchanged, it does not go out
-        again."""
+        """Closes a session that has reached the cap (S2). If its row was already emitted unchanged, it is not
+        emitted again."""
         key.sessions.remove(session)
         key.capped.append((session.start, session.last))
         if session.changed or not session.out:
             yield from self._emit(session)
 
-    # --- what goes out ------------------------------------------------------------------------------------------------
+    # --- emitted rows -------------------------------------------------------------------------------------------------
 
     def _changed(self, key: _Key) -> Iterator[Output]:
-        """Yields changed sessions that have gone out before, or are already complete (S5)."""
+        """Yields changed sessions that were emitted before, or are already complete (S5)."""
         for session in key.sessions:
             if session.changed and (session.out or session.last < self._complete.now):
                 yield from self._emit(session)

@@ -23,7 +23,7 @@ class WatermarkOracle:
                 self.saw(name, partition, [])
 
     def edit(self, delays: Mapping[str, int]) -> None:
-        """The job goes on with these delays."""
+        """Continues the job with these delays."""
         self._delays = dict(delays)
 
     def saw(self, name: str, partition: Hashable, times: Iterable[int]) -> None:

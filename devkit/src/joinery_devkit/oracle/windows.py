@@ -18,7 +18,7 @@ class WindowStep(Protocol):
     """A window step. `closed` is the least watermark minus allowedLateness."""
 
     def edit(self, step: Step, forget: Forget) -> None:
-        """The step goes on with another condition, or a side that is preserved no more."""
+        """Continues the step with another condition, or a side that is no longer preserved."""
 
     def close(self, closed: Time) -> list[Joined]:
         """The results of the windows that close now."""
