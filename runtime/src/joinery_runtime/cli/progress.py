@@ -403,10 +403,10 @@ def where_rows_are(job: Job) -> str:
         return "the first rows of each epoch were printed here; none are kept"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
-    if not output.postgres.apart and job.spec.state_store.kind == "embedded":
+    if not output.postgres.is_external and job.spec.state_store.kind == "embedded":
         # The embedded Postgres stops with the job.
         return f"rows are in the table {table} of the embedded Postgres: {_ASK}"
-    database = "the database of output.postgres" if output.postgres.apart else "the state store's database"
+    database = "the database of output.postgres" if output.postgres.is_external else "the state store's database"
     return f"rows are in the table {table} of {database}: SELECT * FROM {table} LIMIT 10"
 
 

@@ -85,7 +85,7 @@ def read_output(job: Job) -> pl.DataFrame:
     Raises JoineryError if they cannot be read back."""
     output = job.spec.output
     with ExitStack() as stack:
-        if output.postgres is None or output.postgres.apart:
+        if output.postgres is None or output.postgres.is_external:
             job, dsn = with_secrets(job), ""
         else:
             job = durable(job)

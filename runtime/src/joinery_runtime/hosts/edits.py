@@ -102,10 +102,10 @@ def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
     for side in now.inputs:
         if (was := inputs_before.get(side.name)) is None:
             continue
-        if side.place != was.place:
+        if side.source_name != was.source_name:
             yield (
-                f"Input {side.name} reads {side.place} from now on, and read {was.place} before the edit: what was "
-                "read there stays in the state and in the output. See docs/data.md#read-again-after-a-mistake"
+                f"Input {side.name} reads {side.source_name} from now on, and read {was.source_name} before the edit: "
+                "what was read there stays in the state and in the output. See docs/data.md#read-again-after-a-mistake"
             )
         earlier = {column.name: column for column in was.columns}
         changed = [column.name for column in side.columns if earlier.get(column.name, column) != column]

@@ -38,7 +38,7 @@ class QueryEvents:
 
     def __init__(self, job: Job, store: str, run: uuid.UUID | None = None) -> None:
         self._name = job.name
-        self._sources = {side.name: f"{side.name}: {side.place}" for side in job.inputs}
+        self._sources = {side.name: f"{side.name}: {side.source_name}" for side in job.inputs}
         self._sink = output_place(job.spec.output)
         self._ids = {
             "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"joinery:{store}:{job.name}")),

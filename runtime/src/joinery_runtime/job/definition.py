@@ -50,14 +50,14 @@ def _names(job: Job) -> dict[str, Any]:
     had."""
     if not isinstance(job, StreamJoin) or job.select:
         return {}
-    said = next(name for name, naming in _NAMINGS.items() if naming == job.naming)
-    kept = job.kept_names
-    return {**({"prefixes": said} if said is not None else {}), **({"names": kept} if kept else {})}
+    prefixes = next(name for name, naming in _NAMINGS.items() if naming == job.naming)
+    names = job.kept_names
+    return {**({"prefixes": prefixes} if prefixes is not None else {}), **({"names": names} if names else {})}
 
 
-def _without_names(of: Mapping[str, Any]) -> dict[str, Any]:
+def _without_names(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A definition's fields without those that say how columns are named."""
-    return {key: value for key, value in of.items() if key not in _NAMES}
+    return {key: value for key, value in fields.items() if key not in _NAMES}
 
 
 def _defining(job: Job) -> Set[str]:
@@ -71,11 +71,11 @@ def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return bool(_without(_HOW, {**_dead_letter(now), **stored}) == _without(_HOW, now))
 
 
-def definition_hash(of: Mapping[str, Any]) -> str:
+def definition_hash(fields: Mapping[str, Any]) -> str:
     """A short name for a definition, stored in plans; before the colon its version. Equal names: epochs give the same
     rows in the same places from the same plan and records. Where records come from and how event time moves is in the
     plan itself. A name of another version says nothing."""
-    rows = _without(_HOW, {**of, **_as_read(of)})
+    rows = _without(_HOW, {**fields, **_as_read(fields)})
     return f"{_HASH_VERSION}:{hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
@@ -90,13 +90,13 @@ def reads_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return bool(_without(_HOW, _as_read(stored)) == _without(_HOW, _as_read(now)))
 
 
-def _as_read(of: Mapping[str, Any]) -> dict[str, Any]:
+def _as_read(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a definition without what a plan fixes."""
-    return {key: _without({"watermark", "kafka", "file"}, of[key]) for key in ("inputs", "input") if key in of}
+    return {key: _without({"watermark", "kafka", "file"}, fields[key]) for key in ("inputs", "input") if key in fields}
 
 
-def _dead_letter(of: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: of[key] for key in ("deadLetter",) if key in of}
+def _dead_letter(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: fields[key] for key in ("deadLetter",) if key in fields}
 
 
 def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
@@ -109,7 +109,7 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
         if part in stored
     }
     replaced = {to_camel(name) for name in (*_defining(job), "sql")}
-    others = {key: value for key, value in spec.items() if key not in replaced}
+    remaining = {key: value for key, value in spec.items() if key not in replaced}
     match job:
         case StreamJoin():
             with_settings = _join(job, spec, stored)
@@ -117,7 +117,7 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
             with_settings = _sessions(job, spec, stored)
         case _:
             raise TypeError(f"no definition of {job.kind}")
-    document["spec"] = {**others, **_dead_letter(spec), **_without_names(stored), **targets, **with_settings}
+    document["spec"] = {**remaining, **_dead_letter(spec), **_without_names(stored), **targets, **with_settings}
     try:
         before = type(job).model_validate(document, context=AS_STORED)
     except ValidationError as error:
@@ -143,7 +143,7 @@ def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
         return job
     if definition(job)["inputs"] != stored["inputs"]:
         before = under_definition(job, stored).output_columns
-        names = StoredNames(names.naming, {each.source: each.name for each in before if each.source is not None})
+        names = StoredNames(names.naming, {field.source: field.name for field in before if field.source is not None})
     named = job.with_stored_names(names)
     counts = Counter(column.name for column in named.output_columns)
     if wrong := [name for name in (*named.named_columns, *counts) if counts[name] != 1]:
@@ -165,8 +165,8 @@ def _stored_names(job: str, stored: Mapping[str, Any]) -> StoredNames:
             facts=f"it is called {stored['prefixes']}",
             todo="Run the release that made it, or a later one",
         )
-    known = {parse_reference(text): name for text, name in stored.get("names", {}).items()}
-    return StoredNames(naming, {column: name for column, name in known.items() if column is not None})
+    names_by_column = {parse_reference(text): name for text, name in stored.get("names", {}).items()}
+    return StoredNames(naming, {column: name for column, name in names_by_column.items() if column is not None})
 
 
 def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,10 +185,12 @@ def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -
 def _sessions(job: SessionWindow, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Like `_join`, for sessions; the limits of exact counts stop plans too."""
     now = spec["input"] if spec["input"]["name"] == stored["input"]["name"] else None
-    limits = {(of.function, of.column, of.as_): {"limit": of.limit} for of in job.sessions.aggregates if of.limit}
+    limits = {
+        (call.function, call.column, call.as_): {"limit": call.limit} for call in job.sessions.aggregates if call.limit
+    }
     aggregates = [
-        {**_without({"limit"}, of), **limits.get((of["function"], of.get("column"), of["as"]), {})}
-        for of in stored.get("aggregates", ())
+        {**_without({"limit"}, call), **limits.get((call["function"], call.get("column"), call["as"]), {})}
+        for call in stored.get("aggregates", ())
     ]
     caps = {key: spec[key] for key in ("limits",) if key in spec}
     return {"input": _with_settings(stored["input"], now), "aggregates": aggregates, "limits": None, **caps}
@@ -206,9 +208,9 @@ def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
     """`stored` with the settings of the same place in the job as it is now."""
     merged = dict(stored)
     for kind, inner in stored.items():
-        same = now.get(kind) if isinstance(now, Mapping) else None
-        if isinstance(inner, Mapping) and isinstance(same, Mapping) and _same_place(inner, same):
-            merged[kind] = {**_without(_HOW, inner), **{key: same[key] for key in _HOW if key in same}}
+        current = now.get(kind) if isinstance(now, Mapping) else None
+        if isinstance(inner, Mapping) and isinstance(current, Mapping) and _same_place(inner, current):
+            merged[kind] = {**_without(_HOW, inner), **{key: current[key] for key in _HOW if key in current}}
     return merged
 
 

@@ -84,9 +84,9 @@ class Explanation:
     def _state_lines(self) -> Iterator[str]:
         for side in self.sides:
             sessions = side.holds == "sessions"
-            what = f"sessions of {side.rows_of}" if sessions else f"{side.rows_of} rows"
+            rows_text = f"sessions of {side.rows_of}" if sessions else f"{side.rows_of} rows"
             after = "after their last row" if sessions else "after their own"
-            yield f"  {what} are kept until {side.kept_until}"
+            yield f"  {rows_text} are kept until {side.kept_until}"
             yield f"    in steady flow for {format_duration(side.kept_for_ms)} of event time {after}"
             most = "at most, each row a session of its own, " if sessions else ""
             yield (
@@ -177,15 +177,15 @@ def _output(job: Job) -> str:
     # In a table a retraction is not a row.
     hidden = {job.retracted} if output.postgres else set()
     columns = ", ".join(column.name for column in job.output_columns if column.name not in hidden)
-    how = "exactly once"
+    delivery = "exactly once"
     if output.kafka:
-        how = _into_kafka(job)
+        delivery = _into_kafka(job)
     elif output.file:
-        how += _held(output.file)
+        delivery += _rolling_text(output.file)
     elif output.console:
-        how = f"{output.console.rows} rows of each epoch"
+        delivery = f"{output.console.rows} rows of each epoch"
     naming = f" (named by {job.column_naming})" if job.column_naming is not None else ""
-    return f"{output_place(output)}, {how}; columns {columns}{naming}"
+    return f"{output_place(output)}, {delivery}; columns {columns}{naming}"
 
 
 def output_place(output: Output) -> str:
@@ -193,7 +193,7 @@ def output_place(output: Output) -> str:
     if output.kafka:
         return f"Kafka topic {output.kafka.topic}"
     if output.postgres:
-        return f"Postgres table {output.postgres.table}{' of another database' if output.postgres.apart else ''}"
+        return f"Postgres table {output.postgres.table}{' of another database' if output.postgres.is_external else ''}"
     if output.file:
         return f"{'Parquet' if output.format == 'parquet' else 'JSON lines'} under {output.file.path}"
     if output.iceberg:
@@ -203,7 +203,7 @@ def output_place(output: Output) -> str:
     return "the console" if output.console else _named(output)
 
 
-def _held(file: FileOutput) -> str:
+def _rolling_text(file: FileOutput) -> str:
     if file.rolling is None:
         return ""
     size, interval = file.rolling
@@ -227,7 +227,7 @@ def _dead_letters(job: Job) -> str:
         return "stop the job, which names them (no deadLetter is given)"
     if target.kafka:
         return f"go to Kafka topic {target.kafka.topic}, {_into_kafka(job)}"
-    return f"go to {target.file.path}{_held(target.file)}" if target.file else f"go to {_named(target)}"
+    return f"go to {target.file.path}{_rolling_text(target.file)}" if target.file else f"go to {_named(target)}"
 
 
 def _store(job: Job) -> str:

@@ -21,25 +21,25 @@ def expression_problems(job: Job) -> list[Problem]:
     """A problem for each expression that does not parse, and for each column in it that no input has."""
     columns = {source.name: tuple(column.name for column in source.columns) for source in job.inputs}
     return [
-        Problem(each.path, message)
-        for each in job.unread_expressions
-        for message in _problems(each.text, {name: columns[name] for name in each.inputs}, each.own)
+        Problem(expression.path, message)
+        for expression in job.unread_expressions
+        for message in _problems(expression.text, {name: columns[name] for name in expression.inputs}, expression.own)
     ]
 
 
-def _problems(text: str, known: Mapping[str, tuple[str, ...]], own: str) -> Iterator[str]:
+def _problems(text: str, inputs: Mapping[str, tuple[str, ...]], own: str) -> Iterator[str]:
     try:
         node = parse_tree(text)
     except SqlglotError as error:
         yield f"{shown(text)} is not an SQL expression: {str(error).splitlines()[0]}; correct it (docs/expressions.md)"
         return
-    for name, column in sorted({(each.table or own, each.name) for each in node.find_all(exp.Column)}):
-        if name not in known:
+    for name, column in sorted({(ref.table or own, ref.name) for ref in node.find_all(exp.Column)}):
+        if name not in inputs:
             written = f"{name}.{column}" if name else column
-            hint = suggestion(name, known)
-            yield f"{text!r} uses {written!r}{hint}: the inputs here are {listed(known)}; write <input>.<column>"
-        elif column not in known[name]:
-            hint = suggestion(column, known[name])
+            hint = suggestion(name, inputs)
+            yield f"{text!r} uses {written!r}{hint}: the inputs here are {listed(inputs)}; write <input>.<column>"
+        elif column not in inputs[name]:
+            hint = suggestion(column, inputs[name])
             yield f"{text!r} uses {f'{name}.{column}'!r}: {name!r} has no column {column!r}{hint}; its columns are " + (
-                listed(known[name])
+                listed(inputs[name])
             )

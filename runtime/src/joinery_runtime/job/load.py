@@ -136,16 +136,16 @@ def parse_job(
             for at, name in document.unset
         ]
         raise JobError(source, unset)
-    found = list(_identity(document))
-    if not found:
+    mistakes = list(_identity(document))
+    if not mistakes:
         rules = AS_STORED if as_stored else PLAIN_NUMBERS if plain_numbers else {}
         job = _validated(document.data, base, rules)
         for at, message in _without_units(document.data) if rules and isinstance(job, Job) else ():
             logger.warning("%s: %s: %s. It counts as milliseconds", source, path_text(at), message)
         if isinstance(job, Job) and not document.repeated:
             return job
-        found = job if isinstance(job, list) else []
-    problems = [Problem(path_text(at), linked(message), document.line(at)) for at, message in found]
+        mistakes = job if isinstance(job, list) else []
+    problems = [Problem(path_text(at), linked(message), document.line(at)) for at, message in mistakes]
     for at, line, column in document.repeated:
         message = f"is written twice in one mapping (again at column {column}); keep one"
         problems.append(Problem(path_text(at), message, line))
@@ -153,18 +153,18 @@ def parse_job(
 
 
 def _the_resource(documents: list[Document], source: str) -> Document:
-    ours = [document for document in documents if _model(document.data) is not None]
+    resources = [document for document in documents if _model(document.data) is not None]
     if len(documents) == 1:
         return documents[0]
-    if len(ours) == 1:
-        return ours[0]
+    if len(resources) == 1:
+        return resources[0]
     message = (
         "the file is empty" if not documents else f"there are {len(documents)} documents, none a {either(_MODELS)}"
     )
     line = None
-    if ours:
-        line = ours[1].lines[()]
-        message = f"there are {len(ours)} Joinery resources (the second starts here); keep one per file"
+    if resources:
+        line = resources[1].lines[()]
+        message = f"there are {len(resources)} Joinery resources (the second starts here); keep one per file"
     raise JobError(source, [Problem("(file)", message, line)])
 
 
@@ -174,8 +174,10 @@ def _identity(document: Document) -> Iterator[Finding]:
     if not isinstance(data, dict):
         yield (), "a resource is a mapping with apiVersion, kind, metadata and spec"
         return
-    wanted = {"apiVersion": API_VERSION, "kind": either(_MODELS)}
-    yield from (((name,), f"is missing; write {name}: {value}") for name, value in wanted.items() if name not in data)
+    required_fields = {"apiVersion": API_VERSION, "kind": either(_MODELS)}
+    yield from (
+        ((name,), f"is missing; write {name}: {value}") for name, value in required_fields.items() if name not in data
+    )
     if "kind" in data and _model(data) is None:
         hint = suggestion(data["kind"], _MODELS)
         yield ("kind",), f"{data['kind']!r} is not allowed{hint}; write {either(_MODELS)}"
@@ -190,11 +192,11 @@ def load_stored(resource: Mapping[str, Any]) -> JobWithWarnings:
     """Validate a resource as a cluster has stored it, perhaps under an earlier release: durations may be numbers of
     milliseconds, and then there are warnings. Raises JobError."""
     document = Document({name: resource[name] for name in _RESOURCE if name in resource})
-    found = list(_identity(document))
-    job = found or _validated(document.data, None)
+    mistakes = list(_identity(document))
+    job = mistakes or _validated(document.data, None)
     if isinstance(job, Job):
         return JobWithWarnings(job, ())
-    job = found or _validated(document.data, None, PLAIN_NUMBERS)
+    job = mistakes or _validated(document.data, None, PLAIN_NUMBERS)
     if isinstance(job, Job):
         texts = (f"{path_text(at)}: {message}. It counts as milliseconds" for at, message in _without_units(resource))
         return JobWithWarnings(job, tuple(texts))
@@ -208,7 +210,9 @@ def _without_units(data: Mapping[str, Any]) -> list[Finding]:
     try:
         model.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
-        return list(findings([one for one in error.errors(include_url=False) if one["type"] == NO_UNIT], model))
+        return list(
+            findings([mistake for mistake in error.errors(include_url=False) if mistake["type"] == NO_UNIT], model)
+        )
     return []
 
 
@@ -224,7 +228,7 @@ def _validated(data: Any, base: Path | None, rules: Mapping[str, bool] = Mapping
         errors = error.errors(include_url=False)
     except RecursionError:
         return [(("spec",), "is nested too deep to be checked; write it in a simpler way")]
-    found = list(findings(errors, model))
+    mistakes = list(findings(errors, model))
     if not any(error["type"] == RULES_BROKEN for error in errors):
-        found += model.broken_rules(data)
-    return found
+        mistakes += model.broken_rules(data)
+    return mistakes

@@ -93,9 +93,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
     if old.get("version") not in {1, SIGNATURE_VERSION, NEWER_VERSION}:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())
-    known = _lifted(old) if old["version"] == 1 else old
-    refused = tuple(refusals(known, new))
-    return Comparison(refused, tuple(warnings(known, new)) if not refused else ())
+    current = _lifted(old) if old["version"] == 1 else old
+    refused = tuple(refusals(current, new))
+    return Comparison(refused, tuple(warnings(current, new)) if not refused else ())
 
 
 def _lifted(old: Mapping[str, Any]) -> dict[str, Any]:

@@ -262,10 +262,12 @@ class _JoinCompiler:
             if column.source is not None:
                 ref = _ref(column.source)
                 outputs.append(_Output(column.name, self._type(ref), ref))
-            elif column.made is not None:
+            elif column.step_column is not None:
                 outputs.append(
                     _Output(
-                        column.name, arrow_type(ColumnType(self._job.spec.output.window_times)), step_column=column.made
+                        column.name,
+                        arrow_type(ColumnType(self._job.spec.output.window_times)),
+                        step_column=column.step_column,
                     )
                 )
             else:

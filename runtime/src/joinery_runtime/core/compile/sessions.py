@@ -69,7 +69,7 @@ class _SessionCompiler:
         types |= dict.fromkeys(WINDOW_COLUMNS, arrow_type(ColumnType(self._job.spec.output.window_times)))
         types[RETRACTED] = pa.bool_()
         return [
-            OutputColumn(column.name, types[column.made or ""], step_column=column.made)
+            OutputColumn(column.name, types[column.step_column or ""], step_column=column.step_column)
             for column in self._job.output_columns
         ]
 

@@ -80,7 +80,7 @@ class Message(Model):
     model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore")
 
 
-def _known(model: type[Model]) -> Any:
+def _without_unknown_fields(model: type[Model]) -> Any:
     """A validator that drops fields which this release does not know, for a model that is strict elsewhere."""
     names = {name for key, field in model.model_fields.items() for name in (key, field.alias)}
 
@@ -146,7 +146,7 @@ class DriverStatus(Message):
     """Segments that a migration before the driver has written so far."""
     tasks: Count | None = None
     """Tasks of Spark that have ended: of epochs that this driver has committed, and of the running one."""
-    inputs: tuple[Annotated[InputStatus, _known(InputStatus)], ...] = ()
+    inputs: tuple[Annotated[InputStatus, _without_unknown_fields(InputStatus)], ...] = ()
     rows_per_second: Count | None = None
     rows_in: Count | None = None
     rows_out: Count | None = None
@@ -157,16 +157,16 @@ class DriverStatus(Message):
     sides: tuple[SideStatus, ...] = ()
     amplification: float | None = None
     """Rows out per record in, of the newest epoch."""
-    hottest_keys: tuple[Annotated[HotKey, _known(HotKey)], ...] = ()
+    hottest_keys: tuple[Annotated[HotKey, _without_unknown_fields(HotKey)], ...] = ()
     too_hot: tuple[HotKeyWarning, ...] = ()
     paused: tuple[Paused, ...] = ()
     waiting: Waiting | None = None
-    last_savepoint: Annotated[SavepointStatus | None, _known(SavepointStatus)] = None
+    last_savepoint: Annotated[SavepointStatus | None, _without_unknown_fields(SavepointStatus)] = None
     last_error: Words | None = None
     runs_on: str | None = None
     """Where the newest epoch ran: `spark`, or `driver` for the driver's own process."""
     executors: Count | None = None
-    scaling: Annotated[ScalingStatus | None, _known(ScalingStatus)] = None
+    scaling: Annotated[ScalingStatus | None, _without_unknown_fields(ScalingStatus)] = None
 
 
 class Scale(Message):
@@ -175,7 +175,7 @@ class Scale(Message):
 
     shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] | None = None
     instances: Annotated[int, Field(ge=1)] | None = None
-    autoscale: Annotated[Autoscale | None, _known(Autoscale)] = None
+    autoscale: Annotated[Autoscale | None, _without_unknown_fields(Autoscale)] = None
 
 
 class Ending(Message):

@@ -203,7 +203,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         ),
         *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.cel_of_step),
     ),
-    **{of: rules for kind in STEP_KINDS for of, rules in kind.cel.items()},
+    **{target: rules for kind in STEP_KINDS for target, rules in kind.cel.items()},
     SelectItem: (
         exactly_one("column", "expression"),
         Rule("!has(self.expression) || has(self.as)", "an expression has no name of its own; add one: as: <name>"),
@@ -222,8 +222,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     DeadLetter: (exactly_one(*DeadLetter.KINDS),),
     StoreSpec: (
         *(
-            Rule(f"!has(self.{one}) || !has(self.{other})", f"{one} and {other} are both named; keep one")
-            for one, other in combinations(StoreSpec.KINDS, 2)
+            Rule(f"!has(self.{first}) || !has(self.{second})", f"{first} and {second} are both named; keep one")
+            for first, second in combinations(StoreSpec.KINDS, 2)
         ),
         Rule(
             "!has(self.memory) || !has(self.startFrom)",
@@ -253,6 +253,6 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
 }
 
 
-def with_rules(schema: Schema, of: type | Place) -> Schema:
-    rules = [*schema.get("x-kubernetes-validations", ()), *(rule.schema() for rule in RULES.get(of, ()))]
+def with_rules(schema: Schema, target: type | Place) -> Schema:
+    rules = [*schema.get("x-kubernetes-validations", ()), *(rule.schema() for rule in RULES.get(target, ()))]
     return {**schema, "x-kubernetes-validations": rules} if rules else schema

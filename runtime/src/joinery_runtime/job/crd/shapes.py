@@ -97,7 +97,7 @@ FIELDS: Mapping[Place, Schema] = {
     (JoinStep, "right"): {"maxLength": 253},
     (JoinStep, "broadcast"): {"maxLength": 253},
     (JoinStep, "keys"): {"maxProperties": 64},
-    **{place: schema for kind in STEP_KINDS for place, schema in kind.schemas.items()},
+    **{field: schema for kind in STEP_KINDS for field, schema in kind.schemas.items()},
     **dict.fromkeys(((Limits, "maxStateBytes"), (Trigger, "maxBytesPerEpoch"), (FileOutput, "rollSize")), _BYTES),
     (Watermark, "maxFuture"): {"pattern": rf"^(off|\+?0|\+?{_GO_DURATION})$", "minimum": 0, "maximum": _LONGEST_MS},
     (SelectItem, "expression"): {"maxLength": _LONG_TEXT},

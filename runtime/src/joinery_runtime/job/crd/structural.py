@@ -49,16 +49,16 @@ Models = Mapping[str, type[BaseModel]]
 def object_schema(model: type[BaseModel]) -> Schema:
     """The model's fields by their YAML names. Unknown fields need no mention: the API server refuses or prunes them."""
     raw = model.model_json_schema(by_alias=True)
-    models = {found.__name__: found for info in model.model_fields.values() for found in _models(info.annotation)}
-    said = dict(_docstrings(model))
+    models = {nested.__name__: nested for info in model.model_fields.values() for nested in _models(info.annotation)}
+    docstrings = dict(_docstrings(model))
     schema: Schema = {"type": "object", **_described(raw)}
     if model.model_fields:
         schema["properties"] = {}
         for attribute, info in model.model_fields.items():
             name = info.alias or attribute
-            place, field = (model, name), {**said.get(attribute, {}), **raw["properties"][name]}
-            shape = {**_shape(place, info, field, models), **FIELDS.get(place, {})}
-            schema["properties"][name] = with_rules({**_sized(shape), **_described(field, info)}, place)
+            field_key, field = (model, name), {**docstrings.get(attribute, {}), **raw["properties"][name]}
+            shape = {**_shape(field_key, info, field, models), **FIELDS.get(field_key, {})}
+            schema["properties"][name] = with_rules({**_sized(shape), **_described(field, info)}, field_key)
     if raw.get("required"):
         schema["required"] = raw["required"]
     return with_rules(schema, model)
@@ -73,8 +73,8 @@ def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, Schema]]:
         if kind is not BaseModel and issubclass(kind, BaseModel):
             for field, text in pairwise(_classes(kind.__module__)[kind.__qualname__].body):
                 match field, text:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
-                        yield name, {"description": inspect.cleandoc(said)}
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(docstring))):
+                        yield name, {"description": inspect.cleandoc(docstring)}
 
 
 @cache
@@ -94,7 +94,7 @@ def _classes(module: str) -> Mapping[str, ast.ClassDef]:
 
 def description(text: str, limit: int = _DESCRIPTION) -> str:
     """A docstring with names as in YAML: its first sentence, and those after it that fit the limit."""
-    text = _SNAKE.sub(lambda found: f"`{to_camel(found[1])}`", _OF_THE_CODE.sub("", " ".join(text.split())))
+    text = _SNAKE.sub(lambda match: f"`{to_camel(match[1])}`", _OF_THE_CODE.sub("", " ".join(text.split())))
     short, *more = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)
     for sentence in more:
         if len(short) + 1 + len(sentence) > limit:
@@ -103,12 +103,12 @@ def description(text: str, limit: int = _DESCRIPTION) -> str:
     return short
 
 
-def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
-    if any(isinstance(each, PlainSerializer) and each.func is format_duration for each in _metadata(info)):
+def _shape(field_key: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
+    if any(isinstance(hint, PlainSerializer) and hint.func is format_duration for hint in _metadata(info)):
         default = {"default": format_duration(info.default)} if isinstance(info.default, int) else {}
         return {**duration(_least(info)), **default, "x-kubernetes-validations": [HAS_UNIT.schema()]}
     schema = _translated(raw, models)
-    if any(isinstance(each, PlainSerializer) and each.func is format_duration_or_off for each in _metadata(info)):
+    if any(isinstance(hint, PlainSerializer) and hint.func is format_duration_or_off for hint in _metadata(info)):
         schema["default"] = format_duration_or_off(info.default)
         schema["x-kubernetes-validations"] = [HAS_UNIT_OR_FILLED_IN.schema()]
     if _mentions(info.annotation, Setting):
@@ -116,7 +116,7 @@ def _shape(place: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema
         # A server-side apply treats the map as one value. If it merged by key, an owner that gives up the last key
         # would leave a null, which is refused.
         schema["x-kubernetes-map-type"] = "atomic"
-    if place in EMPTY_IS_UNSET:
+    if field_key in EMPTY_IS_UNSET:
         schema["anyOf"][0]["enum"].append({})
     return schema
 
@@ -156,11 +156,11 @@ def _union(branches: list[Schema], models: Models) -> Schema:
     mappings = [_translated(branch, models) for branch in branches if "$ref" in branch]
     return {
         "x-kubernetes-preserve-unknown-fields": True,
-        "properties": {name: schema for each in mappings for name, schema in each["properties"].items()},
-        "maxProperties": max(len(each["properties"]) for each in mappings),
+        "properties": {name: schema for mapping in mappings for name, schema in mapping["properties"].items()},
+        "maxProperties": max(len(mapping["properties"]) for mapping in mappings),
         "anyOf": [
             {"enum": words},
-            *({"required": each["required"], "not": {"maxProperties": 0}} for each in mappings),
+            *({"required": mapping["required"], "not": {"maxProperties": 0}} for mapping in mappings),
         ],
     }
 
@@ -182,11 +182,11 @@ def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
     if "description" not in raw:
         return {}
     value = None if info is None else info.default
-    for each in () if info is None else _metadata(info):
-        if isinstance(each, PlainSerializer) and isinstance(value, int):
-            value = each.func(value)  # type: ignore[call-arg]
-    said = isinstance(value, str | int) and value != ""
-    default = f" Default: {str(value).lower() if value is False else value}." if said else ""
+    for annotation in () if info is None else _metadata(info):
+        if isinstance(annotation, PlainSerializer) and isinstance(value, int):
+            value = annotation.func(value)  # type: ignore[call-arg]
+    has_default = isinstance(value, str | int) and value != ""
+    default = f" Default: {str(value).lower() if value is False else value}." if has_default else ""
     example = f" Example: {flow(raw['examples'][0])}." if "examples" in raw else ""
     return {"description": description(raw["description"], _DESCRIPTION - len(default)) + default + example}
 
@@ -194,9 +194,9 @@ def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
 def flow(value: Any) -> str:
     """The value in one line of YAML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{flow(key)}: {flow(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{flow(key)}: {flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(flow(each) for each in value) + "]"
+        return "[" + ", ".join(flow(inner) for inner in value) + "]"
     yaml, text = YAML(typ="safe", pure=True), StringIO()
     yaml.default_flow_style, yaml.width = True, 4096
     yaml.dump([value], text)  # in a list, so that commas and brackets are quoted
@@ -205,8 +205,8 @@ def flow(value: Any) -> str:
 
 def _least(info: FieldInfo) -> int | None:
     """The least integer that the field's bounds allow."""
-    bounds = [cast(int, each.ge) for each in _metadata(info) if isinstance(each, Ge)]
-    bounds += [cast(int, each.gt) + 1 for each in _metadata(info) if isinstance(each, Gt)]
+    bounds = [cast(int, bound.ge) for bound in _metadata(info) if isinstance(bound, Ge)]
+    bounds += [cast(int, bound.gt) + 1 for bound in _metadata(info) if isinstance(bound, Gt)]
     return max(bounds, default=None)
 
 
@@ -215,12 +215,12 @@ def _metadata(info: FieldInfo) -> Iterator[Any]:
     yield from info.metadata
     inner = get_args(info.annotation)
     for branch in inner if type(None) in inner else ():
-        for each in getattr(branch, "__metadata__", ()):
-            yield from each.metadata if isinstance(each, FieldInfo) else (each,)
+        for annotation in getattr(branch, "__metadata__", ()):
+            yield from annotation.metadata if isinstance(annotation, FieldInfo) else (annotation,)
 
 
-def _mentions(annotation: Any, wanted: Any) -> bool:
-    return annotation == wanted or any(_mentions(inner, wanted) for inner in get_args(annotation))
+def _mentions(annotation: Any, target: Any) -> bool:
+    return annotation == target or any(_mentions(inner, target) for inner in get_args(annotation))
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -25,9 +25,9 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
     else:
         stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps))
     for checks in stages:
-        found = [text for check in checks for text in check(old, new)]
-        if found:
-            yield from found
+        reasons = [text for check in checks for text in check(old, new)]
+        if reasons:
+            yield from reasons
             return
 
 
@@ -37,8 +37,8 @@ def warnings(old: Signed, new: Signed) -> Iterator[str]:
         yield from session_warnings(old, new)
         return
     for number, (before, after, where) in enumerate(_steps(old, new)):
-        found = (*_longer(before, after), *_dropped_padding(before, after), *_new_columns(before, after, new, number))
-        yield from (f"{text}{where}" for text in found)
+        texts = (*_longer(before, after), *_dropped_padding(before, after), *_new_columns(before, after, new, number))
+        yield from (f"{text}{where}" for text in texts)
 
 
 def _kinds(old: Signed, new: Signed) -> Iterator[str]:
@@ -47,7 +47,7 @@ def _kinds(old: Signed, new: Signed) -> Iterator[str]:
 
 
 def _inputs(old: Signed, new: Signed) -> Iterator[str]:
-    before, after = ([side["name"] for side in each["inputs"]] for each in (old, new))
+    before, after = ([side["name"] for side in signature["inputs"]] for signature in (old, new))
     if before != after:
         yield f"the inputs were {listed(before)}, they are now {listed(after)}; they keep their names and order"
 
@@ -145,7 +145,7 @@ def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator
 
 
 _WIDENS = {
-    **{field: of for kind in STEP_KINDS for field, of in kind.widens.items()},
+    **{field: widening for kind in STEP_KINDS for field, widening in kind.widens.items()},
     "allowedLateness": ("allowedLateness", 1),
 }
 

@@ -14,7 +14,7 @@ from joinery_runtime.job.model.wording import listed
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
     """The plans of the steps. `stored` names the columns that segments keep, per part of the state."""
-    return tuple(_StepExplainer(job, number).plan(stored, kept) for number, kept in enumerate(kept_for(job)))
+    return tuple(_StepExplainer(job, number).plan(stored, kept_ms) for number, kept_ms in enumerate(kept_for(job)))
 
 
 class _StepExplainer:
@@ -32,10 +32,10 @@ class _StepExplainer:
             only_inner=len(job.joins) == 1 and self._step.type == "inner",
         )
 
-    def plan(self, stored: Mapping[str, Sequence[str]], kept: tuple[int, int]) -> StepPlan:
+    def plan(self, stored: Mapping[str, Sequence[str]], kept_ms: tuple[int, int]) -> StepPlan:
         until, labels = self._kind.kept_until(self._words), self._words.labels
         sides = [
-            SidePlan(part, labels[i], until[i], kept[i], _row_bytes(self._job, self._number, i, stored[part]))
+            SidePlan(part, labels[i], until[i], kept_ms[i], _row_bytes(self._job, self._number, i, stored[part]))
             for i, part in enumerate(part_names(self._number))
         ]
         title = f"{self._step.type} {self._kind.title} join"
@@ -110,6 +110,6 @@ def _used(job: StreamJoin) -> set[Reference] | None:
     if job.has_expressions:
         return None
     keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
-    counted = [of for step in job.joins if (of := step.matching.counted_from) is not None]
-    times = {Reference(of, job.input(of).event_time) for of in counted}
+    counted = [name for step in job.joins if (name := step.matching.counted_from) is not None]
+    times = {Reference(name, job.input(name).event_time) for name in counted}
     return keys | times | {column.source for column in job.output_columns if column.source is not None}

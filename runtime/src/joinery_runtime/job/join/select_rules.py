@@ -43,14 +43,14 @@ def _items(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
-    found = reference(text)
+    ref = reference(text)
     if text in WINDOW_COLUMNS:
         if not _windowed(draft):
             yield at, f"{text!r} is a column of window joins only (rule W4); write <input>.{text}, or leave it out"
-    elif isinstance(text, str) and text and found is None:
+    elif isinstance(text, str) and text and ref is None:
         yield at, f"{text!r} does not name its input; write <input>.{text}"
-    elif found is not None:
-        yield from _known(at, found.input, found.column, draft)
+    elif ref is not None:
+        yield from _unknown_names(at, ref.input, ref.column, draft)
 
 
 def _expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
@@ -64,10 +64,10 @@ def _expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
         if not column.table:
             yield at, f"{column.name!r} does not name its input; write <input>.{column.name}"
         elif column.args.get("db") is None:
-            yield from _known(at, column.table, column.name, draft)
+            yield from _unknown_names(at, column.table, column.name, draft)
 
 
-def _known(at: Loc, input_name: str, column: str, draft: JobDraft) -> Iterator[Finding]:
+def _unknown_names(at: Loc, input_name: str, column: str, draft: JobDraft) -> Iterator[Finding]:
     side = draft.by_name.get(input_name)
     if not draft.all_named:
         return
@@ -109,12 +109,12 @@ def output_names(draft: JobDraft) -> list[str] | None:
     """All output columns; None while a mistake hides one."""
     if dig(draft.data, "spec", "select") is not None:
         names = [_name(item) for item in items(draft.data, "spec", "select")]
-        known = [name for name in names if name is not None]
-        if len(known) < len(names):
+        columns = [name for name in names if name is not None]
+        if len(columns) < len(names):
             return None
-        return known or None
-    known = list(_every_column(draft))
-    return [*known, *(WINDOW_COLUMNS if _windowed(draft) else ())] if known else None
+        return columns or None
+    columns = list(_every_column(draft))
+    return [*columns, *(WINDOW_COLUMNS if _windowed(draft) else ())] if columns else None
 
 
 def _name(item: object) -> str | None:

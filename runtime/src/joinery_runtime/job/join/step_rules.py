@@ -50,14 +50,14 @@ def _right(draft: JobDraft, step: StepDraft) -> Iterator[Finding]:
     name = step.data.get("right")
     if not step.left or step.right is not None or not isinstance(name, str):
         return
-    others = [other for other in draft.by_name if other not in step.left_names]
-    at, todo = (*step.at, "right"), f"write {either(others)}" if others else "drop this step"
+    candidates = [other for other in draft.by_name if other not in step.left_names]
+    at, todo = (*step.at, "right"), f"write {either(candidates)}" if candidates else "drop this step"
     if name == step.left[0].name:
         yield at, f"{name!r} is the left input (the first one), where the steps begin; {todo}"
     elif name in step.left_names:
         yield at, f"a step before joins {name!r} already, and each input is joined once; {todo}"
     else:
-        yield at, f"{name!r} is not an input{suggestion(name, others)}; {todo}"
+        yield at, f"{name!r} is not an input{suggestion(name, candidates)}; {todo}"
 
 
 # --- keys ---------------------------------------------------------------------------------------------------------
@@ -94,20 +94,20 @@ def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
         yield from wrong or _different_types(at, first, second, step)
 
 
-def _side_problems(at: Loc, found: Reference, side: tuple[InputDraft, ...]) -> Iterator[Finding]:
-    source = next((source for source in side if source.name == found.input), None)
+def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...]) -> Iterator[Finding]:
+    source = next((source for source in side if source.name == ref.input), None)
     if source is None:
         names = [source.name or "" for source in side]
-        wanted = either(map(repr, names))
-        yield at, f"{str(found)!r} must be a column of {wanted}{suggestion(found.input, names)}"
-    elif source.types is not None and found.column not in source.types:
-        yield at, unknown_column(found.column, source)
-    elif source.types is not None and (text := no_key(found.column, source.types)):
+        expected = either(map(repr, names))
+        yield at, f"{str(ref)!r} must be a column of {expected}{suggestion(ref.input, names)}"
+    elif source.types is not None and ref.column not in source.types:
+        yield at, unknown_column(ref.column, source)
+    elif source.types is not None and (text := no_key(ref.column, source.types)):
         yield at, text
 
 
 def _different_types(at: Loc, first: Reference, second: Reference, step: StepDraft) -> Iterator[Finding]:
-    sides = [(step.side_of(found.input), found.column) for found in (first, second)]
+    sides = [(step.side_of(ref.input), ref.column) for ref in (first, second)]
     left, right = (side.types.get(column) if side and side.types else None for side, column in sides)
     if left is not None and right is not None and left.key_type != right.key_type:
         facts = f"key types differ: {first} is {left}, {second} is {right}"
@@ -144,10 +144,10 @@ def _broadcast_problem(name: str, step: StepDraft) -> Iterator[str]:
 def _preserved(name: str, kind: str, step: StepDraft) -> str:
     facts = f"a {kind} join keeps unmatched rows of {name!r}, which a broadcast side cannot (rule J9)"
     right = str(step.data.get("right"))
-    others = [other for other in (right, *(step.left_names if step.number == 0 else ())) if other != name]
-    if kind == "full" or not others:
+    alternatives = [other for other in (right, *(step.left_names if step.number == 0 else ())) if other != name]
+    if kind == "full" or not alternatives:
         return f"{facts}; write type: inner, or name a key"
-    return f"{facts}; write broadcast: {others[0]}, or type: inner"
+    return f"{facts}; write broadcast: {alternatives[0]}, or type: inner"
 
 
 # --- co-partitioned ---------------------------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
                 facts = f"{source.name!r} has a history, whose files are in no partition"
                 yield f"is for topics alone, and {facts}; leave it out"
         pair = next(iter(keys.items()), (None, None)) if isinstance(keys, Mapping) else (None, None)
-        for found in filter(None, map(reference, pair)):
-            side = step.side_of(found.input)
-            kind = side.types.get(found.column) if side is not None and side.types is not None else None
+        for ref in filter(None, map(reference, pair)):
+            side = step.side_of(ref.input)
+            kind = side.types.get(ref.column) if side is not None and side.types is not None else None
             if kind is not None and kind.name not in _PARTITIONED_BY:
-                facts = f"the bytes that a producer makes of a {kind} ({found}) are not known"
+                facts = f"the bytes that a producer makes of a {kind} ({ref}) are not known"
                 yield f"{facts}; key by {either(_PARTITIONED_BY)}, or leave it out"
 
 
@@ -199,7 +199,7 @@ def _one_way(draft: JobDraft) -> Iterator[Finding]:
             yield step.at, f"needs exactly one of {listed(FIELDS)}: {listed(named)} are named"
 
 
-def _alone(draft: JobDraft) -> Iterator[Finding]:
+def _unchainable_kinds(draft: JobDraft) -> Iterator[Finding]:
     """Refuses kinds of step that cannot be part of a chain."""
     count = len(draft.steps)
     for step in draft.steps:
@@ -225,6 +225,6 @@ def _lateness(draft: JobDraft) -> Iterator[Finding]:
 
 
 RULES: Rules = (
-    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _co_partitioned, _one_way, _alone, _lateness),
+    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _co_partitioned, _one_way, _unchainable_kinds, _lateness),
     *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.rules),
 )

@@ -83,7 +83,7 @@ class StoredNames(NamedTuple):
     """How a job's columns were named when its state was stored, and the names that `naming` alone would not give."""
 
     naming: Naming
-    known: Mapping[Reference, str]
+    names_by_column: Mapping[Reference, str]
 
 
 class StreamJoin(Job):
@@ -258,7 +258,7 @@ class StreamJoin(Job):
             return {}
         columns, naming, times = self._columns_by_input, self.naming, self._times
         both = zip(
-            default_names(columns, naming, times, self._stored_names.known),
+            default_names(columns, naming, times, self._stored_names.names_by_column),
             default_names(columns, naming, times),
             strict=True,
         )
@@ -287,17 +287,17 @@ class StreamJoin(Job):
         return self._column(item.as_ or source.column, source)
 
     def _every_column(self) -> list[OutputField]:
-        known = self._stored_names.known if self._stored_names is not None else {}
+        stored_names = self._stored_names.names_by_column if self._stored_names is not None else {}
         return [
             self._column(name, Reference(side, column))
-            for name, side, column in default_names(self._columns_by_input, self.naming, self._times, known)
+            for name, side, column in default_names(self._columns_by_input, self.naming, self._times, stored_names)
         ]
 
     def _column(self, name: str, source: Reference) -> OutputField:
         return OutputField(name, source, type=self.input(source.input).types[source.column])
 
-    def _window_column(self, name: str, made: str) -> OutputField:
-        return OutputField(name, type=ColumnType(self.spec.output.window_times), made=made)
+    def _window_column(self, name: str, step_column: str) -> OutputField:
+        return OutputField(name, type=ColumnType(self.spec.output.window_times), step_column=step_column)
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:
@@ -306,8 +306,8 @@ def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> Colum
         ref = parse_reference(name)
         assert ref is not None, f"{name!r} of a chained part names its input"
         return job.input(ref.input).types[ref.column]
-    of = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
-    return job.input(of).types[name]
+    input_name = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
+    return job.input(input_name).types[name]
 
 
 # --- the cross-field rules: each yields the places it finds wrong; what is missing silences it ------------------------
@@ -326,14 +326,14 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
             yield _SQL, f"{name} and sql are both named; keep one"
     draft = read_draft(data)
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
-    known = draft.all_named and len(tables) == len(draft.inputs)
-    translation = translate(sql, tuple(tables)) if known else None
+    tables_known = draft.all_named and len(tables) == len(draft.inputs)
+    translation = translate(sql, tuple(tables)) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     if translation is not None and not problems:
-        said: dict[str, list[Any]] = {"joins": list(translation.steps), "select": translation.select}
+        translated_fields: dict[str, list[Any]] = {"joins": list(translation.steps), "select": translation.select}
     else:
-        said = {"select": [None]}  # an unknown column, which silences the rules on outputs
-    for at, message in _broken({**data, "spec": {**rest, **said}}):
+        translated_fields = {"select": [None]}  # an unknown column, which silences the rules on outputs
+    for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message

@@ -42,14 +42,14 @@ def _table(step: StepDraft) -> Iterator[Finding]:
         return
     keys, name = step.data.get("keys"), step.right.name
     columns = keys.values() if isinstance(keys, Mapping) else ()
-    named = [found.column for text in columns if (found := reference(text)) is not None]
+    named = [ref.column for text in columns if (ref := reference(text)) is not None]
     if step.right.data.get("table") is None:
         todo = f"write table: {{key: [{', '.join(named)}]}} in that input"
         yield (*step.at, "asOf"), f"{name!r} is not a table: its versions have no key; {todo}"
         return
-    wanted = [column for column in items(step.right.data, "table", "key") if isinstance(column, str)]
-    if keys and wanted and sorted(named) != sorted(wanted):
-        facts = f"the keys name {listed(named)} of {name!r}, whose table key is {listed(wanted)}"
+    table_key = [column for column in items(step.right.data, "table", "key") if isinstance(column, str)]
+    if keys and table_key and sorted(named) != sorted(table_key):
+        facts = f"the keys name {listed(named)} of {name!r}, whose table key is {listed(table_key)}"
         yield (*step.at, "keys"), f"{facts}; a version is looked up by the whole key and nothing else: name just that"
 
 
@@ -107,20 +107,20 @@ class AsOf(Model, StepKind):
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
         return self.grace, self.history_retention
 
-    def bound(self, of: StepWords) -> tuple[str, str]:
+    def bound(self, words: StepWords) -> tuple[str, str]:
         wait = "at once" if not self.grace else f"after {format_duration(self.grace)} [grace]"
-        left, right = (of.time(name) for name in of.labels)
-        text = f"the version of {of.right} that is valid at {left} (newest with {right} <= it), joined {wait}"
+        left, right = (words.time(name) for name in words.labels)
+        text = f"the version of {words.right} that is valid at {left} (newest with {right} <= it), joined {wait}"
         return "table", text
 
-    def kept_until(self, of: StepWords) -> tuple[str, str]:
-        waits = f"the highest event time of {of.labels[0]} >= ts + {format_duration(self.grace)} [grace]"
+    def kept_until(self, words: StepWords) -> tuple[str, str]:
+        waits = f"the highest event time of {words.labels[0]} >= ts + {format_duration(self.grace)} [grace]"
         return waits if self.grace else "they are joined, at once", (
-            f"a newer version of the key is older than the highest event time of {of.right} - "
+            f"a newer version of the key is older than the highest event time of {words.right} - "
             f"{format_duration(self.history_retention)} [historyRetention]; the newest of every key stays"
         )
 
-    def late(self, of: StepWords) -> str:
+    def late(self, words: StepWords) -> str:
         """What happens to late rows, in words (rule A3)."""
         return (
             "no row of the stream is dropped; a version is dropped, and counted, if it was superseded longer than "

@@ -21,10 +21,10 @@ Rules = tuple[Callable[[JobDraft], Iterator[Finding]], ...]
 class Chain:
     """How the steps before this one affect time. `lag` is how far the watermark of an input's time trails what arrives:
     by the input's own delay and the allowedLateness of the step that reads it, and after a step by what the step may
-    still keep (rule N3). `apart` bounds `y.ts - x.ts` in joined rows (N2)."""
+    still keep (rule N3). `distances` bounds `y.ts - x.ts` in joined rows (N2)."""
 
     lag: dict[str, int] = field(default_factory=dict)
-    apart: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    distances: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +130,15 @@ class StepKind(ABC):
         Updates `chain` to the times after the step."""
 
     @abstractmethod
-    def bound(self, of: StepWords) -> tuple[str, str]:
+    def bound(self, words: StepWords) -> tuple[str, str]:
         """What matches, as a line of the plan: its name, and its text."""
 
     @abstractmethod
-    def kept_until(self, of: StepWords) -> tuple[str, str]:
+    def kept_until(self, words: StepWords) -> tuple[str, str]:
         """Per side, what follows `rows are kept until`: `wm(payments) > ts + 1h [upper]`."""
 
     @abstractmethod
-    def late(self, of: StepWords) -> str:
+    def late(self, words: StepWords) -> str:
         """What follows `late rows:`: what happens to them, and when a row is late."""
 
 

@@ -21,17 +21,19 @@ def _interval(draft: JobDraft) -> Iterator[Finding]:
         if lower is not None and upper is not None and lower > upper:
             facts = f"lower ({dig(interval, 'lower')}) is above upper ({dig(interval, 'upper')})"
             yield at, f"{facts}, so nothing can match; swap them"
-        of = dig(interval, "of")
-        if step.left and isinstance(of, str) and of not in step.left_names:
-            yield (*at, "of"), _not_before(of, step)
+        origin = dig(interval, "of")
+        if step.left and isinstance(origin, str) and origin not in step.left_names:
+            yield (*at, "of"), _not_before(origin, step)
 
 
-def _not_before(of: str, step: StepDraft) -> str:
+def _not_before(origin: str, step: StepDraft) -> str:
     names = step.left_names
-    swap = " (to count from the right input, negate the bounds and swap them)" if of == step.data.get("right") else ""
+    swap = (
+        " (to count from the right input, negate the bounds and swap them)" if origin == step.data.get("right") else ""
+    )
     if len(names) == 1:
-        return f"{of!r} is not the left input; bounds count from {names[0]!r}: write of: {names[0]}{swap}"
-    return f"{of!r} is not joined before this step; bounds count from an input that is: write {either(names)}{swap}"
+        return f"{origin!r} is not the left input; bounds count from {names[0]!r}: write of: {names[0]}{swap}"
+    return f"{origin!r} is not joined before this step; bounds count from an input that is: write {either(names)}{swap}"
 
 
 class Interval(Model, StepKind):
@@ -79,40 +81,40 @@ class Interval(Model, StepKind):
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
         """How long rows are kept (rule J3), including the other side's lag: that side's watermark trails the times that
         arrive together with this row."""
-        lag, apart = chain.lag, chain.apart
-        kept = max(0, self.upper + lag[right]), max(0, -self.lower + lag[self.of])
-        lag[right] = max(lag[right], kept[1])
+        lag, distances = chain.lag, chain.distances
+        kept_ms = max(0, self.upper + lag[right]), max(0, -self.lower + lag[self.of])
+        lag[right] = max(lag[right], kept_ms[1])
         for name in left:
-            lag[name] = max(lag[name], kept[0] - apart[self.of, name][0])
-        apart[right, right] = (0, 0)
+            lag[name] = max(lag[name], kept_ms[0] - distances[self.of, name][0])
+        distances[right, right] = (0, 0)
         for name in left:
-            low, high = apart[name, self.of]
+            low, high = distances[name, self.of]
             low, high = low + self.lower, high + self.upper
-            apart[name, right], apart[right, name] = (low, high), (-high, -low)
-        return kept
+            distances[name, right], distances[right, name] = (low, high), (-high, -low)
+        return kept_ms
 
-    def bound(self, of: StepWords) -> tuple[str, str]:
-        left, right = of.time(self.of), of.time(of.right)
+    def bound(self, words: StepWords) -> tuple[str, str]:
+        left, right = words.time(self.of), words.time(words.right)
         bounds = ", ".join(f"{left} {plus(ms)}" for ms in (self.lower, self.upper))
         return "bound", f"{right} in [{bounds}], both ends included"
 
-    def kept_until(self, of: StepWords) -> tuple[str, str]:
+    def kept_until(self, words: StepWords) -> tuple[str, str]:
         """Until when rows are kept, in words. Between steps nothing is late (N2), so no lateness is added."""
         left, right = (
-            f"{of.watermark(name)} > ts {plus(ms)} [{bound}]{'' if of.chained(name) else f' + {of.lateness}'}"
-            for name, ms, bound in ((of.right, self.upper, "upper"), (self.of, -self.lower, "-lower"))
+            f"{words.watermark(name)} > ts {plus(ms)} [{bound}]{'' if words.chained(name) else f' + {words.lateness}'}"
+            for name, ms, bound in ((words.right, self.upper, "upper"), (self.of, -self.lower, "-lower"))
         )
         return left, right
 
-    def late(self, of: StepWords) -> str:
+    def late(self, words: StepWords) -> str:
         """What happens to late rows, in words (rules J6 and J7)."""
-        if of.late_data == "reopen":
+        if words.late_data == "reopen":
             return "joined with what is still kept, and never dropped (lateData: reopen)"
-        if of.only_inner:
+        if words.only_inner:
             reach = plus(max(self.upper, -self.lower))
-            return f"{of.dropped} when ts {reach} [the wider bound] + {of.lateness} < {of.lower_watermark()}"
-        inputs = listed(of.labels if of.number == 0 else of.labels[1:])
-        return f"of {inputs}, {of.dropped} when ts < the input's own watermark - {of.lateness}"
+            return f"{words.dropped} when ts {reach} [the wider bound] + {words.lateness} < {words.lower_watermark()}"
+        inputs = listed(words.labels if words.number == 0 else words.labels[1:])
+        return f"of {inputs}, {words.dropped} when ts < the input's own watermark - {words.lateness}"
 
 
 Interval.cel = {

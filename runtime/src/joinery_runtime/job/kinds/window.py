@@ -51,7 +51,7 @@ class _Window(StepKind):
         waits = self.length + max(chain.lag.values())
         return waits, waits
 
-    def bound(self, of: StepWords) -> tuple[str, str]:
+    def bound(self, words: StepWords) -> tuple[str, str]:
         return "window", self.text
 
     @property
@@ -59,15 +59,15 @@ class _Window(StepKind):
     def text(self) -> str:
         """The windows in words, as `explain` names them."""
 
-    def kept_until(self, of: StepWords) -> tuple[str, str]:
+    def kept_until(self, words: StepWords) -> tuple[str, str]:
         sign, end = self.last
-        text = f"{of.lower_watermark()} {sign} {end} + {of.lateness}"
+        text = f"{words.lower_watermark()} {sign} {end} + {words.lateness}"
         return text, text
 
-    def late(self, of: StepWords) -> str:
+    def late(self, words: StepWords) -> str:
         """What happens to late rows, in words (rule W2)."""
         end, sign = self.over
-        return f"{of.dropped} when {end} + {of.lateness} {sign} {of.lower_watermark()}"
+        return f"{words.dropped} when {end} + {words.lateness} {sign} {words.lower_watermark()}"
 
 
 class Tumbling(Model, _Window):
@@ -176,6 +176,6 @@ _Window.cel = {
             ".slide",
         ),
     ),
-    **{(of, name): positive() for of, name in ((Window, "tumbling"), (Hopping, "size"), (Hopping, "slide"))},
+    **{(model, name): positive() for model, name in ((Window, "tumbling"), (Hopping, "size"), (Hopping, "slide"))},
     (Session, "gap"): positive(),
 }

@@ -46,13 +46,13 @@ class Model(BaseModel):
     )
 
 
-def not_yet(what: str, *values: object, todo: str = "") -> Any:
-    """The annotation of single values that are not supported yet; `{}` in `what` is replaced by the value."""
+def not_yet(feature: str, *values: object, todo: str = "") -> Any:
+    """The annotation of single values that are not supported yet; `{}` in `feature` is replaced by the value."""
 
     def refuse(value: object) -> object:
         if any(value is unbuilt or (isinstance(value, str) and value == unbuilt) for unbuilt in values):
             template = "{what} is not supported yet" + ("; {todo}" if todo else "")
-            raise PydanticCustomError("not_yet", template, {"what": what.format(value), "todo": todo})
+            raise PydanticCustomError("not_yet", template, {"what": feature.format(value), "todo": todo})
         return value
 
     return BeforeValidator(refuse)

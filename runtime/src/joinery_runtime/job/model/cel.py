@@ -31,8 +31,8 @@ class Rule:
 
 
 def exactly_one(*names: str) -> Rule:
-    given = ", ".join(f"has(self.{name})" for name in names)
-    return Rule(f"[{given}].exists_one(named, named)", f"needs exactly one of {listed(names)}")
+    presence_checks = ", ".join(f"has(self.{name})" for name in names)
+    return Rule(f"[{presence_checks}].exists_one(named, named)", f"needs exactly one of {listed(names)}")
 
 
 def time(name: str) -> str:

@@ -60,17 +60,17 @@ def plain_json(text: str) -> dict[str, Any] | None:
     if not text.startswith("{") or "${" in text:
         return None
     try:
-        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return mapping
 
 
 def _no_number(name: str) -> None:
@@ -106,13 +106,13 @@ def _broken(error: MarkedYAMLError, text: str) -> Problem:
 class _Reader:
     def __init__(self, yaml: YAML, environment: Mapping[str, str] | None) -> None:
         self._yaml, self._environment = yaml, environment
-        self._found = Document()
+        self._document = Document()
         self._values = 0
 
     def document(self, node: Node) -> Document:
-        self._found.lines[()] = node.start_mark.line + 1
-        self._found.data = self._value(node, ())
-        return self._found
+        self._document.lines[()] = node.start_mark.line + 1
+        self._document.data = self._value(node, ())
+        return self._document
 
     def _value(self, node: Node, at: Loc) -> Any:
         self._values += 1
@@ -122,7 +122,7 @@ class _Reader:
             return dict(self._pairs(node, at))
         if isinstance(node, SequenceNode):
             for i, child in enumerate(node.value):
-                self._found.lines[*at, i] = child.start_mark.line + 1
+                self._document.lines[*at, i] = child.start_mark.line + 1
             return [self._value(child, (*at, i)) for i, child in enumerate(node.value)]
         if self._environment is not None and isinstance(node, ScalarNode) and "${" in node.value:
             node = self._filled(node, at, self._environment)
@@ -133,12 +133,12 @@ class _Reader:
         """The node with variables replaced. Without quotes the value may be a number or boolean, as if written
         there."""
 
-        def value(found: re.Match[str]) -> str:
-            if found[0] == "$${":
+        def value(match: re.Match[str]) -> str:
+            if match[0] == "$${":
                 return "${"
-            name, default = found["name"], found["default"]
+            name, default = match["name"], match["default"]
             if name not in environment and default is None:
-                self._found.unset.append((at, name))
+                self._document.unset.append((at, name))
             return environment.get(name, default or "")
 
         text = _VARIABLE.sub(value, node.value)
@@ -150,9 +150,9 @@ class _Reader:
         for key_node, value_node in node.value:
             # Resources are JSON objects: keys are text, even where YAML would read a number (`offsets: {0: 5}`).
             key = str(key_node.value) if isinstance(key_node, ScalarNode) else "(a list or mapping as key)"
-            place, mark = (*at, key), key_node.start_mark
+            path, mark = (*at, key), key_node.start_mark
             if key in seen:
-                self._found.repeated.append((place, mark.line + 1, mark.column + 1))
+                self._document.repeated.append((path, mark.line + 1, mark.column + 1))
             seen.add(key)
-            self._found.lines.setdefault(place, mark.line + 1)
-            yield key, self._value(value_node, place)
+            self._document.lines.setdefault(path, mark.line + 1)
+            yield key, self._value(value_node, path)

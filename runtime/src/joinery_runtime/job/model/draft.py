@@ -176,8 +176,8 @@ def exactly_one(data: object, at: Loc, options: Sequence[str]) -> Iterator[Findi
 
 
 def unknown_column(name: str, side: InputDraft) -> str:
-    known = side.types or {}
-    return f"{side.name!r} has no column {name!r}{suggestion(name, known)}; its columns are {listed(known)}"
+    columns = side.types or {}
+    return f"{side.name!r} has no column {name!r}{suggestion(name, columns)}; its columns are {listed(columns)}"
 
 
 def no_key(column: str, types: Mapping[str, ColumnType | None]) -> str | None:

@@ -84,12 +84,12 @@ def _schemas(draft: JobDraft) -> Iterator[Finding]:
         fitting = [name for name, kinds in _SCHEMAS.items() if kind in kinds]
         if kind in (*_AVRO, *_PROTOBUF):
             if (count := len([name for name in named if name in fitting])) != 1:
-                what = "both are named; keep one" if count else "name where its schema is"
-                yield (*source.at, "format"), f"{kind} needs one of {listed(fitting)}: {what}"
+                advice = "both are named; keep one" if count else "name where its schema is"
+                yield (*source.at, "format"), f"{kind} needs one of {listed(fitting)}: {advice}"
             if "file" in source.data:
-                what = "Avro" if kind in _AVRO else "Protobuf"
+                format_name = "Avro" if kind in _AVRO else "Protobuf"
                 todo = "read a topic, or write the file as JSON"
-                yield (*source.at, "format"), f"files of {what} are not supported yet; {todo}"
+                yield (*source.at, "format"), f"files of {format_name} are not supported yet; {todo}"
         for name in named:
             if isinstance(kind, str) and name not in fitting:
                 yield (*source.at, name), f"{name} belongs to format {listed(_SCHEMAS[name])}; leave it out"

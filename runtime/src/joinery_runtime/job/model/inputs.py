@@ -364,7 +364,7 @@ class Input(Model):
     event time on. A record without a value deletes the key."""
 
     @property
-    def place(self) -> str:
+    def source_name(self) -> str:
         """What is read, for messages."""
         if self.kafka is not None:
             return self.kafka.topics
@@ -397,8 +397,8 @@ class Input(Model):
     @property
     def headers(self) -> tuple[str, ...]:
         """The headers that columns come from."""
-        found = (header_of(column.origin) for column in self.columns if column.origin is not None)
-        return tuple(dict.fromkeys(name for name in found if name is not None))
+        names = (header_of(column.origin) for column in self.columns if column.origin is not None)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     @property
     def types(self) -> dict[str, ColumnType]:

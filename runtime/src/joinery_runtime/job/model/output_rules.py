@@ -12,14 +12,17 @@ from joinery_runtime.job.model.wording import listed, suggestion
 _REGISTERED = ("avro", "protobuf")  # formats with a schema in a registry
 
 
-def unknown_columns(draft: JobDraft, known: Sequence[str] | None) -> Iterator[Finding]:
-    """Finds keys and headers that do not name an output column. `known` are all output columns; None while a mistake
+def unknown_columns(draft: JobDraft, columns: Sequence[str] | None) -> Iterator[Finding]:
+    """Finds keys and headers that do not name an output column. `columns` are all output columns; None while a mistake
     hides one."""
-    if known is None:
+    if columns is None:
         return
     for at, name in named_columns(draft.data):
-        if isinstance(name, str) and name not in known:
-            yield at, f"{name!r} is not an output column{suggestion(name, known)}; output columns are {listed(known)}"
+        if isinstance(name, str) and name not in columns:
+            yield (
+                at,
+                f"{name!r} is not an output column{suggestion(name, columns)}; output columns are {listed(columns)}",
+            )
 
 
 def named_columns(data: object) -> Iterator[tuple[Loc, object]]:
@@ -67,8 +70,8 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "output", "schemaRegistry"), "schemaRegistry belongs to format avro and protobuf; leave it out"
     typed = [name for name in ("postgres", *LAKES) if dig(output, name)]
     if dig(output, "timestamps") == "rfc3339" and (named in ("parquet", *_REGISTERED) or typed):
-        what = "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps"
-        yield ("spec", "output", "timestamps"), what
+        reason = "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps"
+        yield ("spec", "output", "timestamps"), reason
 
 
 def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
@@ -90,8 +93,8 @@ def _lakes(draft: JobDraft) -> Iterator[Finding]:
         if dig(spec, "output", name) is None:
             continue
         if dig(spec, "stateStore", "memory") is not None:
-            why = "a job that has lost its state would append all rows again"
-            yield ("spec", "output", name), f"cannot be exactly once with the memory store: {why}; drop `memory`"
+            reason = "a job that has lost its state would append all rows again"
+            yield ("spec", "output", name), f"cannot be exactly once with the memory store: {reason}; drop `memory`"
         if dig(spec, "lateData") == "reopen":
             facts = f"reopen replaces rows that are out already, and {name} tables are only appended to"
             yield ("spec", "lateData"), f"{facts}; write drop or dlq, or write to output.postgres"
@@ -103,8 +106,11 @@ def _postgres(draft: JobDraft) -> Iterator[Finding]:
     if not isinstance(output, Mapping):
         return
     if dig(spec, "stateStore", "memory") is not None:
-        why = "the table would know more than the state"
-        yield at, f"a Postgres output cannot be exactly once with the memory store: {why}; name a Postgres stateStore"
+        reason = "the table would know more than the state"
+        yield (
+            at,
+            f"a Postgres output cannot be exactly once with the memory store: {reason}; name a Postgres stateStore",
+        )
     if all(output.get(name) is not None for name in ("dsn", "dsnSecretRef")):
         yield (*at, "dsn"), "dsn and dsnSecretRef are both named; keep one"
 

@@ -63,7 +63,7 @@ class PostgresOutput(Model):
     """The secret, and the key in it, that holds the dsn, instead of `dsn`."""
 
     @property
-    def apart(self) -> bool:
+    def is_external(self) -> bool:
         """Whether the table is in another database than the state."""
         return self.dsn is not None or self.dsn_secret_ref is not None
 

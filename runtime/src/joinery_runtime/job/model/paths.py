@@ -19,17 +19,17 @@ def parse_path(text: str) -> Path:
     steps: list[str | int] = []
     at = 0
     while at < len(text) or not steps:
-        found = _STEP.match(text, at)
+        match = _STEP.match(text, at)
         # A dot separates two steps if the second one is a name.
-        if found is None or (found["index"] is None and bool(found["dot"]) != bool(steps)):
+        if match is None or (match["index"] is None and bool(match["dot"]) != bool(steps)):
             raise ValueError(f"{text!r} is not a path (see character {at + 1}): {_FORM}")
-        if found["index"] is None:
-            steps.append(found["plain"] if found["quoted"] is None else _unquoted(found["quoted"]))
+        if match["index"] is None:
+            steps.append(match["plain"] if match["quoted"] is None else _unquoted(match["quoted"]))
         elif steps:
-            steps.append(int(found["index"]))
+            steps.append(int(match["index"]))
         else:
             raise ValueError(f"{text!r} begins with a position, and a record is an object: {_FORM}")
-        at = found.end()
+        at = match.end()
     return tuple(steps)
 
 

@@ -63,11 +63,11 @@ class StepPlan:
     shorter: str
 
 
-def limits_text(limits: Limits, of: str) -> str:
-    """The limits in words; `of` is what the caps are on."""
+def limits_text(limits: Limits, subject: str) -> str:
+    """The limits in words; `subject` is what the caps are on."""
     sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
     sizes += [counted(limits.max_records, "row")] if limits.max_records else []
-    read = "of that side is read" if of == "a side" else "is read"
+    read = "of that side is read" if subject == "a side" else "is read"
     then = "the job fails" if limits.on_limit == "fail" else f"no more {read} until it has shrunk"
-    cap = f"{of} holds at most {listed(sizes)}, else {then}; " if sizes else ""
+    cap = f"{subject} holds at most {listed(sizes)}, else {then}; " if sizes else ""
     return f"{cap}a key with more than {counted(limits.hot_key_warning, 'row')} is warned about"

@@ -32,10 +32,10 @@ def findings(errors: Sequence[ErrorDetails], model: type[Job]) -> Iterator[Findi
         if error["type"] == RULES_BROKEN:
             yield from error["ctx"]["found"]
         else:
-            yield _place(error), _message(error, model)
+            yield _location(error), _message(error, model)
 
 
-def _place(error: ErrorDetails) -> Loc:
+def _location(error: ErrorDetails) -> Loc:
     return tuple(step for step in error["loc"] if not (isinstance(step, str) and step[:1] in {"<", "["}))
 
 
@@ -63,8 +63,8 @@ def _literal(error: ErrorDetails) -> str:
     return f"{error['input']!r} is not allowed{suggestion(error['input'], allowed)}; write {either(allowed)}"
 
 
-def _needs(what: str) -> Callable[[ErrorDetails], str]:
-    return lambda error: f"must be {what}, not {_shown(error['input'])}"
+def _needs(expected: str) -> Callable[[ErrorDetails], str]:
+    return lambda error: f"must be {expected}, not {_shown(error['input'])}"
 
 
 def _limit(words: str, key: str) -> Callable[[ErrorDetails], str]:
@@ -78,8 +78,8 @@ def _limit(words: str, key: str) -> Callable[[ErrorDetails], str]:
 
 
 def _pattern(error: ErrorDetails) -> str:
-    place = _place(error)
-    rule = next((_PATTERNS[step] for step in reversed(place) if step in _PATTERNS), f"must match {error['ctx']}")
+    location = _location(error)
+    rule = next((_PATTERNS[step] for step in reversed(location) if step in _PATTERNS), f"must match {error['ctx']}")
     return f"{error['input']!r} is not allowed: {rule}"
 
 
@@ -131,8 +131,8 @@ def _inner(kind: Any, step: str | int) -> Any:
     if step.startswith("<"):
         return next(model for model in options if step.strip("<>") in model.model_fields)
     field = next(info for name, info in options[0].model_fields.items() if step in {name, info.alias})
-    found = _models(field.annotation)
-    return found[0] if len(found) == 1 else tuple(found)
+    models = _models(field.annotation)
+    return models[0] if len(models) == 1 else tuple(models)
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -141,4 +141,4 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if get_origin(annotation) is Annotated:
         return _models(get_args(annotation)[0])
     inner = annotation if isinstance(annotation, tuple) else get_args(annotation)
-    return [model for each in inner for model in _models(each)]
+    return [model for argument in inner for model in _models(argument)]

@@ -16,10 +16,10 @@ def parse_bytes(value: object) -> int:
     """The bytes in `10Gi`, `1.5G`, `1024` or an integer. Raises ValueError, which says how to write a size."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _in_range(value)
-    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise ValueError(f"{value!r} is no number of bytes; write it as 10Gi, 500M or 1073741824")
-    size = Decimal(found[1]) * _UNITS[found[2]]
+    size = Decimal(match[1]) * _UNITS[match[2]]
     if size != int(size):
         raise ValueError(f"{value!r} is not a whole number of bytes; write it without the fraction")
     return _in_range(int(size))

@@ -80,24 +80,24 @@ def naming_prefixes(naming: Naming, inputs: Sequence[str]) -> tuple[str, ...]:
 def default_names(
     inputs: Mapping[str, Iterable[str]],
     naming: Naming,
-    others: Sequence[str] = (),
-    known: Mapping[Reference, str] | None = None,
+    engine_names: Sequence[str] = (),
+    stored_names: Mapping[Reference, str] | None = None,
 ) -> Iterator[Named]:
     """Yield every column of every input, in the job's order. Unless all have prefixes, a column gets its input's only
-    if several inputs, or the engine's `others`, have that name. `known` names are kept."""
-    shared = Counter([*others, *(column for columns in inputs.values() for column in columns)])
-    known = known or {}
-    taken = set(known.values())
+    if several inputs, or the engine's `engine_names`, have that name. `stored_names` are kept."""
+    shared = Counter([*engine_names, *(column for columns in inputs.values() for column in columns)])
+    stored_names = stored_names or {}
+    used_names = set(stored_names.values())
     for prefix, (side, columns) in zip(naming_prefixes(naming, list(inputs)), inputs.items(), strict=True):
         for column in columns:
-            bare = naming != "always" and shared[column] == 1 and column not in taken
-            yield known.get(Reference(side, column), column if bare else f"{prefix}_{column}"), side, column
+            bare = naming != "always" and shared[column] == 1 and column not in used_names
+            yield stored_names.get(Reference(side, column), column if bare else f"{prefix}_{column}"), side, column
 
 
 def fitting_naming(
     prefixes: object,
     inputs: Mapping[str, Iterable[str]],
-    others: Sequence[str],
+    engine_names: Sequence[str],
     keys: Iterable[str],
     *,
     most_bytes: int | None,
@@ -105,10 +105,10 @@ def fitting_naming(
     """The way in which a job without stored names has its columns named: the first one under which all names differ,
     are of at most `most_bytes`, and include the output's `keys`. Jobs of earlier releases have keys such as
     `left_order_id`."""
-    wanted, ways = set(keys), namings(prefixes)
+    required_names, ways = set(keys), namings(prefixes)
     for naming in ways:
-        names = [*others, *(name for name, *_ in default_names(inputs, naming, others))]
+        names = [*engine_names, *(name for name, *_ in default_names(inputs, naming, engine_names))]
         short = most_bytes is None or all(len(name.encode()) <= most_bytes for name in names)
-        if short and len(set(names)) == len(names) and wanted <= set(names):
+        if short and len(set(names)) == len(names) and required_names <= set(names):
             return naming
     return ways[0]

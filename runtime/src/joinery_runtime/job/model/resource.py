@@ -109,14 +109,14 @@ class JobSpec(Model):
 @dataclass(frozen=True, slots=True)
 class OutputField:
     """`source` is the input's column, `expression` an SQL expression over `input.column`s, whose type the core works
-    out (`type` is None). `made` is what the step makes itself, by the name that it has there: a window's times, and
-    every column of a session."""
+    out (`type` is None). `step_column` is what the step makes itself, by the name that it has there: a window's
+    times, and every column of a session."""
 
     name: str
     source: Reference | None = None
     expression: str | None = None
     type: ColumnType | None = None
-    made: str | None = None
+    step_column: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Job(Model):
         if self.spec.output.format != "json":
             return frozenset()
         return frozenset(
-            each.name for each in self.output_columns if each.type is not None and each.type.name == "json"
+            column.name for column in self.output_columns if column.type is not None and column.type.name == "json"
         )
 
     @property
@@ -234,12 +234,12 @@ class Job(Model):
 
     @model_validator(mode="after")
     def _rules(self, info: ValidationInfo) -> Self:
-        found = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
-        found = found or list(self._json_keys())
-        found = found or ([] if (info.context or {}).get("as_stored") else list(self._names_that_postgres_cuts()))
-        if found:
-            text = "\n".join(f"{path_text(at)}: {message}" for at, message in found)
-            raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "found": found})
+        mistakes = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        mistakes = mistakes or list(self._json_keys())
+        mistakes = mistakes or ([] if (info.context or {}).get("as_stored") else list(self._names_that_postgres_cuts()))
+        if mistakes:
+            text = "\n".join(f"{path_text(at)}: {message}" for at, message in mistakes)
+            raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "found": mistakes})
         return self
 
     def _json_keys(self) -> Iterator[Finding]:
@@ -251,7 +251,7 @@ class Job(Model):
             ("postgres", "upsertKey", postgres.upsert_key if postgres else ()),
         ]
         if any(key for *_, key in named):
-            types = {each.name: each.type for each in self.output_columns}
+            types = {column.name: column.type for column in self.output_columns}
             for target, at, key in named:
                 for i, name in enumerate(key):
                     if text := no_key(name, types):
@@ -295,10 +295,16 @@ class Job(Model):
         target = self.spec.dead_letter.kafka if self.spec.dead_letter else None
         if target is None:
             return None
-        known = (self.spec.output.kafka, *(side.kafka for side in self.inputs))
-        same = next((at for at in known if at and target.bootstrap_servers in {None, at.bootstrap_servers}), None)
+        clusters = (self.spec.output.kafka, *(side.kafka for side in self.inputs))
+        same_cluster = next(
+            (at for at in clusters if at and target.bootstrap_servers in {None, at.bootstrap_servers}), None
+        )
         filled = {
-            "bootstrap_servers": target.bootstrap_servers or (same.bootstrap_servers if same else None),
-            "properties": target.properties if target.properties is not None else same.properties if same else {},
+            "bootstrap_servers": target.bootstrap_servers or (same_cluster.bootstrap_servers if same_cluster else None),
+            "properties": target.properties
+            if target.properties is not None
+            else same_cluster.properties
+            if same_cluster
+            else {},
         }
         return target.model_copy(update=filled)

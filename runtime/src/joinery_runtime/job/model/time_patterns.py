@@ -87,8 +87,8 @@ def parse_pattern(text: str, *, complete: bool = True) -> TimePattern:
     if not complete:
         return pattern
     _require_complete(text, pattern.parts)
-    for known in _KNOWN:
-        written = [form.write(known) for form in forms]
+    for example in _KNOWN:
+        written = [form.write(example) for form in forms]
         read = re.fullmatch(pattern.expression, "".join(written), re.IGNORECASE)
         pieces = {form.part: piece.lstrip(".,") for form, piece in zip(forms, written, strict=True) if form.part}
         if read is None or read.groupdict() != pieces:
@@ -150,9 +150,9 @@ def _require_complete(text: str, parts: frozenset[str]) -> None:
                 f"{text!r} names no {' and no '.join(missing)}, so times of different days would be the same; "
                 "write a pattern that has the date, or read the column as string"
             )
-    for one, other in (("year", "year_of_century"), ("month", "month_name"), ("hour", "hour_of_half")):
-        if {one, other} <= parts:
-            raise ValueError(f"{text!r} names the {one} twice; name each part of a time once")
+    for first, other in (("year", "year_of_century"), ("month", "month_name"), ("hour", "hour_of_half")):
+        if {first, other} <= parts:
+            raise ValueError(f"{text!r} names the {first} twice; name each part of a time once")
     hour = parts & {"hour", "hour_of_half"}
     if "hour_of_half" in parts and "half" not in parts:
         raise ValueError(f"{text!r} has hours up to 12 without AM or PM; write %p beside %I, or %H for hours up to 23")

@@ -40,8 +40,8 @@ _OF_ONE = {"are": "is", "were": "was", "stay": "stays", "go": "goes"}
 
 def counted(count: int, noun: str, verb: str = "") -> str:
     """`1 row` or `2 rows`; with a verb, `1 row was` or `2 rows were`. `verb` is one of `_OF_ONE`."""
-    what = f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-    return f"{what} {agreeing(count, verb)}" if verb else what
+    amount = f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{amount} {agreeing(count, verb)}" if verb else amount
 
 
 def agreeing(count: int, verb: str) -> str:

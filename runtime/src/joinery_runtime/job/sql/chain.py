@@ -76,9 +76,9 @@ def place_conditions(
                     predicate.at, "names an input that is joined further down; write it into the ON of that JOIN"
                 )
     for predicate in where.good:
-        place = _filter_place(predicate, links)
-        if place is not None:
-            place.predicates.append(predicate)
+        target = _filter_place(predicate, links)
+        if target is not None:
+            target.predicates.append(predicate)
         elif filters_inputs and (name := _filtered_input(predicate, links)) is not None:
             filters.setdefault(name, []).append(predicate.node)
         else:
@@ -112,12 +112,12 @@ def _match_condition(predicate: Predicate, i: int, links: Sequence[Link]) -> Lin
 
 def _filter_place(predicate: Predicate, links: Sequence[Link]) -> Link | None:
     """The earliest join at which the condition on matches drops what a filter after the last join would drop."""
-    found = None
+    earliest = None
     for link in reversed(links):
-        found = link if link.type == "inner" else found
+        earliest = link if link.type == "inner" else earliest
         if _stops(link, predicate):
             break
-    return found
+    return earliest
 
 
 def _refuse_filter(predicate: Predicate, links: Sequence[Link], report: Report) -> None:

@@ -18,9 +18,9 @@ from joinery_runtime.job.sql.report import Report
 
 @dataclass(frozen=True, slots=True)
 class IntervalBounds:
-    """The right input's time is in [lower, upper] from the time of `of`, in milliseconds."""
+    """The right input's time is in [lower, upper] from the time of `from_input`, in milliseconds."""
 
-    of: str
+    from_input: str
     lower: int
     upper: int
 
@@ -35,13 +35,13 @@ class Distances:
 
     _ranges: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
-    def between(self, one: str, other: str) -> tuple[int, int] | None:
-        return (0, 0) if one == other else self._ranges.get((one, other))
+    def between(self, first: str, other: str) -> tuple[int, int] | None:
+        return (0, 0) if first == other else self._ranges.get((first, other))
 
     def add(self, link: Link, interval: IntervalBounds) -> None:
         right = link.right.table.name
         for named in link.earlier:
-            before = self.between(interval.of, named.table.name)
+            before = self.between(interval.from_input, named.table.name)
             if before is not None:
                 lowest, highest = interval.lower + before[0], interval.upper + before[1]
                 self._ranges[right, named.table.name] = lowest, highest
@@ -50,16 +50,16 @@ class Distances:
 
 def interval_of(matching: Matching, link: Link, distances: Distances, report: Report) -> IntervalBounds | None:
     """The bound; None if there is none, which the report then says."""
-    found = list(_candidates(matching.limits, distances))
-    if not found:
+    candidates = list(_candidates(matching.limits, distances))
+    if not candidates:
         sides = {limit.bound.side for limit in matching.limits}
         if len(sides) < 2 and not matching.broken:
             report.add(link.joined.source.at, _missing(bool(sides), link))
         return None
-    best = min(found, key=lambda interval: interval.upper - interval.lower)
+    best = min(candidates, key=lambda interval: interval.upper - interval.lower)
     if best.lower > best.upper:
         ends = f"the lower bound is {format_duration(best.lower)}, the upper one {format_duration(best.upper)}"
-        facts = f"{ends}, counted from {best.of!r}"
+        facts = f"{ends}, counted from {best.from_input!r}"
         report.add(link.joined.source.at, f"nothing can match: {facts}; check the signs")
     elif max(abs(best.lower), abs(best.upper)) > MAX_MS:
         report.add(link.joined.source.at, "a bound is over 292 years; write a shorter one")
@@ -67,14 +67,14 @@ def interval_of(matching: Matching, link: Link, distances: Distances, report: Re
 
 
 def _candidates(limits: list[TimeBound], distances: Distances) -> Iterator[IntervalBounds]:
-    for of in dict.fromkeys(limit.of for limit in limits):
+    for from_input in dict.fromkeys(limit.from_input for limit in limits):
         ends: dict[str, list[int]] = {"lower": [], "upper": []}
         for limit in limits:
-            distance = distances.between(limit.of, of)
+            distance = distances.between(limit.from_input, from_input)
             if distance is not None:
                 ends[limit.bound.side].append(limit.bound.ms + distance[limit.bound.side == "upper"])
         if ends["lower"] and ends["upper"]:
-            yield IntervalBounds(of, max(ends["lower"]), min(ends["upper"]))
+            yield IntervalBounds(from_input, max(ends["lower"]), min(ends["upper"]))
 
 
 def _missing(one_side: bool, link: Link) -> str:

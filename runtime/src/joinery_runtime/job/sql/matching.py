@@ -18,57 +18,57 @@ _Column = tuple[str, str]  # input and column
 
 @dataclass(frozen=True, slots=True)
 class TimeBound:
-    """A bound of the right input's time, counted from the time of the input `of`. `source` is the condition behind it;
-    None for an option."""
+    """A bound of the right input's time, counted from the time of the input `from_input`. `source` is the condition
+    behind it; None for an option."""
 
-    of: str
+    from_input: str
     bound: Bound
     source: exp.Expr | None = None
 
 
 @dataclass(slots=True)
 class Matching:
-    """The sorted conditions. `keys` maps columns of earlier inputs to columns of the right one. `others` are all
+    """The sorted conditions. `keys` maps columns of earlier inputs to columns of the right one. `conditions` are all
     conditions except keys, in order, including those behind `limits`. `broken` as in a Link."""
 
     keys: dict[str, str] = field(default_factory=dict)
     limits: list[TimeBound] = field(default_factory=list)
-    others: list[exp.Expr] = field(default_factory=list)
+    conditions: list[exp.Expr] = field(default_factory=list)
     broken: bool = False
 
-    def where(self, of: str | None) -> str | None:
-        """The conditions that a step with bounds from `of` does not already express."""
-        said = {id(limit.source) for limit in self.limits if limit.of == of}
-        rest = [part for part in self.others if id(part) not in said]
+    def where(self, from_input: str | None) -> str | None:
+        """The conditions that a step with bounds from `from_input` does not already express."""
+        expressed = {id(limit.source) for limit in self.limits if limit.from_input == from_input}
+        rest = [part for part in self.conditions if id(part) not in expressed]
         return exp.and_(*rest, copy=False).sql(comments=False) if rest else None
 
 
 def read_matching(link: Link, *, timed: bool, report: Report) -> Matching:
     """Reads the conditions. `timed`: comparisons of event times are bounds; otherwise they are ordinary conditions."""
-    found = Matching(broken=link.broken)
+    matching = Matching(broken=link.broken)
     for predicate in link.predicates:
         try:
-            _sort(predicate.node, link, timed, found)
+            _sort(predicate.node, link, timed, matching)
         except NoBoundError as error:
-            found.broken = True
+            matching.broken = True
             report.add(predicate.at, str(error))
-    return found
+    return matching
 
 
-def _sort(part: exp.Expr, link: Link, timed: bool, found: Matching) -> None:
+def _sort(part: exp.Expr, link: Link, timed: bool, matching: Matching) -> None:
     pair = _key(part, link)
     if timed and _relates(part, link):
         part = _without_not(part)
         if isinstance(part, COMPARISONS):
-            found.limits += _limits(part, link)
+            matching.limits += _limits(part, link)
         elif any(_relates(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*COMPARISONS)):
             facts = "an OR around a bound on time leaves rows without one (rule J8)"
             raise NoBoundError(f"{facts}; write a bound outside it")
-        found.others.append(part)
-    elif pair is None or found.keys.get(pair[0], pair[1]) != pair[1]:
-        found.others.append(part)
+        matching.conditions.append(part)
+    elif pair is None or matching.keys.get(pair[0], pair[1]) != pair[1]:
+        matching.conditions.append(part)
     else:
-        found.keys[pair[0]] = pair[1]
+        matching.keys[pair[0]] = pair[1]
 
 
 def _limits(part: exp.Expr, link: Link) -> list[TimeBound]:

@@ -50,10 +50,10 @@ class Names:
             elif table is not None:
                 self.named[source.alias] = Named(table, source)
 
-    def _problem(self, source: Source, table: SqlInput | None, known: dict[str, SqlInput]) -> str:
+    def _problem(self, source: Source, table: SqlInput | None, inputs_by_name: dict[str, SqlInput]) -> str:
         if table is None:
-            hint = suggestion(source.name, known)
-            return f"{source.name!r} is not an input of the job{hint}; inputs are {listed(known)}"
+            hint = suggestion(source.name, inputs_by_name)
+            return f"{source.name!r} is not an input of the job{hint}; inputs are {listed(inputs_by_name)}"
         if source.alias in self.named:
             return f"two inputs are called {source.alias!r}; give each its own alias"
         if any(named.table is table for named in self.named.values()):
@@ -88,9 +88,9 @@ class Names:
                 self._report.add(place_of(column), text)
             return None
         if name not in named.table.columns:
-            known = f"its columns are {listed(named.table.columns)}"
+            columns_text = f"its columns are {listed(named.table.columns)}"
             hint = suggestion(name, named.table.columns)
-            self._report.add(place_of(column), f"{named.table.name!r} has no column {name!r}{hint}; {known}")
+            self._report.add(place_of(column), f"{named.table.name!r} has no column {name!r}{hint}; {columns_text}")
             return None
         return named, name
 
@@ -111,10 +111,10 @@ class Names:
         """Qualifies all columns of the condition with the inputs' own names. Returns False if a name is wrong."""
         good = True
         for column in list(condition.find_all(exp.Column)):
-            found = self.find(column)
-            good = good and found is not None
-            if found is not None:
-                named = found[0]
+            resolved = self.find(column)
+            good = good and resolved is not None
+            if resolved is not None:
+                named = resolved[0]
                 column.set("table", exp.to_identifier(named.table.name, quoted=named.source.quoted))
         return good
 

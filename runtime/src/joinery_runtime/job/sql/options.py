@@ -104,9 +104,9 @@ def _check_type(text: str, kind: JoinKind) -> None:
 
 def _pairs(tokens: Sequence[Token], report: Report) -> list[tuple[Token, Token]]:
     pairs: list[tuple[Token, Token]] = []
-    wanted = (TokenType.STRING, TokenType.EQ, TokenType.STRING, TokenType.COMMA)
+    expected_types = (TokenType.STRING, TokenType.EQ, TokenType.STRING, TokenType.COMMA)
     for i, token in enumerate(tokens):
-        if token.token_type != wanted[i % 4]:
+        if token.token_type != expected_types[i % 4]:
             report.add(token_place(token), "options are written WITH ('name' = 'value', ...)")
             return []
         if i % 4 == 2:

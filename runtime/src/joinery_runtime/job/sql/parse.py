@@ -131,10 +131,10 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         highlight = str(first.get("highlight") or "")
-        what = str(first.get("description") or _first_line(error)).partition(" but got <Token")[0].rstrip(".")
+        message = str(first.get("description") or _first_line(error)).partition(" but got <Token")[0].rstrip(".")
         line, column = int(first.get("line") or 1), int(first.get("col") or 1) - len(highlight)
         start = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + max(column, 0)
-        report.add(TextPosition(start, highlight), f"is not SQL that is understood here: {what}; see docs/sql.md")
+        report.add(TextPosition(start, highlight), f"is not SQL that is understood here: {message}; see docs/sql.md")
         return None
 
 

@@ -17,15 +17,15 @@ class Report:
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
-        self._found: list[tuple[int, str]] = []
+        self._problems: list[tuple[int, str]] = []
 
     @property
     def problems(self) -> tuple[str, ...]:
         """The problems in the order of their places, each once."""
-        return tuple(dict.fromkeys(message for _, message in sorted(self._found, key=lambda found: found[0])))
+        return tuple(dict.fromkeys(message for _, message in sorted(self._problems, key=lambda problem: problem[0])))
 
     def add(self, at: TextPosition, message: str) -> None:
-        self._found.append((at.start, f"{self._where(at)}: {message}"))
+        self._problems.append((at.start, f"{self._where(at)}: {message}"))
 
     def _where(self, at: TextPosition) -> str:
         before = self._sql[: at.start]

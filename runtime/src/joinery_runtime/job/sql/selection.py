@@ -22,9 +22,9 @@ def selection(
 ) -> list[Item]:
     """Every output column in order; wrong ones are reported and omitted. `prefixes`, by input, are for columns of
     stars that several inputs have."""
-    found = _prefixed(list(_read(items, names, report, windowed)), prefixes)
-    _refuse_repeats(found, report)
-    return [chosen.item for chosen in found]
+    columns = _prefixed(list(_read(items, names, report, windowed)), prefixes)
+    _refuse_repeats(columns, report)
+    return [chosen.item for chosen in columns]
 
 
 class _Chosen(NamedTuple):
@@ -41,7 +41,7 @@ def _read(items: Sequence[exp.Expr], names: Names, report: Report, windowed: boo
             yield _Chosen(_item({"column": item.unalias().name}, named), at)
         else:
             by_star = _star_in(item) is not None
-            yield from (_Chosen(found, at, by_star) for found in _items(item, names, report))
+            yield from (_Chosen(selected, at, by_star) for selected in _items(item, names, report))
 
 
 def _is_window_column(item: exp.Expr, names: Names) -> bool:
@@ -60,8 +60,8 @@ def _items(item: exp.Expr, names: Names, report: Report) -> Iterator[Item]:
             yield from _star(value, names, report)
     elif not isinstance(value, exp.Column):
         yield from _expression(value, renamed, names, report)
-    elif (found := names.find(value)) is not None:
-        named, name = found
+    elif (resolved := names.find(value)) is not None:
+        named, name = resolved
         yield _item({"column": f"{named.table.name}.{name}"}, renamed if renamed != name else "")
 
 
@@ -96,15 +96,15 @@ def _star(column: exp.Expr, names: Names, report: Report) -> Iterator[Item]:
         yield from ({"column": f"{named.table.name}.{name}"} for name in named.table.columns)
 
 
-def _prefixed(found: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:
+def _prefixed(columns: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:
     """Gives a column that the stars of several inputs yield its input's prefix, as without a select list."""
-    shared = Counter(name for _, name in {_parts(each.item) for each in found if each.by_star})
+    shared = Counter(name for _, name in {_parts(column.item) for column in columns if column.by_star})
 
-    def renamed(each: _Chosen) -> _Chosen:
-        table, name = _parts(each.item)
-        return each._replace(item=_item(each.item, f"{prefixes[table]}_{name}" if shared[name] > 1 else ""))
+    def renamed(column: _Chosen) -> _Chosen:
+        table, name = _parts(column.item)
+        return column._replace(item=_item(column.item, f"{prefixes[table]}_{name}" if shared[name] > 1 else ""))
 
-    return [renamed(each) if each.by_star else each for each in found]
+    return [renamed(column) if column.by_star else column for column in columns]
 
 
 def _parts(item: Item) -> tuple[str, str]:
@@ -113,9 +113,9 @@ def _parts(item: Item) -> tuple[str, str]:
     return table, name
 
 
-def _refuse_repeats(found: Sequence[_Chosen], report: Report) -> None:
+def _refuse_repeats(columns: Sequence[_Chosen], report: Report) -> None:
     seen: set[str] = set()
-    for item, at, by_star in found:
+    for item, at, by_star in columns:
         todo = "write the columns of a star one by one, and one of these with AS" if by_star else "name one with AS"
         name = item.get("as") or item["column"].partition(".")[2] or item["column"]
         if name in seen:

@@ -48,7 +48,7 @@ def read_call(value: exp.Expr) -> Call:
     function = _FUNCTIONS.get(type(value))
     if function is None:
         raise BadAggregateError(f"is not an aggregate of sessions; these are {KNOWN}")
-    more = [name for name, given in value.args.items() if given and name not in _NO_MEANING]
+    more = [name for name, argument in value.args.items() if argument and name not in _NO_MEANING]
     if more:
         raise BadAggregateError("takes one value; write an expression if it is made of several columns")
     if value.args.get("this") is None:

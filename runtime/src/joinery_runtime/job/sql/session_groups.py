@@ -40,23 +40,23 @@ class SessionGrouping:
 
 
 def read_groups(parts: SessionParts, table: SqlInput, names: Names, report: Report) -> SessionGrouping:
-    found = SessionGrouping()
+    grouping = SessionGrouping()
     aliases = {item.alias: item.this for item in parts.items if isinstance(item, exp.Alias)}
     sessions = [node for node in parts.groups if _function(node) == "SESSION"]
-    others = [node for node in parts.groups if node not in sessions]
-    for node in others:
-        _read_group(node, aliases, table, found, names, report)
-    _read_gap(sessions, parts, table, found, names, report)
-    if not others and parts.groups:
+    group_nodes = [node for node in parts.groups if node not in sessions]
+    for node in group_nodes:
+        _read_group(node, aliases, table, grouping, names, report)
+    _read_gap(sessions, parts, table, grouping, names, report)
+    if not group_nodes and parts.groups:
         facts = "there is no group column: one session of the whole stream would not be bounded by key (rule S1)"
         report.add(parts.group_at, f"{facts}; name at least one")
-    return found
+    return grouping
 
 
 def column_name(value: exp.Expr, names: Names) -> str | None:
     """The input's column that this means; None for another expression, and for a wrong name (which is reported)."""
-    found = names.find(value) if isinstance(value, exp.Column) and not isinstance(value.this, exp.Star) else None
-    return found[1] if found is not None else None
+    resolved = names.find(value) if isinstance(value, exp.Column) and not isinstance(value.this, exp.Star) else None
+    return resolved[1] if resolved is not None else None
 
 
 def unqualified(value: exp.Expr) -> str:
@@ -78,7 +78,7 @@ def _read_group(
     node: exp.Expr,
     aliases: Mapping[str, exp.Expr],
     table: SqlInput,
-    found: SessionGrouping,
+    grouping: SessionGrouping,
     names: Names,
     report: Report,
 ) -> None:
@@ -94,9 +94,9 @@ def _read_group(
     if (isinstance(value, exp.Column) and column is None) or not names.qualify(value):
         return
     text = value.sql(comments=False)
-    if text in found.by_text:
+    if text in grouping.by_text:
         report.add(at, "is grouped by twice; keep one")
-    found.by_text.setdefault(text, GroupExpression(text, column, column or unqualified(value)))
+    grouping.by_text.setdefault(text, GroupExpression(text, column, column or unqualified(value)))
 
 
 def _problem(value: exp.Expr, table: SqlInput) -> str:
@@ -115,7 +115,7 @@ def _read_gap(
     sessions: Sequence[exp.Expr],
     parts: SessionParts,
     table: SqlInput,
-    found: SessionGrouping,
+    grouping: SessionGrouping,
     names: Names,
     report: Report,
 ) -> None:
@@ -126,27 +126,27 @@ def _read_gap(
     if window is not None:
         if window.kind != "session":
             report.add(window.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
-        found.gap = window.lengths.get("GAP")
+        grouping.gap = window.lengths.get("GAP")
     elif sessions:
-        found.gap = _gap_of_function(sessions[0], table, names, report)
+        grouping.gap = _gap_of_function(sessions[0], table, names, report)
     elif parts.groups:
         report.add(parts.group_at, f"nothing says which rows are of one session (rule S1); {todo}")
 
 
 def _gap_of_function(node: exp.Expr, table: SqlInput, names: Names, report: Report) -> int | None:
-    at, given, todo = place_of(node), node.expressions, _GAP.format(time=table.event_time)
-    if len(given) != 2 or not isinstance(given[1], exp.Interval):
+    at, arguments, todo = place_of(node), node.expressions, _GAP.format(time=table.event_time)
+    if len(arguments) != 2 or not isinstance(arguments[1], exp.Interval):
         report.add(at, f"takes the event time and an INTERVAL; {todo}")
         return None
-    if not isinstance(given[0], exp.Column):
+    if not isinstance(arguments[0], exp.Column):
         report.add(at, f"gaps are between event times, this is an expression; {todo}")
         return None
-    column = column_name(given[0], names)
+    column = column_name(arguments[0], names)
     if column is not None and column != table.event_time:
         facts = f"gaps are between event times, and the eventTime of {table.name!r} is {table.event_time}"
-        report.add(place_of(given[0]), f"{facts}; {todo}")
+        report.add(place_of(arguments[0]), f"{facts}; {todo}")
     try:
-        ms = interval_ms(given[1])
+        ms = interval_ms(arguments[1])
     except NoBoundError as error:
         report.add(at, str(error))
         return None

@@ -70,19 +70,19 @@ def _groups(parsed: Parsed, report: Report) -> tuple[tuple[exp.Expr, ...], TextP
         return (), at
     more = [name for name, value in group.args.items() if value and name != "expressions"]
     sets = [
-        each for each in group.expressions if isinstance(each, exp.Cube | exp.Rollup | exp.GroupingSets | exp.Tuple)
+        node for node in group.expressions if isinstance(node, exp.Cube | exp.Rollup | exp.GroupingSets | exp.Tuple)
     ]
     if more or sets:
         report.add(at, "groups are columns and expressions with commas between them; write only these")
-    return tuple(each for each in group.expressions if each not in sets), at
+    return tuple(node for node in group.expressions if node not in sets), at
 
 
 def _refuse_other_parts(parsed: Parsed, report: Report) -> None:
     for name, value in parsed.select.args.items():
         if value and name not in _READ:
-            word, why = _REFUSED.get(
+            word, reason = _REFUSED.get(
                 name, (name.strip("_").upper(), "a job of sessions has no such part; leave it out")
             )
             token = next((token for token in parsed.tokens if token.text.upper() == word), parsed.tokens[0])
-            report.add(TextPosition(token.start, word), f"is not supported: {why}")
+            report.add(TextPosition(token.start, word), f"is not supported: {reason}")
     refuse_queries(parsed.select, report)

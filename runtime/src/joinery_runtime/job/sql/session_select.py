@@ -81,9 +81,9 @@ def _read_group_item(
         return
     group = groups.by_text.get(qualified.sql(comments=False))
     if group is None and (groups.by_text or isinstance(value, exp.Anonymous)):
-        known = f"is not an aggregate of sessions; these are {KNOWN}"
+        unknown_function = f"is not an aggregate of sessions; these are {KNOWN}"
         many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
-        report.add(at, known if isinstance(value, exp.Anonymous) else many)
+        report.add(at, unknown_function if isinstance(value, exp.Anonymous) else many)
     elif group is not None and group.selected:
         report.add(at, "this group is selected twice; keep one")
     elif group is not None:

@@ -120,14 +120,19 @@ def refuse_queries(select: exp.Select, report: Report) -> None:
 def _joined(join: exp.Join, report: Report) -> JoinClause:
     at = place_of(join.this)
     kind = " ".join(filter(None, (join.method, join.side, join.kind)))
-    known = not join.method and join.side in _TYPES and join.kind in ({"", "OUTER"} if join.side else {"", "INNER"})
-    if not known:
+    is_supported = (
+        not join.method and join.side in _TYPES and join.kind in ({"", "OUTER"} if join.side else {"", "INNER"})
+    )
+    if not is_supported:
         report.add(at, f"a {kind} join is not supported; {_KINDS}")
     using = join.args.get("using")
     if using:
         report.add(at, "USING is not supported; write ON with the equality of the columns")
     return JoinClause(
-        source_of(join.this, report), _TYPES.get(join.side, "inner"), join.args.get("on"), bool(using or not known)
+        source_of(join.this, report),
+        _TYPES.get(join.side, "inner"),
+        join.args.get("on"),
+        bool(using or not is_supported),
     )
 
 
@@ -142,8 +147,8 @@ def source_of(table: exp.Expr, report: Report) -> Source:
     extra = [name for name, value in table.args.items() if value and name not in read]
     alias = table.args.get("alias")
     if not plain or extra or (alias is not None and alias.args.get("columns")):
-        what = "a sub-query" if isinstance(table, exp.Query) else "this"
-        report.add(place_of(table), f"{what} is not supported here; name an input of the job: FROM <input> [alias]")
+        label = "a sub-query" if isinstance(table, exp.Query) else "this"
+        report.add(place_of(table), f"{label} is not supported here; name an input of the job: FROM <input> [alias]")
         return Source("", table.alias_or_name, False, place_of(table))
     at = place_of(table) if as_of is None else TextPosition(place_of(table).start, table.name)
     return Source(table.name, table.alias_or_name, bool(table.this.args.get("quoted")), at, as_of)

@@ -63,22 +63,22 @@ def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -
     step: Step = {"right": link.right.table.name, "keys": matching.keys}
     if link.type != "inner":
         step["type"] = link.type
-    of = None
+    from_input = None
     if kind == "interval":
         step |= _broadcast(link, matching, sent, context)
-        of = _take_interval(step, link, matching, distances, context)
+        from_input = _take_interval(step, link, matching, distances, context)
     else:
         _check_keys(link, matching, "", context)
         step |= _as_of(link, context) if kind == "asof" else _window(context)
     step |= {"lateData": context.options.late_data} if context.options.late_data != "drop" else {}
-    where = matching.where(of)
+    where = matching.where(from_input)
     return step if where is None else {**step, "where": where}
 
 
 def _check_keys(link: Link, matching: Matching, more: str, context: _Context) -> None:
     if matching.keys or matching.broken:
         return
-    for part in matching.others:
+    for part in matching.conditions:
         # Two columns that are equal and no key are event times: an equality of columns is what is missing.
         if (
             isinstance(part, exp.EQ)
@@ -124,21 +124,21 @@ def _take_interval(step: Step, link: Link, matching: Matching, distances: Distan
     if interval is None:
         return None
     distances.add(link, interval)
-    step["interval"] = {"of": interval.of, "lower": interval.lower, "upper": interval.upper}
+    step["interval"] = {"of": interval.from_input, "lower": interval.lower, "upper": interval.upper}
     lateness = _lateness(interval, context)
     step |= {"allowedLateness": lateness} if lateness else {}
-    return interval.of
+    return interval.from_input
 
 
 def _option_limits(link: Link, context: _Context) -> Iterator[TimeBound]:
     """Yields the limits from options, which count from the first input of the SQL. If the step counts from the other
     input, bounds are negated and swapped."""
-    of, ms, first = link.earlier[0].table.name, context.options.ms, context.shape.sources[0]
-    same = first.name == of
+    from_input, ms, first = link.earlier[0].table.name, context.options.ms, context.shape.sources[0]
+    from_first = first.name == from_input
     if LOWER in ms:
-        yield TimeBound(of, Bound("lower", ms[LOWER]) if same else Bound("upper", -ms[LOWER]))
+        yield TimeBound(from_input, Bound("lower", ms[LOWER]) if from_first else Bound("upper", -ms[LOWER]))
     if UPPER in ms:
-        yield TimeBound(of, Bound("upper", ms[UPPER]) if same else Bound("lower", -ms[UPPER]))
+        yield TimeBound(from_input, Bound("upper", ms[UPPER]) if from_first else Bound("lower", -ms[UPPER]))
 
 
 def _lateness(interval: IntervalBounds, context: _Context) -> int:
@@ -181,6 +181,6 @@ def _as_of(link: Link, context: _Context) -> Step:
 
 
 def _is_time_of(time: exp.Expr, stream: Named, names: Names) -> bool:
-    if not isinstance(time, exp.Column) or (found := names.find(time)) is None:
+    if not isinstance(time, exp.Column) or (resolved := names.find(time)) is None:
         return False
-    return found == (stream, stream.table.event_time)
+    return resolved == (stream, stream.table.event_time)

@@ -32,30 +32,30 @@ def session_plan(job: SessionWindow) -> StepPlan:
 
 
 def _lines(job: SessionWindow) -> Iterator[tuple[str, str]]:
-    of, spec = job.sessions, job.spec
-    yield "groups", ", ".join(of.group_by)
-    for made in of.compute:
-        yield "computed", f"{made.as_} = {made.expression}"
-    if of.where is not None:
-        yield "where", of.where
-    yield "gap", f"consecutive rows that are at most {format_duration(of.gap)} apart are of one session"
+    sessions, spec = job.sessions, job.spec
+    yield "groups", ", ".join(sessions.group_by)
+    for computed in sessions.compute:
+        yield "computed", f"{computed.as_} = {computed.expression}"
+    if sessions.where is not None:
+        yield "where", sessions.where
+    yield "gap", f"consecutive rows that are at most {format_duration(sessions.gap)} apart are of one session"
     cap = format_duration(spec.max_duration)
     yield "cap", f"a row at {cap} [maxDuration] or more after a session's first one ends it at once and opens the next"
     yield (
         "inside a capped session",
         "later rows are dropped and counted as closed, rows on time too; how many depends on where epochs end",
     )
-    yield "aggregates", ", ".join(_aggregate(each) for each in of.aggregates) or "none"
+    yield "aggregates", ", ".join(_aggregate(aggregate) for aggregate in sessions.aggregates) or "none"
     yield "goes out", _goes_out(job)
     yield "late rows", _late(job)
     if spec.limits is not None:
         yield "limits", limits_text(spec.limits, "the state")
 
 
-def _aggregate(of: Aggregate) -> str:
-    how = f", exact up to {of.distinct_limit:,}" if of.distinct_limit is not None else ""
-    sketch = ", hll" if of.method == "hll" else ""
-    return f"{of.function}({of.column or ''}{how}{sketch}) as {of.as_}"
+def _aggregate(aggregate: Aggregate) -> str:
+    limit_text = f", exact up to {aggregate.distinct_limit:,}" if aggregate.distinct_limit is not None else ""
+    sketch = ", hll" if aggregate.method == "hll" else ""
+    return f"{aggregate.function}({aggregate.column or ''}{limit_text}{sketch}) as {aggregate.as_}"
 
 
 def _goes_out(job: SessionWindow) -> str:
@@ -63,28 +63,28 @@ def _goes_out(job: SessionWindow) -> str:
     late = format_duration(job.spec.allowed_lateness)
     if job.spec.late_data != "reopen":
         return f"each session once, when wm({name}) > last + {gap} [gap] + {late} [allowedLateness]"
-    again = "again, whole, after each epoch that changes it"
+    repetition = "again, whole, after each epoch that changes it"
     if job.spec.emit_retractions:
-        again += "; an id that this replaces goes out before with retracted: true"
-    return f"each session when wm({name}) > last + {gap} [gap], and {again}"
+        repetition += "; an id that this replaces goes out before with retracted: true"
+    return f"each session when wm({name}) > last + {gap} [gap], and {repetition}"
 
 
 def _late(job: SessionWindow) -> str:
     """What happens to late rows, in words (rules S4 and S5)."""
     name, late = job.spec.input.name, f"{format_duration(job.spec.allowed_lateness)} [allowedLateness]"
     if job.spec.late_data != "reopen":
-        gone = "written to the dead letters" if job.spec.late_data == "dlq" else "dropped"
-        return f"{gone} and counted when ts < wm({name}) - {late}"
+        handling = "written to the dead letters" if job.spec.late_data == "dlq" else "dropped"
+        return f"{handling} and counted when ts < wm({name}) - {late}"
     reach = f"wm({name}) > ts + {format_duration(job.sessions.gap)} [gap] + {late}"
     return f"taken by the kept sessions that they are near to; others dropped and counted when {reach}"
 
 
 def session_bytes(job: SessionWindow) -> int:
     """The bytes of a session's row. An accumulator counts once, however many aggregates use it."""
-    types, of = job.spec.input.types, job.sessions
+    types, sessions = job.spec.input.types, job.sessions
     widths = {name: BYTES[kind.name] for name, kind in types.items()}
-    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in of.group_by)
-    accumulators = {(each.function, each.column or "", each.method) for each in of.aggregates}
+    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in sessions.group_by)
+    accumulators = {(aggregate.function, aggregate.column or "", aggregate.method) for aggregate in sessions.aggregates}
     return (
         _SESSION_ROW_BYTES
         + groups

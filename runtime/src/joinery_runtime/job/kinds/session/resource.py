@@ -131,15 +131,18 @@ class SessionWindow(Job):
 
     @property
     def unread_expressions(self) -> tuple[PlacedExpression, ...]:
-        name, of = self.spec.input.name, self.sessions
-        texts = [("spec.input.where", self.spec.input.where), ("spec.where", of.where)]
-        texts += [(f"spec.compute[{number}].expression", made.expression) for number, made in enumerate(of.compute)]
+        name, sessions = self.spec.input.name, self.sessions
+        texts = [("spec.input.where", self.spec.input.where), ("spec.where", sessions.where)]
+        texts += [
+            (f"spec.compute[{number}].expression", computed.expression)
+            for number, computed in enumerate(sessions.compute)
+        ]
         return tuple(PlacedExpression(path, text, (name,), name) for path, text in texts if text is not None)
 
     @property
     def has_expressions(self) -> bool:
-        of = self.sessions
-        return of.where is not None or bool(of.compute or self.input_filters)
+        sessions = self.sessions
+        return sessions.where is not None or bool(sessions.compute or self.input_filters)
 
     @property
     def upsert_key(self) -> tuple[str, ...]:
@@ -147,8 +150,10 @@ class SessionWindow(Job):
         target = self.spec.output.postgres
         if target is None:
             return ()
-        names = {column.made: column.name for column in reversed(self.output_columns)}
-        return target.upsert_key or tuple(names[made] for made in (*self.sessions.group_by, SESSION_ID))
+        names = {column.step_column: column.name for column in reversed(self.output_columns)}
+        return target.upsert_key or tuple(
+            names[session_column] for session_column in (*self.sessions.group_by, SESSION_ID)
+        )
 
     @property
     def limits(self) -> Mapping[tuple[str, ...], Limits]:
@@ -173,15 +178,24 @@ class SessionWindow(Job):
     @property
     def output_columns(self) -> tuple[OutputField, ...]:
         """The output columns (rule S6), with RETRACTED last if retractions are on."""
-        of, types = self.sessions, self.spec.input.types
-        every = [*of.group_by, *SESSION_COLUMNS, *(aggregate.as_ for aggregate in of.aggregates)]
-        chosen = [(item.as_ or item.column, item.column) for item in of.select or ()] or zip(every, every, strict=True)
-        sources = {name: Reference(self.spec.input.name, name) for name in of.group_by if name in types}
+        sessions, types = self.sessions, self.spec.input.types
+        every = [*sessions.group_by, *SESSION_COLUMNS, *(aggregate.as_ for aggregate in sessions.aggregates)]
+        chosen = [(item.as_ or item.column, item.column) for item in sessions.select or ()] or zip(
+            every, every, strict=True
+        )
+        sources = {name: Reference(self.spec.input.name, name) for name in sessions.group_by if name in types}
         # An aggregate may have the name of another column of the input than its own.
         read = {name: name for name in sources}
-        read |= {each.as_: each.column for each in of.aggregates if each.column and each.function in KEEPS_TYPE}
+        read |= {
+            typed_aggregate.as_: typed_aggregate.column
+            for typed_aggregate in sessions.aggregates
+            if typed_aggregate.column and typed_aggregate.function in KEEPS_TYPE
+        }
         named = [
-            OutputField(name, sources.get(made), None, types.get(read.get(made, "")), made) for name, made in chosen
+            OutputField(
+                name, sources.get(session_column), None, types.get(read.get(session_column, "")), session_column
+            )
+            for name, session_column in chosen
         ]
-        last = [OutputField(self.retracted, made=RETRACTED)] if self.retracted is not None else []
+        last = [OutputField(self.retracted, step_column=RETRACTED)] if self.retracted is not None else []
         return (*named, *last)

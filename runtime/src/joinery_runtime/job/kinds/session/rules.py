@@ -44,10 +44,10 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     problems = translation.problems if translation is not None else check_session_shape(sql)
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in FROM_SQL}
-    said = translation.fields if translation is not None and not problems else {}
-    for at, message in _broken({**data, "spec": {**rest, **said}}):
+    translated_fields = translation.fields if translation is not None and not problems else {}
+    for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):
         if at[1:2] and at[1] in FROM_SQL:
-            yield from [(_SQL, message)] if said else ()
+            yield from [(_SQL, message)] if translated_fields else ()
         else:
             yield at, message
 
@@ -94,7 +94,7 @@ def _table(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _computed(draft: JobDraft) -> Iterator[Finding]:
-    names = [dig(each, "as") for each in items(draft.data, "spec", "compute")]
+    names = [dig(computed_column, "as") for computed_column in items(draft.data, "spec", "compute")]
     for i, name in repeats(names):
         yield ("spec", "compute", i, "as"), f"two computed columns are named {name!r}; rename one"
     for i, name in enumerate(names):
@@ -113,17 +113,17 @@ def _computed(draft: JobDraft) -> Iterator[Finding]:
 
 def _names(draft: JobDraft) -> Iterator[Finding]:
     groups = items(draft.data, *_GROUPS)
-    names = [dig(each, "as") for each in items(draft.data, "spec", "aggregates")]
+    names = [dig(aggregate, "as") for aggregate in items(draft.data, "spec", "aggregates")]
     for i, name in enumerate(groups):
         if name in _ENGINE:
             todo = f"give it another one with compute: [{{expression: {name}, as: ...}}]"
-            yield (*_GROUPS, i), f"{_taken(name)}; {todo}"
+            yield (*_GROUPS, i), f"{_reserved_name(name)}; {todo}"
     for i, name in enumerate(names):
         if not isinstance(name, str):
             continue
         at = ("spec", "aggregates", i, "as")
         if name in _ENGINE:
-            yield at, f"{_taken(name)}; choose another name"
+            yield at, f"{_reserved_name(name)}; choose another name"
         elif name in groups:
             yield at, f"{name!r} is the name of a group column, which goes out too (rule S6); choose another name"
         elif name in names[:i]:
@@ -133,13 +133,16 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _select(draft: JobDraft) -> Iterator[Finding]:
-    made, chosen = _made(draft), items(draft.data, *_SELECT)
+    session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
     names = [dig(item, "as") or dig(item, "column") for item in chosen]
     for i, item in enumerate(chosen):
         column, name, at = dig(item, "column"), names[i], (*_SELECT, i)
-        if made is not None and isinstance(column, str) and column not in made:
-            hint = suggestion(column, made)
-            yield (*at, "column"), f"{column!r} is no column of these sessions{hint}; columns are {listed(made)}"
+        if session_columns is not None and isinstance(column, str) and column not in session_columns:
+            hint = suggestion(column, session_columns)
+            yield (
+                (*at, "column"),
+                f"{column!r} is no column of these sessions{hint}; columns are {listed(session_columns)}",
+            )
         elif name in names[:i]:
             yield at, f"two output columns are named {name!r} (rule S6); rename one with `as`"
         elif name == RETRACTED:
@@ -148,7 +151,7 @@ def _select(draft: JobDraft) -> Iterator[Finding]:
             yield at, f"{name!r} starts with `$`, which engine columns do; rename it with `as`"
 
 
-def _taken(name: str) -> str:
+def _reserved_name(name: str) -> str:
     return f"sessions have a column {name!r} of their own (rule S6)"
 
 
@@ -173,11 +176,11 @@ def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
     if not all(isinstance(name, str) for name in key):
         return
-    made = [named.get(name, name) for name in key]
-    if SESSION_ID not in made and not all(name in made for name in (WINDOW_START, *groups)):
+    key_columns = [named.get(name, name) for name in key]
+    if SESSION_ID not in key_columns and not all(name in key_columns for name in (WINDOW_START, *groups)):
         yield at, f"a retraction would delete the row that another session has under this key; {todo}"
     for i, name in enumerate(key):
-        if name in named and made[i] not in (SESSION_ID, WINDOW_START, *groups):
+        if name in named and key_columns[i] not in (SESSION_ID, WINDOW_START, *groups):
             yield (*at, i), f"{name!r} may change while a session lasts, and no retraction finds its older row; {todo}"
 
 
@@ -192,22 +195,22 @@ def _selects_its_key(draft: JobDraft) -> Iterator[Finding]:
         yield _SELECT, f"{facts}; select it, or write output.postgres.upsertKey"
 
 
-def _made(draft: JobDraft) -> list[str] | None:
+def _session_columns(draft: JobDraft) -> list[str] | None:
     """The columns that sessions have: groups, SESSION_COLUMNS, aggregates. None while a mistake hides one."""
     groups = items(draft.data, *_GROUPS)
-    aggregates = [dig(each, "as") for each in items(draft.data, "spec", "aggregates")]
+    aggregates = [dig(aggregate, "as") for aggregate in items(draft.data, "spec", "aggregates")]
     names = [*groups, *SESSION_COLUMNS, *aggregates]
     return names if groups and all(isinstance(name, str) for name in names) else None
 
 
 def _output_columns(draft: JobDraft) -> dict[str, str] | None:
     """The columns that a key of the output may name, each with the column of sessions that it shows."""
-    made, chosen = _made(draft), items(draft.data, *_SELECT)
-    if made is None or not chosen:
-        return dict(zip(made, made, strict=True)) if made is not None else None
+    session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
+    if session_columns is None or not chosen:
+        return dict(zip(session_columns, session_columns, strict=True)) if session_columns is not None else None
     pairs = [(dig(item, "as") or dig(item, "column"), dig(item, "column")) for item in chosen]
-    known = all(isinstance(name, str) and column in made for name, column in pairs)
-    return dict(pairs) if known else None
+    all_known = all(isinstance(name, str) and column in session_columns for name, column in pairs)
+    return dict(pairs) if all_known else None
 
 
 # --- aggregates -------------------------------------------------------------------------------------------------------
@@ -218,17 +221,17 @@ def unknown(at: Loc, name: Any, draft: JobDraft) -> Iterator[Finding]:
     types = draft.inputs[0].types if draft.inputs else None
     if types is None or not isinstance(name, str) or not name:
         return
-    computed = (dig(each, "as") for each in items(draft.data, "spec", "compute"))
-    known = [*types, *(each for each in computed if isinstance(each, str))]
-    if name not in known:
-        hint = suggestion(name, known)
-        yield at, f"{draft.inputs[0].name!r} has no column {name!r}{hint}; columns are {listed(known)}"
+    computed = (dig(computed_column, "as") for computed_column in items(draft.data, "spec", "compute"))
+    columns = [*types, *(alias for alias in computed if isinstance(alias, str))]
+    if name not in columns:
+        hint = suggestion(name, columns)
+        yield at, f"{draft.inputs[0].name!r} has no column {name!r}{hint}; columns are {listed(columns)}"
 
 
 def _columns(draft: JobDraft) -> Iterator[Finding]:
-    for i, each in enumerate(items(draft.data, "spec", "aggregates")):
+    for i, aggregate in enumerate(items(draft.data, "spec", "aggregates")):
         at: Loc = ("spec", "aggregates", i)
-        function, column = dig(each, "function"), dig(each, "column")
+        function, column = dig(aggregate, "function"), dig(aggregate, "column")
         if function == "count" and column is not None:
             todo = f"drop `column`, or write function: count_col to count the rows where {column!r} is not null"
             yield (*at, "column"), f"count counts rows and takes no column; {todo}"
@@ -249,22 +252,22 @@ def _type(at: Loc, function: Any, column: Any, draft: JobDraft) -> Iterator[Find
 
 
 def _options(draft: JobDraft) -> Iterator[Finding]:
-    for i, each in enumerate(items(draft.data, "spec", "aggregates")):
+    for i, aggregate in enumerate(items(draft.data, "spec", "aggregates")):
         at: Loc = ("spec", "aggregates", i)
-        function = dig(each, "function")
+        function = dig(aggregate, "function")
         for name in ("method", "limit"):
-            if dig(each, name) is not None and isinstance(function, str) and function != "count_distinct":
+            if dig(aggregate, name) is not None and isinstance(function, str) and function != "count_distinct":
                 yield (*at, name), f"is for count_distinct, and this is {function}; drop it"
-        if function == "count_distinct" and dig(each, "method") == "hll" and dig(each, "limit") is not None:
+        if function == "count_distinct" and dig(aggregate, "method") == "hll" and dig(aggregate, "limit") is not None:
             yield (*at, "limit"), "is for method: exact, a sketch takes any number of values; drop it"
 
 
 def _one_limit(draft: JobDraft) -> Iterator[Finding]:
     """Refuses different limits for exact counts of one column, which share a set of values in the state."""
     limits: dict[str, Any] = {}
-    for i, each in enumerate(items(draft.data, "spec", "aggregates")):
-        column, limit = dig(each, "column"), dig(each, "limit") or EXACT_LIMIT
-        exact = dig(each, "function") == "count_distinct" and dig(each, "method") != "hll"
+    for i, aggregate in enumerate(items(draft.data, "spec", "aggregates")):
+        column, limit = dig(aggregate, "column"), dig(aggregate, "limit") or EXACT_LIMIT
+        exact = dig(aggregate, "function") == "count_distinct" and dig(aggregate, "method") != "hll"
         if exact and isinstance(column, str) and limits.setdefault(column, limit) != limit:
             facts = f"column {column!r} is counted with limit {limits[column]} above"
             yield ("spec", "aggregates", i, "limit"), f"{facts}, and its values are kept once; write the same limit"

@@ -23,17 +23,17 @@ _ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOT
 def session_fields(job: SessionWindow, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The fields of a signature for sessions. `stored` names the columns of the part SESSIONS_PART: groups, then
     accumulators such as `$sum(amount)`."""
-    of = job.sessions
+    sessions = job.sessions
     return {
-        "groups": [[name, origin(job, name)] for name in of.group_by],
-        "gap": of.gap,
+        "groups": [[name, origin(job, name)] for name in sessions.group_by],
+        "gap": sessions.gap,
         "maxDuration": job.spec.max_duration,
         "allowedLateness": job.spec.allowed_lateness,
         "lateData": job.spec.late_data,
         "stored": {
-            name: origin(job, found["column"])
+            name: origin(job, match["column"])
             for name in stored[SESSIONS_PART]
-            if (found := _ACCUMULATOR.fullmatch(name)) is not None
+            if (match := _ACCUMULATOR.fullmatch(name)) is not None
         },
     }
 
@@ -44,7 +44,7 @@ def origin(job: SessionWindow, column: str) -> Origin:
     types = job.spec.input.types
     if column in types or not column:
         return str(types.get(column, ""))
-    text = next(made.expression for made in job.sessions.compute if made.as_ == column)
+    text = next(computed.expression for computed in job.sessions.compute if computed.as_ == column)
     read = sorted({part.name for part in _tree(text).find_all(exp.Column)} & types.keys())
     return {"expression": text, "reads": {name: str(types[name]) for name in read}}
 
@@ -69,30 +69,30 @@ def session_refusals(old: Signed, new: Signed) -> Iterator[str]:
     """Yields why the state cannot be used although the inputs are the same."""
     was, now = old["groups"], new["groups"]
     names = [[name for name, _ in groups] for groups in (was, now)]
-    if names[0] != names[1] or not all(_same(a[1], b[1]) for a, b in zip(was, now, strict=True)):
-        told = [listed(f"{name} ({_told(what)})" for name, what in groups) for groups in (was, now)]
-        yield f"groupBy was {told[0]}, it is now {told[1]}"
-    for name, what in new["stored"].items():
+    if names[0] != names[1] or not all(_is_same_origin(a[1], b[1]) for a, b in zip(was, now, strict=True)):
+        groups_text = [listed(f"{name} ({_origin_text(source)})" for name, source in groups) for groups in (was, now)]
+        yield f"groupBy was {groups_text[0]}, it is now {groups_text[1]}"
+    for name, source in new["stored"].items():
         before = old["stored"].get(name)
         text = name.removeprefix("$")
         if before is None:
             yield f"{text} is not in the stored sessions, and the job now needs it"
-        elif not _same(before, what):
-            yield f"{text} is stored over {_told(before)}, the job now makes it of {_told(what)}"
+        elif not _is_same_origin(before, source):
+            yield f"{text} is stored over {_origin_text(before)}, the job now makes it of {_origin_text(source)}"
 
 
-def _same(was: Origin, now: Origin) -> bool:
+def _is_same_origin(was: Origin, now: Origin) -> bool:
     """Whether two origins are the same. Differences in how an expression is written do not count."""
     if isinstance(was, str) or isinstance(now, str):
         return was == now
     return was["reads"] == now["reads"] and _tree(was["expression"]) == _tree(now["expression"])
 
 
-def _told(what: Origin) -> str:
-    if isinstance(what, str):
-        return what
-    reads = [f"{name} {kind}" for name, kind in what["reads"].items()]
-    return f"{what['expression']} of {listed(reads)}" if reads else str(what["expression"])
+def _origin_text(origin: Origin) -> str:
+    if isinstance(origin, str):
+        return origin
+    reads = [f"{name} {kind}" for name, kind in origin["reads"].items()]
+    return f"{origin['expression']} of {listed(reads)}" if reads else str(origin["expression"])
 
 
 def session_warnings(old: Signed, new: Signed) -> Iterator[str]:
