@@ -173,7 +173,7 @@ def test_json_proposes_a_delay_at_the_end_where_rows_were_out_of_order_and_not_l
 def test_an_epochs_line_has_all_of_its_numbers() -> None:
     text = io.StringIO()
     JsonProgress(JOB, text, "local[2]").listener.committed(
-        CommittedEpoch(report(lost={"orders/0": 5}, held=40, runs_on="spark"), 0.25)
+        CommittedEpoch(report(lost={"orders/0": 5}, unpublished_rows=40, runs_on="spark"), 0.25)
     )
     (line,) = json_lines(text)
     expected = {
@@ -298,7 +298,7 @@ def test_the_table_of_sessions() -> None:
 
 
 def test_the_table_says_that_rows_are_held(screen: Screen) -> None:
-    screen.commit(at=101, seconds=1, held=1_200)
+    screen.commit(at=101, seconds=1, unpublished_rows=1_200)
     assert screen.table()["joined"][3].endswith("4 segments; 1,200 rows are held for larger files")
 
 

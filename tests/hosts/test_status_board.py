@@ -265,7 +265,7 @@ def test_what_looks_wrong_with_an_input_is_told_while_it_does(scene: Scene) -> N
 def test_rows_that_the_output_does_not_show_yet_are_told(scene: Scene, site: Site) -> None:
     scene.listener.started(scene.driver)
     assert scene.status.rows_held is None
-    scene.commit(held=12)
+    scene.commit(unpublished_rows=12)
     assert scene.status.rows_held == 12
     assert metrics(site)["joinery_rows_held"] == 12
 
