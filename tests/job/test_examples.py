@@ -18,10 +18,18 @@ def test_the_examples_are_there():
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_loads_and_explains_itself(path):
     assert load_job(path).name in path.stem
-    # A day of rows is much at 1,000 rows/s, and what is in memory is lost: these warnings are right, any other would be
-    # a bad example.
+    # A day of rows is much at 1,000 rows/s, what is in memory is lost, and sessions over joined rows need no order of
+    # one customer's rows within an epoch: these warnings are right, any other would be a bad example.
     warned = {warning.split(":")[0] for warning in explain(load_job(path)).warnings}
-    assert warned <= {"LARGE STATE", "MEMORY STORE"}
+    assert warned <= {
+        "LARGE STATE",
+        "MEMORY STORE",
+        *(
+            ["NO ORDER WITHIN AN EPOCH of records with one key (customer_id) in paid-orders"]
+            if path.stem == "1-paid-orders"
+            else []
+        ),
+    }
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("sql-*.yaml")), ids=lambda path: path.name)
