@@ -79,7 +79,8 @@ class RowLog(StepLog):
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         return [
-            replace(bound, held=bound.partition.partition not in self.elsewhere) for bound in super().bounds(stored)
+            replace(bound, is_assigned=bound.partition.partition not in self.elsewhere)
+            for bound in super().bounds(stored)
         ]
 
 

@@ -623,7 +623,8 @@ class Group:
         self.released: list[Mapping[PartitionRef, int]] = []
         self.refuses = False
         topic: Any = world.topics[name]
-        topic.pin, topic.is_pinned, topic.unpin, topic.gone = self.pin, self.is_pinned, self.unpin, self.gone
+        topic.pin, topic.is_pinned, topic.unpin = self.pin, self.is_pinned, self.unpin
+        topic.find_replaced_partitions = self.find_replaced_partitions
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
         return not partitions or not self.taken
@@ -634,7 +635,9 @@ class Group:
     def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
         self.released.append(committed)
 
-    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
+    def find_replaced_partitions(
+        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+    ) -> set[PartitionRef]:
         if self.recreated and self.refuses:
             raise DataLoss("the topic was recreated")
         return self.recreated & set(partitions)
@@ -646,7 +649,7 @@ def test_records_that_no_plan_may_read_leave_nothing_planned(world: World) -> No
     driver = started(world)
     topic: Any = world.topics["orders"]
     read = topic.bounds
-    topic.bounds = lambda known: [replace(bound, held=False) for bound in read(known)]
+    topic.bounds = lambda known: [replace(bound, is_assigned=False) for bound in read(known)]
     assert driver.plan() is None
     assert (driver.planned, driver.backlog) == (False, {"orders": 2, "payments": 2})
     topic.bounds = read

@@ -619,7 +619,7 @@ def taken(job: Job, *refs: PartitionRef) -> None:
     for source in (job.orders, job.payments):
         plain = type(source).bounds
         source.bounds = lambda known, s=source, p=plain: [  # type: ignore[method-assign]
-            replace(bound, held=bound.partition not in refs) for bound in p(s, known)
+            replace(bound, is_assigned=bound.partition not in refs) for bound in p(s, known)
         ]
 
 
@@ -721,7 +721,7 @@ def test_a_deleted_topic_is_forgotten_with_a_plan_of_its_own_and_holds_nothing_b
     plain = job.orders.bounds
     job.orders.bounds = lambda known: [  # type: ignore[method-assign]
         *plain(known),
-        *[Bounds(was, 3, 3, final=True, held=False, deleted=True) for ref in known.offsets if ref == was],
+        *[Bounds(was, 3, 3, final=True, is_assigned=False, deleted=True) for ref in known.offsets if ref == was],
     ]
     plan = job.epoch({})
     assert plan.topic_ids == {"orders": {"was": ""}}

@@ -124,7 +124,7 @@ def planned(job: StreamJoin) -> tuple[int, int]:
     """What the left input's planner plans once its partition is its own."""
     planner, deadline = planner_for(job.spec.inputs[0], job.name, STORE), deadline_after(120)
     try:
-        while not (only := planner.bounds(StoredOffsets())[0]).held:
+        while not (only := planner.bounds(StoredOffsets())[0]).is_assigned:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         return only.start, only.end_exclusive

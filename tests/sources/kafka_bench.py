@@ -67,7 +67,7 @@ def joined(planner: SourcePlanner, known: StoredOffsets | None = None) -> list[B
 
     def all_held() -> list[Bounds]:
         bounds = planner.bounds(known or StoredOffsets())
-        return bounds if all(each.held for each in bounds) else []
+        return bounds if all(each.is_assigned for each in bounds) else []
 
     return eventually(all_held)
 
@@ -84,7 +84,7 @@ def plain(bounds: Sequence[Bounds]) -> list[Bounds]:
 
 def held(planner: SourcePlanner, known: StoredOffsets | None = None) -> set[int]:
     """Numbers of the partitions that are the planner's now."""
-    return {each.partition.partition for each in planner.bounds(known or StoredOffsets()) if each.held}
+    return {each.partition.partition for each in planner.bounds(known or StoredOffsets()) if each.is_assigned}
 
 
 def send(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, timestamp: int = 1) -> None:

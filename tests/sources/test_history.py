@@ -57,7 +57,7 @@ class Topic(UnsharedSource):
             start = stored.offsets[ref] if ref in stored.offsets else self.starts.setdefault(ref, self.begin)
             assert start >= self.begin, "records are gone that were to be read"
             held = number not in self.others
-            found.append(Bounds(ref, start, len(records), self.final, held=held, stop=self.stop, topic_id="id"))
+            found.append(Bounds(ref, start, len(records), self.final, is_assigned=held, stop=self.stop, topic_id="id"))
         return found
 
     def forget_starts(self) -> None:

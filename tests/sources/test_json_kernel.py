@@ -440,7 +440,7 @@ UNUSUAL = [
 def test_usual_records_are_not_given_up() -> None:
     found = kernel(ORDERS).decode(pa.array(USUAL, pa.binary()))
 
-    assert found.taken.tolist() == list(range(len(USUAL)))
+    assert found.accepted.tolist() == list(range(len(USUAL)))
     assert not len(found.rejected)
     assert found.rows.equals(JsonFallbackDecoder(ORDERS).decode(pa.array(USUAL, pa.binary())).rows)
 
@@ -451,7 +451,7 @@ def test_an_unusual_record_is_given_up_and_its_neighbours_are_not(unusual: bytes
 
     found = kernel(ORDERS).decode(values)
 
-    assert found.taken.tolist() == [0, 2]
+    assert found.accepted.tolist() == [0, 2]
     assert found.rejected.tolist() == [1]
     same(JsonDecoder(ORDERS).decode(values), JsonFallbackDecoder(ORDERS).decode(values), values.to_pylist())
 
@@ -489,7 +489,7 @@ def test_nothing_to_read_and_nothing_to_read_it_into() -> None:
     empty = pa.array([], pa.binary())
     assert kernel(ORDERS).decode(empty).rows.equals(ORDERS.empty_table())
     found = kernel(pa.schema([])).decode(pa.array([b"{}", b'{"a":1}'], pa.binary()))
-    assert found.taken.tolist() == [0, 1]
+    assert found.accepted.tolist() == [0, 1]
 
 
 # --- when the kernel is used ------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def held_bounds(planner: SourcePlanner, known: StoredOffsets) -> dict[PartitionR
     deadline = deadline_after(WAIT_SECONDS)
     while time.monotonic() < deadline:
         found = planner.bounds(known)
-        if all(each.held for each in found):
+        if all(each.is_assigned for each in found):
             return {each.partition: each for each in found}
         time.sleep(0.02)
     raise AssertionError("the group did not assign every partition")

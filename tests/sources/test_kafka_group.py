@@ -115,7 +115,7 @@ def test_another_member_takes_partitions_and_leaves(broker, topic, properties, m
 
     monkeypatch.setattr(kafka_group, "Consumer", Late)
     with planning(kafka_input(broker.bootstrap, topic, properties=properties), job) as planner:
-        assert not any(each.held for each in planner.bounds(StoredOffsets())), "the group has not answered yet"
+        assert not any(each.is_assigned for each in planner.bounds(StoredOffsets())), "the group has not answered yet"
         answers.set()
         joined(planner)
         with closing(PlainMember(broker.bootstrap, f"{job}.in", [topic], **properties)) as other:

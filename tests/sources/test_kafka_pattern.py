@@ -186,7 +186,7 @@ def test_a_topic_that_is_deleted_before_it_was_read(broker, prefix, model, plann
     assert model.kafka is not None
     tolerant = model.model_copy(update={"kafka": model.kafka.model_copy(update={"on_data_loss": "continue"})})
     with planning(tolerant) as restarted:
-        eventually(lambda: [each.partition for each in restarted.bounds(known) if each.held] == [ref(kept)])
+        eventually(lambda: [each.partition for each in restarted.bounds(known) if each.is_assigned] == [ref(kept)])
         assert [each.partition for each in restarted.bounds(known) if each.deleted] == [ref(deleted)]
 
 

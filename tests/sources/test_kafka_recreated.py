@@ -88,17 +88,17 @@ def test_planned_partitions_of_a_topic_that_is_no_more(broker, topic, remade) ->
     with planning(model) as planner:
         planned_ids = ids(planner)
         planned = [ref(topic), ref(topic, 1), ref(other)]
-        assert planner.gone(planned, planned_ids) == set()
+        assert planner.find_replaced_partitions(planned, planned_ids) == set()
         broker.delete_topic(topic)
         if remade:
             broker.create_topic(topic, 2)
         with pytest.raises(DataLoss, match=f"topic {topic} was deleted while an epoch .*{planned_ids[topic]}"):
-            eventually(lambda: not planner.gone(planned, planned_ids))
+            eventually(lambda: not planner.find_replaced_partitions(planned, planned_ids))
     assert model.kafka is not None
     tolerant = model.model_copy(update={"kafka": model.kafka.model_copy(update={"on_data_loss": "continue"})})
     with planning(tolerant) as planner:
-        assert planner.gone(planned, planned_ids) == {ref(topic), ref(topic, 1)}
-        assert planner.gone([ref(other)], planned_ids) == set()
+        assert planner.find_replaced_partitions(planned, planned_ids) == {ref(topic), ref(topic, 1)}
+        assert planner.find_replaced_partitions([ref(other)], planned_ids) == set()
 
 
 def test_a_plan_is_held_before_any_bounds_were_asked_for(broker, topic) -> None:

@@ -46,7 +46,7 @@ class IdleClock:
         transaction, and neither is a partition that is not held. A partition missing from `bounds`, because it was
         deleted, is forgotten."""
         step = _step(self._observed_ms, now_ms)
-        at_end = [bound.partition for bound in bounds if bound.held and bound.at_end]
+        at_end = [bound.partition for bound in bounds if bound.is_assigned and bound.at_end]
         before = self._at_end_for
         self._at_end_for = {ref: before[ref] + step if ref in before else 0 for ref in at_end}
         self._observed_ms = now_ms

@@ -79,7 +79,7 @@ class SourceStatus:
 
     @classmethod
     def of(cls, snapshot: SourceSnapshot, paused: Mapping[str, str]) -> SourceStatus:
-        unassigned = tuple(b.partition for b in snapshot.bounds if not b.held and b.start < b.end_exclusive)
+        unassigned = tuple(b.partition for b in snapshot.bounds if not b.is_assigned and b.start < b.end_exclusive)
         done = all(bound.final and bound.start >= bound.end_exclusive for bound in snapshot.bounds)
         finished = done and {bound.partition.input for bound in snapshot.bounds} == snapshot.backlog.keys()
         return cls(snapshot.backlog, unassigned, paused, snapshot.beyond_end, finished)
@@ -243,7 +243,7 @@ class Planner:
         lacks = self._lacks_partitions(state, snapshot)
         if lacks or not reads:
             snapshot = snapshot.without_reads(state.inputs if reads else None)
-        elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.held}:
+        elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.is_assigned}:
             ranges = self._ranges(state.inputs, snapshot)
         shards = self._settings.shards
         if cores is not None and not self._settings.co_partitioned:
@@ -361,7 +361,7 @@ class Planner:
         """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss if there
         are any, unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
-        replaced = [source.gone(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
+        replaced = [source.find_replaced_partitions(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
         return frozenset().union(*replaced)
 
     def pin(self, partitions: Iterable[PartitionRef]) -> bool:
@@ -389,7 +389,7 @@ class Planner:
 
     def unavailability(self) -> Unavailable | None:
         """The source that does not answer now, if there is one."""
-        return next((error for source in self._sources.values() if (error := source.away()) is not None), None)
+        return next((error for source in self._sources.values() if (error := source.unavailability()) is not None), None)
 
     def other_store(self, own: StoreIdentity) -> StoreIdentity | None:
         """The store of the driver that last committed offsets to a group of this job, if it is not `own`."""
@@ -464,7 +464,7 @@ def read_shares(
 ) -> list[tuple[Bounds, int]]:
     """How many records the next epoch reads of each partition; none of inputs that are `waiting` or `paused`. 0 only
     fixes where a partition starts that was never planned."""
-    assigned = [bound for bound in snapshot.bounds if bound.held]
+    assigned = [bound for bound in snapshot.bounds if bound.is_assigned]
     backlogs = [
         Backlog(
             partition=bound.partition,
@@ -504,7 +504,7 @@ def _allocate(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanSettings)
 def _is_one_epoch(bounds: Sequence[Bounds], sizes: RecordSizes, budget: Budget) -> bool:
     """Whether all records that there will ever be fit in one epoch. Then no row is late, however unsorted the inputs
     are: the first epoch has no watermark (T3)."""
-    if not all(bound.final and bound.held for bound in bounds):
+    if not all(bound.final and bound.is_assigned for bound in bounds):
         return False
     records = size = 0.0
     for bound in bounds:
@@ -700,7 +700,7 @@ def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: In
 def _is_shared(starts: Iterable[PartitionRef], bounds: Collection[Bounds]) -> bool:
     """Whether one of these partitions belongs to an input of which this job has some partitions and other members have
     the rest. At the start the group first gives a job none, which is no reason for an epoch without rows."""
-    own, foreign = ({b.partition.input for b in bounds if b.held is assigned} for assigned in (True, False))
+    own, foreign = ({b.partition.input for b in bounds if b.is_assigned is assigned} for assigned in (True, False))
     return any(ref.input in own & foreign for ref in starts)
 
 

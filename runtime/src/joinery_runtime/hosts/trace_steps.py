@@ -189,7 +189,7 @@ class StepLog(UnsharedSource):
         if at < len(self._files) or not begun:
             return [Bounds(files, at, len(self._files)), *(replace(bound, waits=True) for bound in topic)]
         read = Bounds(PartitionRef(self.name, READ, 0), 0, 0, topic_id=_FILES, waits=True)
-        return [Bounds(files, at, at, final=True, held=False, deleted=True), read, *topic]
+        return [Bounds(files, at, at, final=True, is_assigned=False, deleted=True), read, *topic]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))

@@ -37,8 +37,8 @@ class Bounds:
       belong to open transactions, whose records may still become readable.
     - `final`: the partition is bounded, and nothing will ever follow `end_exclusive`.
     - `lost`: how many offsets were skipped under `onDataLoss: continue`.
-    - `held` False: another member of the consumer group owns the partition, or no member does yet. It is not read and
-      does not count as idle.
+    - `is_assigned` False: another member of the consumer group owns the partition, or no member does yet. The partition
+      is not read and does not count as idle.
     - `stop`: the offset at which a bounded partition ends. `topic_id`: the id of its topic, which tells topics of one
       name apart ("" if unknown). Both are stored with the plan made from these bounds.
     - `deleted`: the topic was deleted after it had been read to its end. Its stored progress is to be forgotten.
@@ -52,7 +52,7 @@ class Bounds:
     end_exclusive: int
     final: bool = False
     lost: int = 0
-    held: bool = True
+    is_assigned: bool = True
     stop: int | None = None
     topic_id: str = ""
     deleted: bool = False
@@ -128,7 +128,7 @@ class RawBatch:
         """The size of values or columns, keys and headers, including Arrow's offsets."""
         keys = 0 if self.keys is None else self.keys.nbytes
         values = self.values.nbytes if self.columns is None else self.columns.nbytes
-        return int(values + keys + sum(each.nbytes for each in self.headers.values()))
+        return int(values + keys + sum(header.nbytes for header in self.headers.values()))
 
     @classmethod
     def joined(cls, batches: Sequence[RawBatch]) -> RawBatch:
@@ -152,23 +152,23 @@ class RawBatch:
         keys = None if self.keys is None else self.keys[cut]
         of_all = self.timestamps
         timestamps = None if of_all is None else lambda at: of_all(at + start)
-        headers = {name: each[cut] for name, each in self.headers.items()}
+        headers = {name: header[cut] for name, header in self.headers.items()}
         offsets, values = self.offsets[cut], self.values[cut]
         columns = None if self.columns is None else self.columns.slice(start, len(offsets))
         return RawBatch(
             self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns, refusal=self.refusal
         )
 
-    def take(self, places: np.ndarray) -> RawBatch:
+    def take(self, positions: np.ndarray) -> RawBatch:
         """The records at these positions (int64[n], ascending) of the batch."""
-        chosen = pa.array(places)
+        chosen = pa.array(positions)
         keys = None if self.keys is None else self.keys.take(chosen)
         of_all = self.timestamps
-        timestamps = None if of_all is None else lambda at: of_all(places[at])
-        headers = {name: each.take(chosen) for name, each in self.headers.items()}
+        timestamps = None if of_all is None else lambda at: of_all(positions[at])
+        headers = {name: header.take(chosen) for name, header in self.headers.items()}
         values = self.values.take(chosen)
         columns = None if self.columns is None else self.columns.take(chosen)
-        offsets = self.offsets[places]
+        offsets = self.offsets[positions]
         return RawBatch(
             self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns, refusal=self.refusal
         )
@@ -197,7 +197,9 @@ class SourcePlanner(Protocol):
         """The approximate number of records in a range, at `record_bytes` each. 0 only if the range is empty."""
         ...
 
-    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
+    def find_replaced_partitions(
+        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+    ) -> set[PartitionRef]:
         """Which of these partitions, of a plan about to be replayed, belong to a topic that was deleted or recreated.
         Raises DataLoss for them unless the job allows it."""
         ...
@@ -225,7 +227,7 @@ class SourcePlanner(Protocol):
         no group. Waits for the brokers' answer."""
         ...
 
-    def away(self) -> Unavailable | None:
+    def unavailability(self) -> Unavailable | None:
         """What the source cannot reach right now; None also if the source cannot tell. Called from another thread while
         a task or another method waits."""
         ...
@@ -240,7 +242,9 @@ class UnsharedSource:
     def records(self, planned: Range, record_bytes: float) -> int:
         return planned.end_exclusive - planned.start
 
-    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
+    def find_replaced_partitions(
+        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+    ) -> set[PartitionRef]:
         return set()
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
@@ -258,7 +262,7 @@ class UnsharedSource:
     def committed_by(self) -> StoreIdentity | None:
         return None
 
-    def away(self) -> Unavailable | None:
+    def unavailability(self) -> Unavailable | None:
         return None
 
 

@@ -27,14 +27,14 @@ def compiled_key_hash() -> KeyHash:
         return key_hash
     # All are such as the kernel takes: with a longer one the library would be compared with itself.
     every_length = pa.array([_TEXT[:size] for size in range(module.LONGEST + 1)])
-    made = _by_kernel(module, every_length)
-    if made is None or not np.array_equal(made, xxh3(every_length)):
+    hashes = _by_kernel(module, every_length)
+    if hashes is None or not np.array_equal(hashes, xxh3(every_length)):
         logger.warning("Kernel xxh3 is not used: its hashes are not those of xxHash. Results are the same, slower")
         return key_hash
     return partial(key_hash, xxh3=partial(_xxh3, module))
 
 
-_TEXT = bytes((167 * place + 13) % 256 for place in range(256))
+_TEXT = bytes((167 * position + 13) % 256 for position in range(256))
 
 
 def _xxh3(module: ModuleType, column: pa.Array) -> np.ndarray:

@@ -76,16 +76,18 @@ def decimal_hint(value: object) -> str:
 
 def name_in_json(schema: Any, path: Path) -> str | None:
     """The type name of the value at this path, by the schema that comes with a JSON payload."""
-    found = _in_json(schema, path)
-    name = found.get("name") if found is not None else None
+    field_schema = _in_json(schema, path)
+    name = field_schema.get("name") if field_schema is not None else None
     return name if isinstance(name, str) else None
 
 
 def scale_in_json(schema: Any, path: Path) -> int | None:
     """The scale of the Connect Decimal at this path, by the schema that comes with a JSON payload; None if it is
     none."""
-    found = _in_json(schema, path)
-    return _scale(found.get("parameters")) if found is not None and found.get("name") == DECIMAL else None
+    field_schema = _in_json(schema, path)
+    if field_schema is None or field_schema.get("name") != DECIMAL:
+        return None
+    return _scale(field_schema.get("parameters"))
 
 
 def _scale(parameters: Any) -> int | None:
@@ -104,22 +106,22 @@ def _in_json(schema: Any, path: Path) -> Mapping[str, Any] | None:
         else:
             fields = schema.get("fields")
             among = fields if isinstance(fields, list) else ()
-            schema = next((each for each in among if isinstance(each, dict) and each.get("field") == step), None)
+            schema = next((field for field in among if isinstance(field, dict) and field.get("field") == step), None)
     return schema if isinstance(schema, dict) else None
 
 
 def name_in_avro(schema: Any, path: Path) -> str | None:
     """The type name of the value at this path, by a schema that fastavro has parsed."""
-    found = _in_avro(schema, path, named_schemas(schema))
-    return None if found is None else found.get("connect.name")
+    type_schema = _in_avro(schema, path, named_schemas(schema))
+    return None if type_schema is None else type_schema.get("connect.name")
 
 
 def scale_in_avro(schema: Any, path: Path) -> int | None:
     """The scale of the Connect Decimal at this path, by a schema that fastavro has parsed; None if it is none."""
-    found = _in_avro(schema, path, named_schemas(schema))
-    if found is None or found.get("connect.name") != DECIMAL:
+    type_schema = _in_avro(schema, path, named_schemas(schema))
+    if type_schema is None or type_schema.get("connect.name") != DECIMAL:
         return None
-    return _scale(found.get("connect.parameters"))
+    return _scale(type_schema.get("connect.parameters"))
 
 
 def named_schemas(schema: Any) -> Mapping[str, Any]:
@@ -132,7 +134,7 @@ def named_schemas(schema: Any) -> Mapping[str, Any]:
 
 def _in_avro(schema: Any, path: Path, named: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if isinstance(schema, list):  # mostly one type of a union leads on, and the other one is null
-        types = (_in_avro(each, path, named) for each in schema)
+        types = (_in_avro(branch, path, named) for branch in schema)
         return next((type_ for type_ in types if type_ is not None and "connect.name" in type_), None)
     schema = named.get(schema, schema) if isinstance(schema, str) else schema
     if not isinstance(schema, dict):
@@ -144,5 +146,5 @@ def _in_avro(schema: Any, path: Path, named: Mapping[str, Any]) -> Mapping[str, 
         return _in_avro(schema.get("items"), rest, named)
     if schema.get("type") == "map":
         return _in_avro(schema.get("values"), rest, named)
-    found = [field["type"] for field in schema.get("fields", ()) if field["name"] == step]
-    return _in_avro(found[0], rest, named) if found else None
+    field_types = [field["type"] for field in schema.get("fields", ()) if field["name"] == step]
+    return _in_avro(field_types[0], rest, named) if field_types else None

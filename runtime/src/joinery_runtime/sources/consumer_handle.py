@@ -34,9 +34,9 @@ class ConsumerHandle:
     def unassign(self, refs: Iterable[PartitionRef]) -> None:
         self._change(self._library.rd_kafka_incremental_unassign, [(ref, 0) for ref in refs])
 
-    def _change(self, change: Callable[[int, int], int | None], places: Iterable[tuple[PartitionRef, int]]) -> None:
-        with partition_list((ref.topic, ref.partition, offset, None) for ref, offset in places) as found:
-            check(change(self._client, found))
+    def _change(self, change: Callable[[int, int], int | None], positions: Iterable[tuple[PartitionRef, int]]) -> None:
+        with partition_list((ref.topic, ref.partition, offset, None) for ref, offset in positions) as partitions:
+            check(change(self._client, partitions))
 
     def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
         """Asks the broker for the offsets of the earliest record and of the next one to come."""
@@ -65,13 +65,13 @@ class ConsumerHandle:
         headers, value, size = c_void_p(), c_void_p(), c_size_t()
         if self._library.rd_kafka_message_headers(message, ctypes.byref(headers)) != 0:
             return None
-        found = (ctypes.byref(value), ctypes.byref(size))
-        if self._library.rd_kafka_header_get_last(headers, name.encode(), *found) != 0 or value.value is None:
+        out_parameters = (ctypes.byref(value), ctypes.byref(size))
+        if self._library.rd_kafka_header_get_last(headers, name.encode(), *out_parameters) != 0 or value.value is None:
             return None
         return ctypes.string_at(value.value, size.value)
 
 
-def _close(known: Any, client: int, queue: int, _callbacks: object) -> None:
-    known.rd_kafka_consumer_close(client)
-    known.rd_kafka_queue_destroy(queue)
-    known.rd_kafka_destroy(client)
+def _close(library: Any, client: int, queue: int, _callbacks: object) -> None:
+    library.rd_kafka_consumer_close(client)
+    library.rd_kafka_queue_destroy(queue)
+    library.rd_kafka_destroy(client)

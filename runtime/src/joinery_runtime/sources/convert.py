@@ -137,8 +137,8 @@ _T = pl.col("t")
 
 
 def _decimal(text: pl.Series, target: pa.Decimal128Type) -> pl.Series:
-    whole, scale = target.precision - target.scale, target.scale
-    fits = _T.str.contains(rf"^[+-]?0*\d{{0,{whole}}}(\.\d{{0,{scale}}}0*)?$") & _T.str.contains(r"\d")
+    integer_digits, scale = target.precision - target.scale, target.scale
+    fits = _T.str.contains(rf"^[+-]?0*\d{{0,{integer_digits}}}(\.\d{{0,{scale}}}0*)?$") & _T.str.contains(r"\d")
     return _apply(text, pl.when(fits).then(_T).cast(pl.Decimal(38, scale), strict=False))
 
 

@@ -93,21 +93,23 @@ class ChangeEvents(ByValue):
         of_envelope = {column.name: column.steps for column in model.columns if column.origin == "envelope"}
         of_row = {column.name: column.steps for column in model.columns if column.origin is None}
         key = model.table.key if model.table is not None else ()
-        self._wanted = pa.array((model.debezium or Debezium()).ops)
+        self._ops = pa.array((model.debezium or Debezium()).ops)
         # A deletion has its key, and perhaps its event time, in the row before.
         self._before = [name for name in self._rows.names if name in {*key, model.event_time} and name in of_row]
         # Of an array without its values only the first item says so.
         self._firsts = {
             name: _FIRST + name for name, path in of_row.items() if isinstance(path[-1], int) and path[-1] > 0
         }
-        self._decoders = [_Envelope(*self._wire(of_envelope, of_row), place, make) for place in around]
+        self._decoders = [_Envelope(*self._wire(of_envelope, of_row), envelope_path, make) for envelope_path in around]
         large = [name for name in of_row if _may_be_large(self._rows.field(name).type)]
         self._large = pa.schema([self._rows.field(name) for name in large])
         self._beside = [name for name in of_envelope if _may_be_large(self._rows.field(name).type)]
         self._fixed = {*key, model.event_time}
         self._unavailable = UnavailableValues(self._large, of_row, make, around)
         texts = {
-            f"{side}{number}": (*place, side) for number, place in enumerate(around) for side in ("after", "before")
+            f"{side}{number}": (*envelope_path, side)
+            for number, envelope_path in enumerate(around)
+            for side in ("after", "before")
         }
         self._texts = make(pa.schema([pa.field(name, pa.string()) for name in texts]), texts)
         self._documents = _Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row, make_json)
@@ -120,105 +122,112 @@ class ChangeEvents(ByValue):
         before = self._before if self._deletes else []
         paths |= {BEFORE + name: ("before", *of_row[name]) for name in before}
         paths |= {first: ("after", *of_row[name][:-1], 0) for name, first in self._firsts.items()}
-        fields = [pa.field(_OP, pa.string()), *self._rows, *(pa.field(of, pa.string()) for of in self._firsts.values())]
+        fields = [
+            pa.field(_OP, pa.string()),
+            *self._rows,
+            *(pa.field(column, pa.string()) for column in self._firsts.values()),
+        ]
         return pa.schema([*fields, *(self._rows.field(name).with_name(BEFORE + name) for name in before)]), paths
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-        given = values if len(present) == len(values) else values.take(pa.array(present))
-        events = self._events(given)
-        decoded = self._changes(given, self._with_documents(given, events)).at(present)
+        present_values = values if len(present) == len(values) else values.take(pa.array(present))
+        events = self._events(present_values)
+        decoded = self._changes(present_values, self._with_documents(present_values, events)).at(present)
         without_value = len(values) - len(present)
         dropped = {**decoded.dropped, **({"tombstone": without_value} if without_value else {})}
         return Decoded(decoded.rows, decoded.index, decoded.bad, dropped=dropped)
 
     def _events(self, values: pa.BinaryArray) -> Decoded:
         """By the first decoder, and what has no envelope there by the next."""
-        first, *others = self._decoders
-        found = first.decode(values)
-        for number, other in enumerate(others, start=1):
-            without = found.rows[_OP].is_null().to_numpy(zero_copy_only=False)
+        first, *fallbacks = self._decoders
+        decoded = first.decode(values)
+        for number, other in enumerate(fallbacks, start=1):
+            without = decoded.rows[_OP].is_null().to_numpy(zero_copy_only=False)
             if not without.any():
                 break
-            places = found.index[without]
-            again = other.decode(values.take(pa.array(places))).at(places)
+            positions = decoded.index[without]
+            redecoded = other.decode(values.take(pa.array(positions))).at(positions)
             if without.all():  # the topic's form, most likely: begin with it
                 self._decoders.insert(0, self._decoders.pop(number))
-            whole = Decoded(found.rows.filter(pa.array(~without)), found.index[~without], found.bad)
-            found = _together(whole, again)
-        return found
+            with_envelope = Decoded(decoded.rows.filter(pa.array(~without)), decoded.index[~without], decoded.bad)
+            decoded = _together(with_envelope, redecoded)
+        return decoded
 
     def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
         """The same, with the columns of rows that are documents. Only where an event has no value for any column of its
         row does one look for a document, and whether there is a row at all."""
-        rows, wanted = events.rows, self._documents.names
+        rows, names = events.rows, self._documents.names
         deletion = pc.fill_null(pc.equal(rows[_OP], "d"), False).to_numpy()
-        row = pc.fill_null(pc.is_in(rows[_OP], self._wanted), False).to_numpy()
+        row = pc.fill_null(pc.is_in(rows[_OP], self._ops), False).to_numpy()
         before = [BEFORE + name for name in self._before] if self._deletes else []
-        lacks = (row & _all_null(rows, wanted)) | (deletion & _all_null(rows, before))
-        if not wanted or not lacks.any():
+        lacks = (row & _all_null(rows, names)) | (deletion & _all_null(rows, before))
+        if not names or not lacks.any():
             return events
         texts = self._texts.decode(values.take(pa.array(events.index[lacks]))).at(np.flatnonzero(lacks))
         sides = {
             side: [texts.rows[name] for name in texts.rows.column_names if name.startswith(side)]
             for side in ("after", "before")
         }
-        gone = pa.array(deletion[texts.index])
-        written = pc.if_else(gone, pc.coalesce(*sides["before"]), pc.coalesce(*sides["after"]))
-        there = pc.is_valid(written).to_numpy()
+        is_deletion = pa.array(deletion[texts.index])
+        written = pc.if_else(is_deletion, pc.coalesce(*sides["before"]), pc.coalesce(*sides["after"]))
+        is_written = pc.is_valid(written).to_numpy()
         unread = [replace(bad, index=int(events.index[bad.index])) for bad in texts.bad]
-        for place in texts.index[~there].tolist():
-            reason = _NO_ROW_BEFORE if deletion[place] else _NO_ROW_AFTER.format(rows[_OP][place].as_py())
-            unread.append(BadRecord(int(events.index[place]), f"{_NO_CHANGE}: {reason}"))
-        places = texts.index[there]
-        found = self._documents.decode(written.filter(pa.array(there)))
-        gone, table = pa.array(deletion[places[found.index]]), rows.take(pa.array(places[found.index]))
-        for name in wanted:
-            value, nothing = found.rows[name], pa.scalar(None, found.rows[name].type)
-            table = _replaced(table, name, pc.if_else(gone, nothing, value))
+        for position in texts.index[~is_written].tolist():
+            reason = _NO_ROW_BEFORE if deletion[position] else _NO_ROW_AFTER.format(rows[_OP][position].as_py())
+            unread.append(BadRecord(int(events.index[position]), f"{_NO_CHANGE}: {reason}"))
+        positions = texts.index[is_written]
+        documents = self._documents.decode(written.filter(pa.array(is_written)))
+        decoded_positions = positions[documents.index]
+        is_deletion, table = pa.array(deletion[decoded_positions]), rows.take(pa.array(decoded_positions))
+        for name in names:
+            value, nothing = documents.rows[name], pa.scalar(None, documents.rows[name].type)
+            table = _replaced(table, name, pc.if_else(is_deletion, nothing, value))
             if BEFORE + name in before:
-                table = _replaced(table, BEFORE + name, pc.if_else(gone, value, nothing))
-        others = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
-        return with_bad(_together(others, Decoded(table, found.index, found.bad).at(events.index[places])), unread)
+                table = _replaced(table, BEFORE + name, pc.if_else(is_deletion, value, nothing))
+        complete = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
+        return with_bad(
+            _together(complete, Decoded(table, documents.index, documents.bad).at(events.index[positions])), unread
+        )
 
     def _changes(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
         op = events.rows[_OP]
         row = pc.fill_null(pc.is_in(op, _ROWS), False).to_numpy()
         deletion = pc.fill_null(pc.equal(op, "d"), False).to_numpy()
         bad: list[BadRecord] = []
-        for place in np.flatnonzero(~row & ~deletion).tolist():
-            done = op[place].as_py()
+        for position in np.flatnonzero(~row & ~deletion).tolist():
+            done = op[position].as_py()
             reason = "it has no op" if done is None else f"its op {done!r} changes no row"
-            bad += all_bad(events.index[place : place + 1], f"{_NO_CHANGE}: {reason}")
+            bad += all_bad(events.index[position : position + 1], f"{_NO_CHANGE}: {reason}")
         changes = row | deletion if self._deletes else row
-        found = events.rows.filter(pa.array(changes))
+        change_rows = events.rows.filter(pa.array(changes))
         deleted = pa.array(deletion[changes])
-        columns = {name: self._column(found, name, deleted) for name in self._rows.names}
-        columns |= {first: found[first] for first in self._firsts.values()}
-        whole, lacking = self._unavailable.without(pa.table(columns), events.index[changes], values, self._firsts)
-        columns = {name: whole[name] for name in self._rows.names}
-        lacking |= {name: lacks for name in self._beside if (lacks := placeholders(whole[name])).any()}
+        columns = {name: self._column(change_rows, name, deleted) for name in self._rows.names}
+        columns |= {first: change_rows[first] for first in self._firsts.values()}
+        completed, lacking = self._unavailable.without(pa.table(columns), events.index[changes], values, self._firsts)
+        columns = {name: completed[name] for name in self._rows.names}
+        lacking |= {name: lacks for name in self._beside if (lacks := placeholders(completed[name])).any()}
         if self._deletes:
             columns[DELETE] = deleted
         dropped = {} if self._deletes or not deletion.any() else {"deletion": int(deletion.sum())}
         if UNAVAILABLE in self._schema.names:
             columns[UNAVAILABLE] = names_of(lacking, len(deleted))
         rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
-        usable = drop_rows(rows, events.index[changes], self._lost(lacking, found[_OP]))
+        usable = drop_rows(rows, events.index[changes], self._lost(lacking, change_rows[_OP]))
         return with_bad(with_bad(replace(usable, dropped=dropped), events.bad), bad)
 
     def _lost(self, lacking: Mapping[str, BoolArray], ops: pa.ChunkedArray) -> list[Fault]:
         """The rows whose values are nowhere: of a stream, of a key or of what is beside the row. Events that are left
         out need none."""
-        wanted = pc.is_in(ops, self._wanted).to_numpy() if lacking else np.empty(0, np.bool_)
+        is_selected = pc.is_in(ops, self._ops).to_numpy() if lacking else np.empty(0, np.bool_)
         nowhere = {*lacking} if UNAVAILABLE not in self._schema.names else {*lacking} & {*self._fixed, *self._beside}
-        masks = {name: lacking[name] & wanted for name in lacking if name in nowhere}
+        masks = {name: lacking[name] & is_selected for name in lacking if name in nowhere}
         return [(mask, [f"column {name}: {NOT_THERE}"] * int(mask.sum())) for name, mask in masks.items()]
 
-    def _column(self, found: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
+    def _column(self, rows: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
         if not self._deletes or name not in self._before:
-            return found[name]
-        return pc.if_else(deleted, found[BEFORE + name], found[name])
+            return rows[name]
+        return pc.if_else(deleted, rows[BEFORE + name], rows[name])
 
 
 def _may_be_large(kind: pa.DataType) -> bool:
@@ -228,41 +237,41 @@ def _may_be_large(kind: pa.DataType) -> bool:
 class _Envelope(ByValue):
     """Decodes an envelope at one place of a record into `columns`, whose `paths` are from there on."""
 
-    def __init__(self, columns: pa.Schema, paths: Mapping[str, Path], place: Path, make: Make) -> None:
+    def __init__(self, columns: pa.Schema, paths: Mapping[str, Path], envelope_path: Path, make: Make) -> None:
         self._columns, self._paths = columns, paths
         self._dates = [field for field in columns if pa.types.is_date(field.type)]
         # Only beside a payload there is a schema, and only of rows does it name times and decimals.
-        in_rows = [field for field in columns if paths[field.name][0] in ("before", "after")] if place else []
+        in_rows = [field for field in columns if paths[field.name][0] in ("before", "after")] if envelope_path else []
         self._times = [field for field in in_rows if pa.types.is_timestamp(field.type)]
         self._decimals = [field for field in in_rows if pa.types.is_decimal(field.type)]
         text = {field.name for field in (*self._dates, *self._times, *self._decimals)}
         wire = pa.schema([field.with_type(pa.string()) if field.name in text else field for field in columns])
-        inside: dict[str, Path] = {name: (*place, *path) for name, path in paths.items()}
+        inside: dict[str, Path] = {name: (*envelope_path, *path) for name, path in paths.items()}
         if self._times or self._decimals:
-            wire, inside[_SCHEMA] = wire.append(pa.field(_SCHEMA, pa.string())), (*place[:-1], "schema")
+            wire, inside[_SCHEMA] = wire.append(pa.field(_SCHEMA, pa.string())), (*envelope_path[:-1], "schema")
         self._decoder, self._inside = make(wire, inside), inside
-        self._known: dict[str, Mapping[str, int]] = {}
+        self._factors_by_schema: dict[str, Mapping[str, int]] = {}
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        found = self._decoder.decode(values)
-        rows, faults = found.rows, list[Fault]()
+        decoded = self._decoder.decode(values)
+        rows, faults = decoded.rows, list[Fault]()
         for field in self._dates:
-            made, fault = days(field, pl.Series(rows[field.name], dtype=pl.String))
-            rows, faults = _replaced(rows, field.name, made), [*faults, *fault]
+            column, fault = days(field, pl.Series(rows[field.name], dtype=pl.String))
+            rows, faults = _replaced(rows, field.name, column), [*faults, *fault]
         if self._times or self._decimals:
             schemas = rows[_SCHEMA].combine_chunks().dictionary_encode()
             units = [self._units(text) for text in schemas.dictionary.to_pylist()]
             of_record = pc.fill_null(schemas.indices, len(units)).to_numpy()
             for field in (*self._times, *self._decimals):
-                named = np.array([*(of.get(field.name, 0) for of in units), 0], np.int64)[of_record]
+                named = np.array([*(factors.get(field.name, 0) for factors in units), 0], np.int64)[of_record]
                 text = pl.Series(rows[field.name], dtype=pl.String)
                 if pa.types.is_timestamp(field.type):
-                    made, fault = counted_times(field, text, named)
+                    column, fault = counted_times(field, text, named)
                 else:
-                    numbers = self._without_base64(field, text, named, values, found.index)
-                    made, fault = convert(field.name, numbers, field.type)
-                rows, faults = _replaced(rows, field.name, made), [*faults, *fault]
-        return with_bad(drop_rows(rows.select(self._columns.names), found.index, faults), found.bad)
+                    numbers = self._without_base64(field, text, named, values, decoded.index)
+                    column, fault = convert(field.name, numbers, field.type)
+                rows, faults = _replaced(rows, field.name, column), [*faults, *fault]
+        return with_bad(drop_rows(rows.select(self._columns.names), decoded.index, faults), decoded.bad)
 
     def _without_base64(
         self, field: pa.Field, text: pl.Series, scales: IntArray, values: pa.BinaryArray, index: IntArray
@@ -277,19 +286,19 @@ class _Envelope(ByValue):
 
     def _units(self, written: str) -> Mapping[str, int]:
         """By column what the schema says that its times count, or the scale of its decimals, counted from _NO_SCALE."""
-        if written not in self._known:
-            if len(self._known) >= _MOST_SCHEMAS:
-                self._known.clear()
+        if written not in self._factors_by_schema:
+            if len(self._factors_by_schema) >= _MOST_SCHEMAS:
+                self._factors_by_schema.clear()
             schema: Any = None
             with suppress(ValueError, RecursionError):  # text that is no schema names nothing
                 schema = json.loads(written)
             names = {field.name: name_in_json(schema, self._paths[field.name]) or "" for field in self._times}
             scales = {field.name: scale_in_json(schema, self._paths[field.name]) for field in self._decimals}
-            self._known[written] = {
+            self._factors_by_schema[written] = {
                 **{column: TIMES[name] for column, name in names.items() if name in TIMES},
                 **{column: scale + _NO_SCALE for column, scale in scales.items() if scale is not None},
             }
-        return self._known[written]
+        return self._factors_by_schema[written]
 
 
 class _Documents:
@@ -319,10 +328,10 @@ class _Documents:
         texts = pl.Series(written.take(pa.array(present)), dtype=pl.String)
         for pattern, value in _UNWRAPPED:
             texts = texts.str.replace_all(pattern, value)
-        found = self._decoder.decode(texts.to_arrow().cast(pa.binary())).at(present)
-        bad = [replace(record, reason=f"the document: {record.reason}") for record in found.bad]
+        decoded = self._decoder.decode(texts.to_arrow().cast(pa.binary())).at(present)
+        bad = [replace(record, reason=f"the document: {record.reason}") for record in decoded.bad]
         fine = np.setdiff1d(np.arange(len(written)), [record.index for record in bad])
-        rows, _ = found.in_place(len(written))
+        rows, _ = decoded.in_place(len(written))
         return Decoded(rows.take(pa.array(fine)), fine, bad)
 
 
@@ -332,12 +341,12 @@ def _replaced(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> 
 
 def _all_null(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
     """Which rows have none of these columns."""
-    found = np.full(rows.num_rows, bool(names))
+    all_null = np.full(rows.num_rows, bool(names))
     for name in names:
-        if not found.any():
+        if not all_null.any():
             break
-        found &= rows[name].is_null().to_numpy()
-    return found
+        all_null &= rows[name].is_null().to_numpy()
+    return all_null
 
 
 def _together(first: Decoded, second: Decoded) -> Decoded:

@@ -37,23 +37,23 @@ class WantedOps:
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         decoded = self._events.decode_batch(raw)
-        wanted = pc.is_in(decoded.rows[OP.name], self._ops)
+        selected = pc.is_in(decoded.rows[OP.name], self._ops)
         rows, bad = decoded.rows.drop_columns([OP.name]), decoded.bad
         unwanted = [self._unwanted(decoded)]
         for decoder in self._of_bad:
             if not bad:
                 break
-            places = np.array([record.index for record in bad], np.int64)
-            again = self._unwanted(decoder.decode_batch(raw.take(places))).at(places)
-            bad = [record for record in bad if record.index not in again.index]
-            unwanted.append(again)
+            positions = np.array([record.index for record in bad], np.int64)
+            unwanted_bad = self._unwanted(decoder.decode_batch(raw.take(positions))).at(positions)
+            bad = [record for record in bad if record.index not in unwanted_bad.index]
+            unwanted.append(unwanted_bad)
         counts = Counter(_REASONS[op] for events in unwanted for op in events.rows[OP.name].to_pylist())
         if not counts:
             return replace(decoded, rows=rows)
         return replace(
             decoded,
-            rows=rows.filter(wanted),
-            index=decoded.index[wanted.to_numpy()],
+            rows=rows.filter(selected),
+            index=decoded.index[selected.to_numpy()],
             bad=bad,
             dropped={**decoded.dropped, **counts},
             left_out=self._times([events for events in unwanted if self._event_time in events.rows.column_names]),

@@ -37,16 +37,16 @@ NOT_THERE = (
 
 def placeholders(values: pa.ChunkedArray) -> BoolArray:
     """bool[n]: which of these texts or bytes stand for a value that the event does not have."""
-    found = np.zeros(len(values), np.bool_)
+    is_placeholder = np.zeros(len(values), np.bool_)
     likely = np.concatenate([[], *_likely(values)]).astype(np.int64)
     if len(likely):
-        some = values.take(pa.array(likely))
+        candidates = values.take(pa.array(likely))
         if pa.types.is_binary(values.type):
-            equal = pc.equal(some, _PLACEHOLDER)
+            equal = pc.equal(candidates, _PLACEHOLDER)
         else:
-            equal = pc.is_in(pc.replace_substring_regex(some, r"\s", ""), _WRITTEN)
-        found[likely] = pc.fill_null(equal, False).to_numpy()
-    return found
+            equal = pc.is_in(pc.replace_substring_regex(candidates, r"\s", ""), _WRITTEN)
+        is_placeholder[likely] = pc.fill_null(equal, False).to_numpy()
+    return is_placeholder
 
 
 def _likely(values: pa.ChunkedArray) -> Iterator[IntArray]:
@@ -75,7 +75,8 @@ class UnavailableValues:
     ) -> None:
         self._columns = columns
         self._before = [
-            make(columns, {name: (*place, "before", *paths[name]) for name in columns.names}) for place in around
+            make(columns, {name: (*envelope_path, "before", *paths[name]) for name in columns.names})
+            for envelope_path in around
         ]
 
     def without(
@@ -99,18 +100,22 @@ class UnavailableValues:
         for name, lacks in lacking.items():
             earlier = pc.coalesce(*(before[name] for before in befores))
             usable = earlier.is_valid().to_numpy() & ~placeholders(earlier)
-            places = np.zeros(len(index), np.int64)
-            places[anywhere] = np.arange(len(anywhere))
-            there = np.zeros(len(index), np.bool_)
-            there[anywhere[usable]] = True
-            taken = pc.if_else(pa.array(there), earlier.take(pa.array(places)), pa.scalar(None, earlier.type))
-            column = pc.if_else(pa.array(lacks), taken, rows[name])
+            positions = np.zeros(len(index), np.int64)
+            positions[anywhere] = np.arange(len(anywhere))
+            has_earlier = np.zeros(len(index), np.bool_)
+            has_earlier[anywhere[usable]] = True
+            replacements = pc.if_else(
+                pa.array(has_earlier), earlier.take(pa.array(positions)), pa.scalar(None, earlier.type)
+            )
+            column = pc.if_else(pa.array(lacks), replacements, rows[name])
             rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
-            lacking[name] = lacks & ~there
+            lacking[name] = lacks & ~has_earlier
         return rows, {name: lacks for name, lacks in lacking.items() if lacks.any()}
 
 
 def names_of(lacking: Mapping[str, BoolArray], count: int) -> pa.Array:
     """For each of the rows the columns that it lacks, one a line; null: none."""
-    names = [[name for name, lacks in lacking.items() if lacks[row]] for row in range(count)] if lacking else []
-    return pa.array(["\n".join(of) or None for of in names], pa.string()) if lacking else pa.nulls(count, pa.string())
+    if not lacking:
+        return pa.nulls(count, pa.string())
+    names = [[name for name, lacks in lacking.items() if lacks[row]] for row in range(count)]
+    return pa.array(["\n".join(row_names) or None for row_names in names], pa.string())

@@ -27,8 +27,8 @@ def days(field: pa.Field, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
     days = numbers.to_frame("t").select(pl.when(pl.col("t").is_between(_YEAR_1, _YEAR_9999)).then("t"))["t"]
     if days.null_count() == text.null_count():
         return days.cast(pl.Int32).to_arrow().cast(field.type), []
-    others, faults = convert(field.name, _where(days.is_null(), text), field.type)
-    return pc.coalesce(days.cast(pl.Int32).to_arrow().cast(field.type), others), faults
+    from_text, faults = convert(field.name, _where(days.is_null(), text), field.type)
+    return pc.coalesce(days.cast(pl.Int32).to_arrow().cast(field.type), from_text), faults
 
 
 def counted_times(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[pa.Array, list[Fault]]:
@@ -39,8 +39,8 @@ def counted_times(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[
         return convert(field.name, text, field.type)
     times = in_years(numbers // pl.Series(np.maximum(factors, 1)))
     own, faults = checked(field.name, _where(named, text), _where(named, times), field.type)
-    others, more = convert(field.name, _where(~named, text), field.type)
-    return pc.coalesce(own, others), [*faults, *more]
+    from_text, more = convert(field.name, _where(~named, text), field.type)
+    return pc.coalesce(own, from_text), [*faults, *more]
 
 
 def _where(chosen: pl.Series, values: pl.Series) -> pl.Series:

@@ -181,8 +181,8 @@ def _deletion_column(model: Input) -> Column | None:
     if by is None:
         return None
     plain = ColumnType("string")
-    there = [column for column in model.columns if column.origin is None and column.steps == by.steps]
-    usable = [column for column in there if column.type == plain and column.format is None]
+    candidates = [column for column in model.columns if column.origin is None and column.steps == by.steps]
+    usable = [column for column in candidates if column.type == plain and column.format is None]
     name = str(by.steps[0]) if len(by.steps) == 1 and by.steps[0] not in model.types else DELETED_BY
     path = None if name != DELETED_BY else by.path
     return usable[0] if usable else Column.model_construct(name=name, type=plain, path=path)
@@ -203,8 +203,8 @@ def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
 def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """A decoder of rows of `schema`, in which columns may have their own format or be JSON."""
     nested = [column.name for column in model.columns if column.type.name == "json"]
-    made = _with_own_formats(model, decoder, schema)
-    return JsonColumns(nested, made) if nested else made
+    inner = _with_own_formats(model, decoder, schema)
+    return JsonColumns(nested, inner) if nested else inner
 
 
 def _with_own_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
@@ -235,12 +235,12 @@ def _framed_keys(model: Input) -> FramedKeys | None:
 
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """A decoder of rows of `schema` from the records' values."""
-    made = decoder.of(schema, model)
-    if model.schema_registry is not None and decoder in _FRAMED and isinstance(made, ByValue):
+    value_decoder = decoder.of(schema, model)
+    if model.schema_registry is not None and decoder in _FRAMED and isinstance(value_decoder, ByValue):
         from joinery_runtime.sources.schema_registry import Framed  # noqa: PLC0415
 
-        return Framed(made)
-    return made
+        return Framed(value_decoder)
+    return value_decoder
 
 
 def _no_source(model: Input) -> SourceError:

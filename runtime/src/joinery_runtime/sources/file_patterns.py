@@ -19,7 +19,7 @@ class FilePattern:
 
     def __init__(self, path: str) -> None:
         parts = Path(path).parts
-        fixed = next((place for place, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+        fixed = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts))
         self.root = str(Path(*parts[:fixed])) if fixed < len(parts) else path
         self.below: Rest = frozenset([parts[fixed:] or ("*",)])
 
@@ -38,13 +38,13 @@ def inside(rest: Rest, directory: str) -> Rest:
     """What may follow a directory with this name; nothing if it does not match."""
     if _hidden(directory):
         return frozenset()
-    found = set()
+    remaining = set()
     for parts in _steps(rest):
         if parts[0] == _ANY_DIRECTORIES:
-            found.add(parts)
+            remaining.add(parts)
         elif len(parts) > 1 and fnmatch.fnmatchcase(directory, parts[0]):
-            found.add(parts[1:])
-    return frozenset(found)
+            remaining.add(parts[1:])
+    return frozenset(remaining)
 
 
 def is_file_of(rest: Rest, name: str) -> bool:

@@ -78,11 +78,11 @@ class ListedFiles(UnsharedSource):
                 facts=f"all files before {watched[0]} were read, and are not known one by one",
                 todo="Write watch: true again, or start the job with new state",
             )
-        gone = sorted(ref for ref in stored.offsets.keys() - set(self._partitions) if means(self._path, ref.topic))
-        if gone:
+        missing = sorted(ref for ref in stored.offsets.keys() - set(self._partitions) if means(self._path, ref.topic))
+        if missing:
             raise SourceError(
-                f"The file {gone[0].topic} is not there any more",
-                facts=f"of input {self._name}, {counted(len(gone), 'file', 'were')} read that {self._path} "
+                f"The file {missing[0].topic} is not there any more",
+                facts=f"of input {self._name}, {counted(len(missing), 'file', 'were')} read that {self._path} "
                 "does not have now",
                 todo="Put them back, or start the job with new state",
             )
@@ -106,7 +106,7 @@ class FilePlanner(ListedFiles):
     def __init__(self, name: str, path: str, *, cut: Cut, columns: Sequence[str]) -> None:
         super().__init__(name, path)
         self._cut, self._columns = cut, columns
-        self._known: dict[tuple[str, int, int], _File] = {}
+        self._files_by_stamp: dict[tuple[str, int, int], _File] = {}
 
     def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
         path, file = ref.topic, self._file(ref.topic)
@@ -125,14 +125,14 @@ class FilePlanner(ListedFiles):
 
     def _file(self, path: str) -> _File:
         stamp = stamp_of(path)
-        if stamp not in self._known:
+        if stamp not in self._files_by_stamp:
             with opened(path) as data:
                 line_end, bom = line_end_of(data, self._cut), len(data) - len(without_bom(data))
                 first = _header_end(data, self._cut, line_end) if self._cut.header else bom
-                self._known[stamp] = _File(first, len(data), line_end)
+                self._files_by_stamp[stamp] = _File(first, len(data), line_end)
             if self._cut.header:
                 self._check_header(path)
-        return self._known[stamp]
+        return self._files_by_stamp[stamp]
 
     def _check_header(self, path: str) -> None:
         """Checks that the file has the first file's header, by which the decoder reads all files."""
@@ -150,14 +150,14 @@ class FilePlanner(ListedFiles):
         with opened(bounds.partition.topic) as data:
             file = self._file(bounds.partition.topic)
             length = self._record_bytes(data, bounds.start, file)
-            wanted = bounds.start + max(1, round(length * max_records))
-            end = _boundary(data, bounds.start, min(wanted, bounds.end_exclusive), self._cut, file)
+            target = bounds.start + max(1, round(length * max_records))
+            end = _boundary(data, bounds.start, min(target, bounds.end_exclusive), self._cut, file)
         return Range(bounds.partition, bounds.start, min(end, bounds.end_exclusive))
 
     def _record_bytes(self, data: Bytes, start: int, file: _File) -> float:
         """The mean length of the next records in bytes."""
         sample = data[start : start + SAMPLE]
-        ends = record_ends(sample, self._cut, file.line_end, whole=start + SAMPLE >= file.size)
+        ends = record_ends(sample, self._cut, file.line_end, complete=start + SAMPLE >= file.size)
         records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
         if records:
             return float(ends[-1] / records)
@@ -176,8 +176,8 @@ class FileReader:
         self._cut = cut
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        for each in planned:
-            yield from self._read(each)
+        for planned_range in planned:
+            yield from self._read(planned_range)
 
     def _read(self, planned: Range) -> Iterator[RawBatch]:
         require_planned(planned.partition.topic, "bytes", planned.start, planned.end_exclusive)
@@ -198,9 +198,9 @@ class FileReader:
         size = _CHUNK
         while True:
             chunk = data[start : min(start + size, end)]
-            whole = start + len(chunk) == end  # a planned range ends where a record does
-            ends = record_ends(chunk, self._cut, line_end, whole=whole)
-            if whole:
+            complete = start + len(chunk) == end  # a planned range ends where a record does
+            ends = record_ends(chunk, self._cut, line_end, complete=complete)
+            if complete:
                 return chunk, ends if len(ends) and ends[-1] == len(chunk) else np.append(ends, len(chunk))
             if len(ends):
                 return chunk[: ends[-1]], ends
@@ -260,8 +260,10 @@ def _other_dialect(names: Sequence[str], columns: Sequence[str]) -> str | None:
         settings = [] if separator is None else [f"separator: {json.dumps(separator)}"]
         settings += ["skipInitialSpace: true"] if blanks else []
         if settings:
-            what = "another separator" * (separator is not None) + " and " * (len(settings) > 1) + "blanks" * blanks
-            return f"The fields have {what}: write csv: {{{', '.join(settings)}}}"
+            differences = (
+                "another separator" * (separator is not None) + " and " * (len(settings) > 1) + "blanks" * blanks
+            )
+            return f"The fields have {differences}: write csv: {{{', '.join(settings)}}}"
         if any(field.endswith(" ") for field in fields):
             return "Blanks follow names of the header, and belong to them: take the blanks out of the header"
     return None
@@ -287,27 +289,27 @@ def line_number(path: str, offset: int) -> int:
 def _header_end(data: Bytes, cut: Cut, line_end: int) -> int:
     text, size = without_bom(data), SAMPLE
     while True:
-        whole = size >= len(text)
-        ends = record_ends(text[:size], cut, line_end, whole=whole)
+        complete = size >= len(text)
+        ends = record_ends(text[:size], cut, line_end, complete=complete)
         if len(ends):
             return len(data) - len(text) + int(ends[0])
-        if whole:
+        if complete:
             return len(data)
         if size > LONGEST_RECORD:
             return next_line_end(data, size, len(data), line_end)
         size *= 2
 
 
-def _boundary(data: Bytes, start: int, wanted: int, cut: Cut, file: _File) -> int:
-    """The end of the record that contains byte `wanted - 1`. A record begins at `start`."""
-    if wanted >= file.size:
+def _boundary(data: Bytes, start: int, target: int, cut: Cut, file: _File) -> int:
+    """The end of the record that contains byte `target - 1`. A record begins at `start`."""
+    if target >= file.size:
         return file.size
     if cut.quote is None:
-        return next_line_end(data, wanted - 1, file.size, file.line_end)
-    stop = min(wanted + SAMPLE, file.size)
+        return next_line_end(data, target - 1, file.size, file.line_end)
+    stop = min(target + SAMPLE, file.size)
     while True:
-        ends = record_ends(data[start:stop], cut, file.line_end, whole=stop == file.size) + start
-        later = ends[np.searchsorted(ends, wanted) :]
+        ends = record_ends(data[start:stop], cut, file.line_end, complete=stop == file.size) + start
+        later = ends[np.searchsorted(ends, target) :]
         if len(later):
             return int(later[0])
         if stop == file.size:

@@ -27,9 +27,9 @@ def is_framed(values: pa.BinaryArray) -> pa.BooleanArray:
 
 def looks_like(record: bytes) -> str | None:
     """Says what a record is that is not in its input's format; None if that is not known."""
-    for begins, what in _OTHERS.items():
+    for begins, description in _OTHERS.items():
         if record.startswith(begins):
-            return what
+            return description
     if record.startswith(_BYTE_ORDERS) or _alternates(record):
         return "UTF-16; let the producer write UTF-8"
     if record[:1] == b"\0" and len(record) > FRAME:

@@ -45,8 +45,8 @@ class FramedKeys:
             number = schema_number(key)
             kind = self._schemas.kind(number)
             if kind == "AVRO":
-                found = json_text(read_record(key, FRAME, self._schemas.avro(number)))
-                return found.encode("utf-8", "surrogatepass")
+                text = json_text(read_record(key, FRAME, self._schemas.avro(number)))
+                return text.encode("utf-8", "surrogatepass")
         except UnknownSchema as unknown:
             raise RefusedRecord(str(unknown)) from unknown
         if kind != "JSON":
@@ -54,11 +54,11 @@ class FramedKeys:
         return value
 
     def _text(self, key: bytes) -> bytes:
-        found = self._json(key)
-        if not found.startswith(b'"'):
-            return found
+        text = self._json(key)
+        if not text.startswith(b'"'):
+            return text
         try:
-            return str(json.loads(found)).encode("utf-8", "surrogatepass")
+            return str(json.loads(text)).encode("utf-8", "surrogatepass")
         except ValueError as error:
             raise RefusedRecord(f"not JSON: {error}") from error
 
@@ -70,15 +70,15 @@ class _Unframed(ByValue):
         self._decoder, self._read = decoder, read
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        places = np.flatnonzero(is_framed(values).to_numpy(zero_copy_only=False)).tolist()
-        if not places:
+        positions = np.flatnonzero(is_framed(values).to_numpy(zero_copy_only=False)).tolist()
+        if not positions:
             return self._decoder.decode(values)
         keys = values.to_pylist()
         bad: list[BadRecord] = []
-        for place in places:
+        for position in positions:
             try:
-                keys[place] = self._read(keys[place])
+                keys[position] = self._read(keys[position])
             except RefusedRecord as refused:
-                bad.append(BadRecord(place, str(refused)))
-        fine = np.setdiff1d(np.arange(len(keys)), [each.index for each in bad])
+                bad.append(BadRecord(position, str(refused)))
+        fine = np.setdiff1d(np.arange(len(keys)), [record.index for record in bad])
         return with_bad(self._decoder.decode(pa.array(keys, pa.binary()).take(pa.array(fine))).at(fine), bad)

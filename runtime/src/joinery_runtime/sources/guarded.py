@@ -49,8 +49,8 @@ class Guarded:
 
 def halves(decode: Callable[[RawBatch], Decoded], raw: RawBatch) -> Decoded:
     """Decodes the halves of a batch of several records one after the other."""
-    places = np.arange(len(raw.offsets), dtype=np.int64)
-    first, second = np.split(places, [len(places) // 2])
+    positions = np.arange(len(raw.offsets), dtype=np.int64)
+    first, second = np.split(positions, [len(positions) // 2])
     return _joined(decode(raw.take(first)).at(first), decode(raw.take(second)).at(second))
 
 

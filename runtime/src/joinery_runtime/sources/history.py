@@ -72,34 +72,36 @@ class HistoryPlanner:
             self._topics.forget_starts()
             return [*unread, *(replace(bound, waits=True) for bound in topics)]
         read = Bounds(PartitionRef(self._name, READ, 0), 0, 0, topic_id=str(self._until), waits=True)
-        forgotten = [Bounds(ref, at, at, final=True, held=False, deleted=True) for ref, at in files.items()]
+        forgotten = [Bounds(ref, at, at, final=True, is_assigned=False, deleted=True) for ref, at in files.items()]
         return [*forgotten, read, *topics]
 
     def _unread(self, files: Mapping[PartitionRef, int], stored: StoredOffsets) -> list[Bounds]:
         """The bounds of files that have not been read to their ends. The others have nothing more to give, and hold
         back no watermark. None is final, because no file is the end of the input."""
-        found = self._files.bounds(replace(stored, offsets=files))
-        gone = sorted(files.keys() - {bound.partition for bound in found})
-        if gone:
+        bounds = self._files.bounds(replace(stored, offsets=files))
+        missing = sorted(files.keys() - {bound.partition for bound in bounds})
+        if missing:
             raise SourceError(
                 f"The history of input {self._name} has other files than before",
-                facts=f"{gone[0].topic} was read, in part or whole, and is not one of them now",
+                facts=f"{missing[0].topic} was read, in part or whole, and is not one of them now",
                 todo="Write the path as it was until the history has been read, or start the job with new state",
             )
         return [
             replace(bound, final=False)
-            for bound in found
+            for bound in bounds
             if bound.start < bound.end_exclusive or bound.partition not in files
         ]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
-        return self._of(bounds.partition).cut(bounds, max_records)
+        return self._planner_of(bounds.partition).cut(bounds, max_records)
 
     def records(self, planned: Range, record_bytes: float) -> int:
-        return self._of(planned.partition).records(planned, record_bytes)
+        return self._planner_of(planned.partition).records(planned, record_bytes)
 
-    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
-        return self._topics.gone([ref for ref in partitions if not of_files(ref)], topic_ids)
+    def find_replaced_partitions(
+        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+    ) -> set[PartitionRef]:
+        return self._topics.find_replaced_partitions([ref for ref in partitions if not of_files(ref)], topic_ids)
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
         return self._topics.pin([ref for ref in partitions if not of_files(ref)])
@@ -116,14 +118,14 @@ class HistoryPlanner:
     def committed_by(self) -> StoreIdentity | None:
         return self._topics.committed_by()
 
-    def away(self) -> Unavailable | None:
-        return self._topics.away()
+    def unavailability(self) -> Unavailable | None:
+        return self._topics.unavailability()
 
     def close(self) -> None:
         self._files.close()
         self._topics.close()
 
-    def _of(self, ref: PartitionRef) -> ListedFiles | TopicPlanner:
+    def _planner_of(self, ref: PartitionRef) -> ListedFiles | TopicPlanner:
         return self._files if of_files(ref) else self._topics
 
 
@@ -135,7 +137,7 @@ class HistoryReader:
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
         for part, reader in ((True, self.files), (False, self.topics)):
-            ranges = [each for each in planned if of_files(each.partition) is part]
+            ranges = [planned_range for planned_range in planned if of_files(planned_range.partition) is part]
             if ranges:
                 yield from reader.read(*ranges)
 
@@ -153,7 +155,7 @@ class HistoryDecoder:
     ) -> None:
         self._event_time, self._until = event_time, until
         self._makers = {True: files, False: topics}
-        self._made: dict[bool, Decoder] = {}
+        self._decoders: dict[bool, Decoder] = {}
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         return self.without_skipped(raw, self.with_skipped(raw))
@@ -166,9 +168,9 @@ class HistoryDecoder:
     def with_skipped(self, raw: RawBatch) -> Decoded:
         """Also the rows that the other part has."""
         part = of_files(raw.partition)
-        if part not in self._made:
-            self._made[part] = self._makers[part]()
-        return self._made[part].decode_batch(raw)
+        if part not in self._decoders:
+            self._decoders[part] = self._makers[part]()
+        return self._decoders[part].decode_batch(raw)
 
     def without_skipped(self, raw: RawBatch, decoded: Decoded) -> Decoded:
         part = of_files(raw.partition)
@@ -178,8 +180,8 @@ class HistoryDecoder:
             decoded = replace(decoded, left_out=replace(decoded.left_out, times=capped))
         times = pc.fill_null(decoded.rows[self._event_time].cast(pa.int64()), EVENT_TIME_MIN - 1).to_numpy()
         # Rows of invalid times become dead letters.
-        known = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
-        skipped = known & ((times >= self._until) if part else (times < self._until))
+        valid = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
+        skipped = valid & ((times >= self._until) if part else (times < self._until))
         count = int(np.count_nonzero(skipped))
         if not count:
             return decoded

@@ -21,10 +21,10 @@ _ROOM = 16  # bytes that the kernel may read or write beyond a text
 
 @dataclass(frozen=True, slots=True)
 class KernelBatch:
-    """The kernel's result for a batch: `rows` of the records `taken`, in order. The other records were `rejected`."""
+    """The kernel's result for a batch: `rows` of the records `accepted`, in order. The others were `rejected`."""
 
     rows: pa.Table
-    taken: IntArray
+    accepted: IntArray
     rejected: IntArray
 
 
@@ -47,7 +47,7 @@ class JsonKernel:
         missing = values.is_null().cast(pa.uint8()).to_numpy() if values.null_count else np.empty(0, np.uint8)
         slots = np.empty((len(self._schema), count), np.int64)
         valid = np.empty((len(self._schema), count), np.uint8)
-        taken, rejected = np.empty(count, np.int64), np.empty(count, np.int64)
+        accepted, rejected = np.empty(count, np.int64), np.empty(count, np.int64)
         arena = np.empty(int(offsets[-1] - offsets[0]) + _ROOM, np.uint8)
         address = 0 if data is None else data.address
         size = 0 if data is None else data.size
@@ -57,16 +57,16 @@ class JsonKernel:
         looked_at, rows = kernel.decode(
             address, size, offsets, missing, self._names.ctypes.data, self._table, self._buckets, self._items,
             self._arrays, self._kinds, self._powers, self._exact, arena.ctypes.data, predicted, around, seen, slots,
-            valid, taken, rejected,
+            valid, accepted, rejected,
         )  # fmt: skip
-        places = _Places(kernel, address, address + size, arena)
+        memory = _TextMemory(kernel, address, address + size, arena)
         columns = [
-            _column(field.type, places, slots[at, :rows], valid[at, :rows]) for at, field in enumerate(self._schema)
+            _column(field.type, memory, slots[at, :rows], valid[at, :rows]) for at, field in enumerate(self._schema)
         ]
         rest = np.arange(looked_at, count)
         return KernelBatch(
             pa.table(columns, schema=self._schema),
-            taken[:rows],
+            accepted[:rows],
             np.concatenate([rejected[: looked_at - rows], rest]) if looked_at < count else rejected[: looked_at - rows],
         )
 
@@ -121,16 +121,16 @@ def _tables(
         at, node = waiting.pop()
         for step, inner in node.inner.items():
             if inner.columns:
-                wanted = inner.columns[0]
+                target = inner.columns[0]
             else:
-                wanted = len(paths) + len(arrays)
+                target = len(paths) + len(arrays)
                 waiting.append((len(arrays), inner))
-                arrays.append(int(any(isinstance(each, int) for each in inner.inner)))
+                arrays.append(int(any(isinstance(inner_step, int) for inner_step in inner.inner)))
             if isinstance(step, int):
-                items.append([at, step, wanted])
+                items.append([at, step, target])
                 continue
             quoted = b'"' + step.encode() + b'"'
-            entry = [len(text), len(quoted) - 1, _NO_NAME, at, wanted]
+            entry = [len(text), len(quoted) - 1, _NO_NAME, at, target]
             text += quoted[1:] + bytes(8)
             if not _needs_escape(step):
                 bucket = (quoted[1] + 31 * quoted[-2] + 7 * (len(quoted) - 1)) % kernel.BUCKETS
@@ -163,7 +163,7 @@ def _powers(largest: int) -> IntArray:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _TextMemory:
     """Where texts are stored: the addresses of the records' bytes and of their end, and the memory for texts that had
     escapes."""
 
@@ -173,11 +173,11 @@ class _Places:
     arena: npt.NDArray[np.uint8]
 
 
-def _column(arrow: pa.DataType, places: _Places, slots: IntArray, valid: npt.NDArray[np.uint8]) -> pa.Array:
+def _column(arrow: pa.DataType, memory: _TextMemory, slots: IntArray, valid: npt.NDArray[np.uint8]) -> pa.Array:
     nulls = len(valid) - int(np.count_nonzero(valid))
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
     if pa.types.is_string(arrow):
-        buffers = _texts(places, slots)
+        buffers = _texts(memory, slots)
     elif pa.types.is_boolean(arrow):
         buffers = [np.packbits(slots != 0, bitorder="little")]
     elif pa.types.is_float32(arrow):
@@ -193,10 +193,10 @@ def _column(arrow: pa.DataType, places: _Places, slots: IntArray, valid: npt.NDA
     return pa.Array.from_buffers(arrow, len(slots), [bitmap, *map(pa.py_buffer, buffers)], nulls)
 
 
-def _texts(places: _Places, slots: IntArray) -> list[npt.NDArray[Any]]:
+def _texts(memory: _TextMemory, slots: IntArray) -> list[npt.NDArray[Any]]:
     """The offsets and the bytes of a text column."""
     offsets = np.empty(len(slots) + 1, np.int32)
-    size = places.kernel.lay_out(slots, offsets)
+    size = memory.kernel.lay_out(slots, offsets)
     text = np.empty(size + _ROOM, np.uint8)
-    places.kernel.gather(places.data, places.end, places.arena.ctypes.data, slots, offsets, text.ctypes.data)
+    memory.kernel.gather(memory.data, memory.end, memory.arena.ctypes.data, slots, offsets, text.ctypes.data)
     return [offsets, text[:size]]

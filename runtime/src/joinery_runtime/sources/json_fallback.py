@@ -180,20 +180,20 @@ class NestedJsonDecoder(ByValue):
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         flat: list[bytes] = []
-        places: list[int] = []
+        positions: list[int] = []
         bad: list[BadRecord] = []
-        for place, written in enumerate(values.to_pylist()):
+        for position, written in enumerate(values.to_pylist()):
             # A JSON string cannot hold a raw newline, so it is white space, or else an error.
             record = None if written is None else written.replace(b"\n", b" ")
-            made = None if record is None else self._selection.select(record)
-            if made is None:
+            selected = None if record is None else self._selection.select(record)
+            if selected is None:
                 reason = NULL_VALUE if written is None else self._explainer.explain(written)
-                bad.append(BadRecord(place, reason or "not readable as JSON"))
+                bad.append(BadRecord(position, reason or "not readable as JSON"))
             else:
-                flat.append(made)
-                places.append(place)
+                flat.append(selected)
+                positions.append(position)
         decoded = self._judge.decode(pa.array(flat, pa.binary()))
-        return with_bad(decoded.at(np.array(places, np.int64)), bad)
+        return with_bad(decoded.at(np.array(positions, np.int64)), bad)
 
 
 class _Selection:

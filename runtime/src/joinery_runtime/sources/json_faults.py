@@ -99,5 +99,5 @@ def _may_be_decimal(target: pa.Decimal128Type, value: Any) -> bool:
     written = "".join(map(str, digits))
     significant = written.rstrip("0")
     scale = -(int(exponent) + len(written) - len(significant))
-    whole = len(significant.lstrip("0")) - scale
-    return not significant or (scale <= target.scale and whole <= target.precision - target.scale)
+    integer_digits = len(significant.lstrip("0")) - scale
+    return not significant or (scale <= target.scale and integer_digits <= target.precision - target.scale)

@@ -36,23 +36,25 @@ def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.S
     written = re.escape(json.dumps(name, ensure_ascii=False))
     rows = pl.DataFrame({"record": pl.Series(values.cast(pa.string())), "value": column}).with_row_index("row")
     record = pl.col("record").str
-    found = rows.filter(looks).filter(
+    candidates = rows.filter(looks).filter(
         record.contains(rf"{written}\s*:\s*[-0-9\[{{]") | record.contains(rf"{ESCAPED_NAME}\s*[-0-9\[{{]")
     )
-    if not found.height:
+    if not candidates.height:
         return column
     once = (record.count_matches(rf"{written}\s*:") == 1) & ~record.contains(ESCAPED_NAME)
-    found = found.with_columns(text=pl.when(once).then(record.extract(rf"[{{,]\s*{written}\s*:\s*({_NUMBER})")))
-    several, wanted = found.filter(pl.col("text").is_null()), tree([(name,)])
-    taken = several.with_columns(text=pl.Series([_own(text, wanted) for text in several["record"]], dtype=pl.String))
-    own = pl.concat([found, taken]).drop_nulls("text")
+    candidates = candidates.with_columns(
+        text=pl.when(once).then(record.extract(rf"[{{,]\s*{written}\s*:\s*({_NUMBER})"))
+    )
+    several, root = candidates.filter(pl.col("text").is_null()), tree([(name,)])
+    parsed = several.with_columns(text=pl.Series([_own(text, root) for text in several["record"]], dtype=pl.String))
+    own = pl.concat([candidates, parsed]).drop_nulls("text")
     return column.scatter(own["row"], own["text"])
 
 
-def _own(record: str, wanted: WantedValue) -> str | None:
+def _own(record: str, root: WantedValue) -> str | None:
     """The wanted value's text if it is a number, an array or an object, else None."""
     try:
-        text = (texts(record, wanted) or {}).get(0, '"')
+        text = (texts(record, root) or {}).get(0, '"')
     except (ValueError, IndexError, RecursionError):
         return None  # Polars reads some records that this parser does not
     return text if text[0] in "-0123456789[{" else None
@@ -87,14 +89,14 @@ def tree(paths: Sequence[Path]) -> WantedValue:
 def texts(record: str, root: WantedValue) -> dict[int, str] | None:
     """Returns, by column, the JSON text of its value; missing columns are omitted. The last of equal names counts. None
     if the record is not an object. Raises ValueError, IndexError or RecursionError if it is not JSON."""
-    found: dict[int, str] = {}
+    texts_by_column: dict[int, str] = {}
     at = _space(record, 0)
     if record[at] != "{":
         return None
-    at = _space(record, _take(record, at, root, found))
+    at = _space(record, _take(record, at, root, texts_by_column))
     if at != len(record):
         raise ValueError("text after the object")
-    return found
+    return texts_by_column
 
 
 def is_number_in_json(record: bytes, path: Path) -> bool:
@@ -115,22 +117,22 @@ def _space(text: str, at: int) -> int:
     return at
 
 
-def _take(text: str, at: int, node: WantedValue, found: dict[int, str]) -> int:
+def _take(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]) -> int:
     """Extracts what is wanted of the value at this position. Returns the position after the value."""
     begin = at
     opening = text[at]
     if opening == "{" and any(isinstance(step, str) for step in node.inner):
-        at = _take_fields(text, at, node, found)
+        at = _take_fields(text, at, node, texts_by_column)
     elif opening == "[" and any(isinstance(step, int) for step in node.inner):
-        at = _take_items(text, at, node, found)
+        at = _take_items(text, at, node, texts_by_column)
     else:
         at = _skip(text, at)
     for column in node.columns:
-        found[column] = text[begin:at]
+        texts_by_column[column] = text[begin:at]
     return at
 
 
-def _take_fields(text: str, at: int, node: WantedValue, found: dict[int, str]) -> int:
+def _take_fields(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]) -> int:
     at = _space(text, at + 1)
     if text[at] == "}":
         return at + 1
@@ -145,9 +147,9 @@ def _take_fields(text: str, at: int, node: WantedValue, found: dict[int, str]) -
         at = _space(text, at + 1)
         inner = node.inner.get(name)
         if inner is not None and name in seen:
-            inner.forget(found)
+            inner.forget(texts_by_column)
         seen.add(name)
-        at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, found))
+        at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, texts_by_column))
         if text[at] == "}":
             return at + 1
         if text[at] != ",":
@@ -155,14 +157,14 @@ def _take_fields(text: str, at: int, node: WantedValue, found: dict[int, str]) -
         at = _space(text, at + 1)
 
 
-def _take_items(text: str, at: int, node: WantedValue, found: dict[int, str]) -> int:
+def _take_items(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]) -> int:
     at = _space(text, at + 1)
     if text[at] == "]":
         return at + 1
     position = 0
     while True:
         inner = node.inner.get(position)
-        at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, found))
+        at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, texts_by_column))
         if text[at] == "]":
             return at + 1
         if text[at] != ",":

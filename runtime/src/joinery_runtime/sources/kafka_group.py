@@ -79,7 +79,7 @@ class GroupMember:
         self._pinned: frozenset[PartitionRef] = frozenset()
         self._lost = False
         self._to_publish: dict[PartitionRef, int] = {}
-        self._told: dict[PartitionRef, int] = {}  # offsets that the group has been told, or is about to be
+        self._published_offsets: dict[PartitionRef, int] = {}  # offsets that the group has been told, or is about to be
         self._unacknowledged = 0
         self._expected: frozenset[PartitionRef] = frozenset()  # all partitions of the topics, whoever has them
         self._compared = False  # the first assignment with what is expected
@@ -130,9 +130,13 @@ class GroupMember:
         """Lets a waiting rebalance continue. Publishes the next offsets of partitions that are still owned, soon."""
         with self._changed:
             self._starts |= committed
-            news = {ref: at for ref, at in committed.items() if ref in self._owned and self._told.get(ref) != at}
+            news = {
+                ref: at
+                for ref, at in committed.items()
+                if ref in self._owned and self._published_offsets.get(ref) != at
+            }
             self._to_publish |= news
-            self._told |= news
+            self._published_offsets |= news
             self._pinned, self._lost = frozenset(), False
             self._changed.notify_all()
 
@@ -156,7 +160,7 @@ class GroupMember:
             return None
         finally:
             consumer.close()
-        stores = (StoreIdentity.parse(each.metadata) for each in committed)
+        stores = (StoreIdentity.parse(partition.metadata) for partition in committed)
         return next((store for store in stores if store is not None), None)
 
     def close(self) -> None:
@@ -244,9 +248,9 @@ class GroupMember:
             (consumer.incremental_assign if self._incremental else consumer.assign)(partitions)
             consumer.pause(partitions)
             # Publishing also shows in the group which job has them now.
-            known = {ref: self._starts[ref] for ref in refs if ref in self._starts}
-            self._to_publish |= known
-            self._told |= known
+            known_starts = {ref: self._starts[ref] for ref in refs if ref in self._starts}
+            self._to_publish |= known_starts
+            self._published_offsets |= known_starts
             self._owned |= set(refs)
             self._failure = None
 
@@ -277,7 +281,7 @@ class GroupMember:
         self._leaving -= refs
         for ref in refs:
             self._to_publish.pop(ref, None)
-            self._told.pop(ref, None)
+            self._published_offsets.pop(ref, None)
 
     def _publish(self, consumer: Any) -> None:
         """Commits offsets asynchronously. They reach the broker before the answer to a rebalance, which takes the same
@@ -288,18 +292,20 @@ class GroupMember:
                 return
             self._unacknowledged += 1
         try:
-            who = self._store.metadata()
-            told = [TopicPartition(r.topic, r.partition, at, metadata=who) for r, at in offsets.items()]
-            consumer.commit(offsets=told)
+            store_metadata = self._store.metadata()
+            partitions = [
+                TopicPartition(r.topic, r.partition, at, metadata=store_metadata) for r, at in offsets.items()
+            ]
+            consumer.commit(offsets=partitions)
         except KafkaException as error:
             self._published(error.args[0], [])
 
     def _published(self, error: KafkaError | None, partitions: Iterable[TopicPartition]) -> None:
-        error = next((each.error for each in partitions if each.error is not None), error)
+        error = next((partition.error for partition in partitions if partition.error is not None), error)
         with self._changed:
             self._unacknowledged -= 1
             if error is not None:
-                self._told.clear()  # the next release publishes all offsets again
+                self._published_offsets.clear()  # the next release publishes all offsets again
         if error is not None and _FENCED not in error.str() and error.code() not in _OF_ITSELF:
             logger.warning("kafka group %s: offsets were not published: %s", self._group, error.str())
 
@@ -314,8 +320,8 @@ class GroupMember:
             )
         elif error.code() in _REFUSED:
             todo = _REFUSED[error.code()]
-            what = f"consumer group {self._group} cannot be joined"
-            self._fail(self._cluster.problem(what, error.str(), todo))
+            summary = f"consumer group {self._group} cannot be joined"
+            self._fail(self._cluster.problem(summary, error.str(), todo))
         else:
             self._errors(error)
 
@@ -324,4 +330,4 @@ class GroupMember:
             self._failure = failure
 
     def _refs(self, partitions: Iterable[TopicPartition]) -> list[PartitionRef]:
-        return [PartitionRef(self._cluster.input, each.topic, each.partition) for each in partitions]
+        return [PartitionRef(self._cluster.input, partition.topic, partition.partition) for partition in partitions]

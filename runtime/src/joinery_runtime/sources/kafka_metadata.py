@@ -62,9 +62,9 @@ class KafkaMetadata:
         }
         self._client = connect(AdminClient, {**settings, **callbacks(self._errors)}, cluster)
 
-    def away(self) -> SourceUnavailable | None:
-        why = silence(self._client, self._errors, ASK_SECONDS)
-        return None if why is None else self._cluster.away("the Kafka broker does not answer", why)
+    def unavailability(self) -> SourceUnavailable | None:
+        reason = silence(self._client, self._errors, ASK_SECONDS)
+        return None if reason is None else self._cluster.outage("the Kafka broker does not answer", reason)
 
     def names(self) -> set[str]:
         """The names of all visible topics, including internal ones."""
@@ -82,41 +82,41 @@ class KafkaMetadata:
         """The topics among `names` that exist, by name."""
         if not names:
             return {}
-        asked = self._client.describe_topics(TopicCollection(list(names)), request_timeout=_ANSWER_SECONDS)
-        found = {name: self._topic(name, answer) for name, answer in asked.items()}
-        return {name: topic for name, topic in found.items() if topic is not None}
+        futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=_ANSWER_SECONDS)
+        topics = {name: self._topic(name, answer) for name, answer in futures.items()}
+        return {name: topic for name, topic in topics.items() if topic is not None}
 
     def offsets(self, partitions: Collection[PartitionRef], *specs: OffsetQuery) -> list[dict[PartitionRef, int]]:
         """For each spec, the offsets among committed records (HIGH_WATERMARK: among all). -1 if no record has the
         spec's timestamp or a later one. Retries for a while when leaders move or partitions have just been created."""
         deadline = time.monotonic() + kafka_errors.SETTLE_SECONDS
         while True:
-            asked = [self.ask(partitions, spec) for spec in specs]
-            codes = {error.code() for each in asked for _, error in self._failures(each)}
+            requests = [self.ask(partitions, spec) for spec in specs]
+            codes = {error.code() for futures in requests for _, error in self._failures(futures)}
             if not codes & _UNSETTLED or time.monotonic() >= deadline:
-                return [self.answers(each) for each in asked]
+                return [self.answers(futures) for futures in requests]
             time.sleep(kafka_errors.RETRY_SECONDS)
 
     def ask(self, partitions: Collection[PartitionRef], spec: OffsetQuery) -> OffsetFutures:
         """Sends one request for all partitions, if there are any: the client raises for none."""
         if not partitions:
             return {}
-        wanted = {TopicPartition(ref.topic, ref.partition): ref for ref in partitions}
+        refs = {TopicPartition(ref.topic, ref.partition): ref for ref in partitions}
         seen = IsolationLevel.READ_UNCOMMITTED if spec == HIGH_WATERMARK else IsolationLevel.READ_COMMITTED
         at = OffsetSpec.latest() if spec == HIGH_WATERMARK else spec
-        asked = self._client.list_offsets(
-            dict.fromkeys(wanted, at), isolation_level=seen, request_timeout=_ANSWER_SECONDS
+        futures = self._client.list_offsets(
+            dict.fromkeys(refs, at), isolation_level=seen, request_timeout=_ANSWER_SECONDS
         )
-        return {wanted[key]: answer for key, answer in asked.items()}
+        return {refs[key]: answer for key, answer in futures.items()}
 
-    def answers(self, asked: OffsetFutures) -> dict[PartitionRef, int]:
+    def answers(self, futures: OffsetFutures) -> dict[PartitionRef, int]:
         """Waits for the offsets that were asked for."""
-        for ref, error in self._failures(asked):
+        for ref, error in self._failures(futures):
             raise self._unanswered(error, self._cluster.at(ref.topic)) from KafkaException(error)
-        return {ref: int(answer.result().offset) for ref, answer in asked.items()}
+        return {ref: int(answer.result().offset) for ref, answer in futures.items()}
 
-    def _failures(self, asked: OffsetFutures) -> Iterator[tuple[PartitionRef, KafkaError]]:
-        for ref, answer in asked.items():
+    def _failures(self, futures: OffsetFutures) -> Iterator[tuple[PartitionRef, KafkaError]]:
+        for ref, answer in futures.items():
             try:
                 offset = int(self._result(answer).offset)
             except KafkaException as error:
@@ -128,26 +128,28 @@ class KafkaMetadata:
                 if offset < _NO_RECORD:
                     yield ref, no_offset(offset)
 
-    def _topic(self, name: str, asked: Future[TopicDescription]) -> Topic | None:
+    def _topic(self, name: str, future: Future[TopicDescription]) -> Topic | None:
         try:
-            found = self._result(asked)
+            description = self._result(future)
         except KafkaException as error:
             if error.args[0].code() in MISSING:
                 return None
             raise self._unanswered(error.args[0], self._cluster.at(name)) from error
-        numbers = sorted(int(partition.id) for partition in found.partitions)
+        numbers = sorted(int(partition.id) for partition in description.partitions)
         return Topic(
-            name, _topic_id_text(found.topic_id), tuple(PartitionRef(self._cluster.input, name, n) for n in numbers)
+            name,
+            _topic_id_text(description.topic_id),
+            tuple(PartitionRef(self._cluster.input, name, n) for n in numbers),
         )
 
-    def _result(self, asked: Future[Result]) -> Result:
+    def _result(self, future: Future[Result]) -> Result:
         """Waits for an answer in short turns. Stops early if a refused login is reported in between."""
-        if not asked.done():
+        if not future.done():
             self._errors.forget()
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
             try:
-                return asked.result(_TURN_SECONDS)
+                return future.result(_TURN_SECONDS)
             except TimeoutError:
                 self._client.poll(0)
                 if self._errors.denied is not None or time.monotonic() >= deadline:
@@ -165,17 +167,17 @@ class KafkaMetadata:
     def _waited() -> str:
         return f"waited {_ANSWER_SECONDS:.0f} s"
 
-    def _silence(self, cluster: Cluster, what: str) -> SourceError:
+    def _silence(self, cluster: Cluster, cause: str) -> SourceError:
         if self._errors.denied is not None:
             return cluster.failure(self._errors.denied, "connecting")
         secure = tls_port(cluster.bootstrap_servers, cluster.properties)
         if secure is not None:
             todo = "Set security.protocol: SSL (or SASL_SSL, with a login) in kafka.properties"
             return cluster.problem("the port speaks TLS, and the job does not", secure, todo)
-        return cluster.away("the Kafka broker does not answer", f"{what}; {self._errors}")
+        return cluster.outage("the Kafka broker does not answer", f"{cause}; {self._errors}")
 
 
 def _topic_id_text(topic_id: Uuid) -> str:
     """A topic id as Kafka's own tools print it, in URL-safe base64. All zeros mean no id: ""."""
-    known = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
-    return str(topic_id).translate(_URL_SAFE) if known else ""
+    has_id = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
+    return str(topic_id).translate(_URL_SAFE) if has_id else ""

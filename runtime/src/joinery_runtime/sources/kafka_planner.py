@@ -30,8 +30,12 @@ def newest_ranges(name: str, kafka: KafkaInput, records: int) -> list[Range]:
     topics = InputTopics(cluster, kafka, admin).existing(StoredOffsets(), {})
     partitions = sorted(ref for topic in topics.values() for ref in topic.partitions)
     most = max(1, records // max(1, len(partitions)))
-    found = log_offsets(admin, partitions)
-    return [Range(ref, max(at.earliest, at.stable - most), at.stable) for ref, at in found.items() if at.stable]
+    offsets_by_partition = log_offsets(admin, partitions)
+    return [
+        Range(ref, max(at.earliest, at.stable - most), at.stable)
+        for ref, at in offsets_by_partition.items()
+        if at.stable
+    ]
 
 
 class KafkaPlanner:
@@ -57,40 +61,44 @@ class KafkaPlanner:
         self._reported: set[tuple[PartitionRef, int]] = set()  # losses that the job allows, with the stored offset
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        ours = {
+        own_offsets = {
             ref: offset
             for ref, offset in stored.offsets.items()
             if ref.input == self._cluster.input and self._topics.named(ref.topic)
         }
-        stored = StoredOffsets(ours, stored.stops, stored.topic_ids)
+        stored = StoredOffsets(own_offsets, stored.stops, stored.topic_ids)
         topics = self._topics.existing(stored, self._ends)
         valid = self._topics.valid(stored, topics)
         self._forget_former(topics)
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
-        found = log_offsets(self._admin, sorted(partitions))
-        self._ends |= {ref: offsets.stable for ref, offsets in found.items()}
-        later = bool(ours) or BEGUN in stored.topic_ids
-        starts = self._positions.starts(valid.offsets, found, later=later)
+        offsets_by_partition = log_offsets(self._admin, sorted(partitions))
+        self._ends |= {ref: offsets.stable for ref, offsets in offsets_by_partition.items()}
+        later = bool(own_offsets) or BEGUN in stored.topic_ids
+        starts = self._positions.starts(valid.offsets, offsets_by_partition, later=later)
         if topics and not later:
-            self._warn_of_partitions(found)
-        stops = self._positions.stops(valid.stops, found)
+            self._warn_of_partitions(offsets_by_partition)
+        stops = self._positions.stops(valid.stops, offsets_by_partition)
         self._member.follow(topics, starts)
-        held = self._member.assigned()
+        assigned = self._member.assigned()
         if self._since is not None:
-            fresh = found.keys() - valid.offsets.keys()
-            begun = {ref for ref in fresh if starts[ref] <= found[ref].earliest}
-            self._check_since(self._since, {ref: found[ref] for ref in begun if found[ref].earliest})
+            fresh = offsets_by_partition.keys() - valid.offsets.keys()
+            begun = {ref for ref in fresh if starts[ref] <= offsets_by_partition[ref].earliest}
+            self._check_since(
+                self._since, {ref: offsets_by_partition[ref] for ref in begun if offsets_by_partition[ref].earliest}
+            )
         if not topics and not later and self._kafka.start_from != "earliest":
             return [Bounds(PartitionRef(self._cluster.input, BEGUN, 0), 0, 0, topic_id="begun", waits=True)]
         return [
             *(
-                Bounds(ref, at, at, final=True, held=False, deleted=True)
-                for ref, at in ours.items()
+                Bounds(ref, at, at, final=True, is_assigned=False, deleted=True)
+                for ref, at in own_offsets.items()
                 if ref.topic not in topics
             ),
             *(
-                self._bounds(ref, valid, starts[ref], stops.get(ref), offsets, topics[ref.topic], held=ref in held)
-                for ref, offsets in found.items()
+                self._bounds(
+                    ref, valid, starts[ref], stops.get(ref), offsets, topics[ref.topic], is_assigned=ref in assigned
+                )
+                for ref, offsets in offsets_by_partition.items()
             ),
         ]
 
@@ -104,8 +112,10 @@ class KafkaPlanner:
     def records(self, planned: Range, record_bytes: float) -> int:
         return planned.end_exclusive - planned.start
 
-    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
-        return self._topics.gone(partitions, topic_ids)
+    def find_replaced_partitions(
+        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+    ) -> set[PartitionRef]:
+        return self._topics.find_replaced_partitions(partitions, topic_ids)
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
         # An earlier driver's plan is replayed before any call of `bounds`.
@@ -124,8 +134,8 @@ class KafkaPlanner:
     def committed_by(self) -> StoreIdentity | None:
         return self._member.committed_by()
 
-    def away(self) -> Unavailable | None:
-        return self._admin.away()
+    def unavailability(self) -> Unavailable | None:
+        return self._admin.unavailability()
 
     def close(self) -> None:
         self._member.close()
@@ -139,15 +149,15 @@ class KafkaPlanner:
             del self._ends[ref]
         self._ids |= {name: topic.id for name, topic in topics.items()}
 
-    def _warn_of_partitions(self, found: Collection[PartitionRef]) -> None:
+    def _warn_of_partitions(self, partitions: Collection[PartitionRef]) -> None:
         """Warns once of partitions that the job names and that are not there: the job would read others from another
         place than somebody thinks."""
-        there = {ref.partition for ref in found}
+        numbers = {ref.partition for ref in partitions}
         for field, at in (("startFrom", self._kafka.start_from), ("stopAt", self._kafka.stop_at)):
-            missing = sorted(at.offsets.keys() - there) if isinstance(at, AtOffsets) else []
+            missing = sorted(at.offsets.keys() - numbers) if isinstance(at, AtOffsets) else []
             if missing and field not in self._warned:
                 name, topics = self._cluster.input, self._kafka.topics
-                has = f"{topics} has {counted(len(there), 'partition')}, numbered from 0"
+                has = f"{topics} has {counted(len(numbers), 'partition')}, numbered from 0"
                 logger.warning("input %s: %s names partition %d, and %s: correct it", name, field, missing[0], has)
                 self._warned.add(field)
 
@@ -160,41 +170,42 @@ class KafkaPlanner:
         offsets: LogOffsets,
         topic: Topic,
         *,
-        held: bool,
+        is_assigned: bool,
     ) -> Bounds:
         lost = 0
         # A loss in a partition of another member is judged when the partition comes back. A partition that was read to
         # its stop cannot lose anything.
-        if held and not (stop is not None and start >= stop) and not offsets.earliest <= start <= offsets.stable:
+        if is_assigned and not (stop is not None and start >= stop) and not offsets.earliest <= start <= offsets.stable:
             named = ref not in stored.offsets and isinstance(self._kafka.start_from, AtOffsets)
             start, lost = self._after_loss(ref, start, offsets, named=named)
         end = max(start, offsets.stable if stop is None else min(stop, offsets.stable))
         final = stop is not None and stop <= max(offsets.stable, start)
         last = offsets.high if stop is None else min(stop, offsets.high)
-        return Bounds(ref, start, end, final, lost, held, stop, topic.id, undecided=max(0, last - end))
+        return Bounds(ref, start, end, final, lost, is_assigned, stop, topic.id, undecided=max(0, last - end))
 
-    def _check_since(self, since: int, found: Mapping[PartitionRef, LogOffsets]) -> None:
-        """Checks whether records from `since` on still exist, as far as Kafka's timestamps tell. `found` are partitions
-        whose first records are gone and which are read from the earliest one."""
-        (first,) = self._admin.offsets(found, OffsetSpec.for_timestamp(since)) if found else ({},)
+    def _check_since(self, since: int, truncated: Mapping[PartitionRef, LogOffsets]) -> None:
+        """Checks whether records from `since` on still exist, as far as Kafka's timestamps tell. `truncated` has the
+        partitions whose first records were deleted and which are read from the earliest one."""
+        (first,) = self._admin.offsets(truncated, OffsetSpec.for_timestamp(since)) if truncated else ({},)
         for ref, offset in first.items():
-            offsets = found[ref]
+            offsets = truncated[ref]
             if offset > offsets.earliest or (offset < 0 and offsets.earliest < offsets.stable):
                 continue  # an older record is still there
-            there = "no record is left" if offset < 0 else "no older record is left"
-            what = f"records of {ref.topic}-{ref.partition} may be gone that no file of the history has"
+            evidence = "no record is left" if offset < 0 else "no older record is left"
+            summary = f"records of {ref.topic}-{ref.partition} may be gone that no file of the history has"
             facts = (
-                f"the history ends at {format_time(since)}, offsets before {offsets.earliest} are deleted, and {there}"
+                f"the history ends at {format_time(since)}, offsets before {offsets.earliest} are deleted, "
+                f"and {evidence}"
             )
             if self._kafka.on_data_loss == "fail":
                 raise DataLoss(
-                    f"Input {self._cluster.input}: {what}",
+                    f"Input {self._cluster.input}: {summary}",
                     facts=f"{facts} ({self._cluster.at(ref.topic)})",
                     todo="Add files up to a time that the topic still reaches back to, and write that as `until`. Or "
                     "set onDataLoss: continue to go on with what there is",
                 )
             if (ref, offsets.earliest) not in self._reported:
-                logger.warning("input %s: %s: %s", self._cluster.input, what, facts)
+                logger.warning("input %s: %s: %s", self._cluster.input, summary, facts)
                 self._reported.add((ref, offsets.earliest))
 
     def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets, *, named: bool) -> tuple[int, int]:
@@ -204,24 +215,24 @@ class KafkaPlanner:
         other = "Or correct startFrom.offsets" if named else "Or start the job with new state"
         if position < offsets.earliest:
             following, lost = offsets.earliest, offsets.earliest - position
-            gone, place = f"{counted(lost, 'record', 'are')} gone", "the earliest offset"
+            explanation, resume_point = f"{counted(lost, 'record', 'are')} gone", "the earliest offset"
         elif named:
             following, lost = offsets.stable, 0
-            gone, place = "startFrom names an offset that no record has yet", "the log's end"
+            explanation, resume_point = "startFrom names an offset that no record has yet", "the log's end"
         else:
             following, lost = offsets.stable, position - offsets.stable
             earlier = counted(lost, "offset")
-            gone = f"it ends {earlier} before that: the log was truncated (an unclean leader election, say)"
-            place = "the log's end: what was read stays in the state and the output"
-        what = f"{ref.topic}-{ref.partition} cannot be read from offset {position}"
-        facts = f"the broker has offsets {offsets.earliest} to {offsets.stable} (exclusive), {gone}"
+            explanation = f"it ends {earlier} before that: the log was truncated (an unclean leader election, say)"
+            resume_point = "the log's end: what was read stays in the state and the output"
+        summary = f"{ref.topic}-{ref.partition} cannot be read from offset {position}"
+        facts = f"the broker has offsets {offsets.earliest} to {offsets.stable} (exclusive), {explanation}"
         if self._kafka.on_data_loss == "fail":
             raise DataLoss(
-                f"Input {self._cluster.input}: {what}",
+                f"Input {self._cluster.input}: {summary}",
                 facts=f"{facts} ({self._cluster.at(ref.topic)})",
-                todo=f"Set onDataLoss: continue to go on at {place}. {other}",
+                todo=f"Set onDataLoss: continue to go on at {resume_point}. {other}",
             )
         if (ref, position) not in self._reported:
-            logger.warning("input %s: %s: %s; it goes on at %s", self._cluster.input, what, facts, place)
+            logger.warning("input %s: %s: %s; it goes on at %s", self._cluster.input, summary, facts, resume_point)
             self._reported.add((ref, position))
         return following, lost

@@ -54,44 +54,57 @@ class Positions:
         self._seen, self._starts = False, {}
 
     def starts(
-        self, stored: Mapping[PartitionRef, int], found: LogOffsetsByPartition, *, later: bool
+        self, stored: Mapping[PartitionRef, int], offsets_by_partition: LogOffsetsByPartition, *, later: bool
     ) -> dict[PartitionRef, int]:
         """The next offset of each partition: the stored one, else that of `startFrom`. `later`: this is not the input's
         first start."""
-        fresh = [ref for ref in found if ref not in stored and ref not in self._starts]
+        fresh = [ref for ref in offsets_by_partition if ref not in stored and ref not in self._starts]
         if fresh:
-            known = later or self._seen
-            self._starts |= {ref: found[ref].earliest for ref in fresh} if known else self._first(fresh, found)
+            if later or self._seen:
+                self._starts |= {ref: offsets_by_partition[ref].earliest for ref in fresh}
+            else:
+                self._starts |= self._first(fresh, offsets_by_partition)
         self._seen = True
-        return {ref: stored[ref] if ref in stored else self._starts[ref] for ref in found}
+        return {ref: stored[ref] if ref in stored else self._starts[ref] for ref in offsets_by_partition}
 
-    def stops(self, stored: Mapping[PartitionRef, int], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:
+    def stops(
+        self, stored: Mapping[PartitionRef, int], offsets_by_partition: LogOffsetsByPartition
+    ) -> dict[PartitionRef, int]:
         """The first offset not to be read of each partition, where known. Offsets that the job names win over stored
         ones. Stored ones win over asking the broker, whose answer could be different today."""
         named = self._kafka.stop_at.offsets if isinstance(self._kafka.stop_at, AtOffsets) else {}
-        given = {ref: named.get(ref.partition, stored.get(ref)) for ref in found}
-        fixed = {} if self._kafka.stop_at is None else {ref: stop for ref, stop in given.items() if stop is not None}
-        fresh = [ref for ref in found if ref not in fixed and ref not in self._stops]
-        self._stops |= self._evaluated(fresh, found) if fresh else {}
-        return {ref: stop for ref in found if (stop := fixed.get(ref, self._stops.get(ref))) is not None}
+        configured = {ref: named.get(ref.partition, stored.get(ref)) for ref in offsets_by_partition}
+        fixed = (
+            {} if self._kafka.stop_at is None else {ref: stop for ref, stop in configured.items() if stop is not None}
+        )
+        fresh = [ref for ref in offsets_by_partition if ref not in fixed and ref not in self._stops]
+        self._stops |= self._evaluated(fresh, offsets_by_partition) if fresh else {}
+        return {ref: stop for ref in offsets_by_partition if (stop := fixed.get(ref, self._stops.get(ref))) is not None}
 
-    def _first(self, partitions: Collection[PartitionRef], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:
+    def _first(
+        self, partitions: Collection[PartitionRef], offsets_by_partition: LogOffsetsByPartition
+    ) -> dict[PartitionRef, int]:
         start = self._kafka.start_from
         if isinstance(start, AtTimestamp):
             (offsets,) = self._admin.offsets(partitions, OffsetSpec.for_timestamp(start.timestamp))
-            return {ref: offsets[ref] if offsets[ref] >= 0 else found[ref].stable for ref in partitions}
+            return {ref: offsets[ref] if offsets[ref] >= 0 else offsets_by_partition[ref].stable for ref in partitions}
         if isinstance(start, AtOffsets):
-            return {ref: start.offsets.get(ref.partition, found[ref].earliest) for ref in partitions}
-        return {ref: found[ref].stable if start == "latest" else found[ref].earliest for ref in partitions}
+            return {ref: start.offsets.get(ref.partition, offsets_by_partition[ref].earliest) for ref in partitions}
+        return {
+            ref: offsets_by_partition[ref].stable if start == "latest" else offsets_by_partition[ref].earliest
+            for ref in partitions
+        }
 
-    def _evaluated(self, partitions: Collection[PartitionRef], found: LogOffsetsByPartition) -> dict[PartitionRef, int]:
+    def _evaluated(
+        self, partitions: Collection[PartitionRef], offsets_by_partition: LogOffsetsByPartition
+    ) -> dict[PartitionRef, int]:
         stop = self._kafka.stop_at
         if stop is None:
             return {}
         if not isinstance(stop, AtTimestamp):
-            return {ref: found[ref].stable for ref in partitions}
+            return {ref: offsets_by_partition[ref].stable for ref in partitions}
         (offsets,) = self._admin.offsets(partitions, OffsetSpec.for_timestamp(stop.timestamp))
         # If no record has that timestamp or a later one, the end is known only once that time has passed.
         passed = stop.timestamp <= time.time() * 1000
-        known = [ref for ref in partitions if offsets[ref] >= 0 or passed]
-        return {ref: offsets[ref] if offsets[ref] >= 0 else found[ref].stable for ref in known}
+        decided = [ref for ref in partitions if offsets[ref] >= 0 or passed]
+        return {ref: offsets[ref] if offsets[ref] >= 0 else offsets_by_partition[ref].stable for ref in decided}

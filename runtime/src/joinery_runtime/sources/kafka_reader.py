@@ -63,12 +63,16 @@ class KafkaReader:
         self._partitions: dict[PartitionRef, _Partition] = {}
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        waiting = {each.partition: each for each in planned if each.start < each.end_exclusive}
+        waiting = {
+            planned_range.partition: planned_range
+            for planned_range in planned
+            if planned_range.start < planned_range.end_exclusive
+        }
         self._prepare(waiting)
         yield from self._hand_out(waiting, list(waiting))
         while waiting:
             yield from self._hand_out(waiting, self._fetch(waiting))
-            self._limit_ahead(waiting, {each.partition for each in planned})
+            self._limit_ahead(waiting, {planned_range.partition for planned_range in planned})
 
     def close(self) -> None:
         if self._client is not None:
@@ -79,8 +83,8 @@ class KafkaReader:
 
     def _prepare(self, waiting: Planned) -> None:
         """Makes the consumer fetch these ranges from their start, or from the end of what is buffered of them."""
-        known = {ref: self._partitions[ref] for ref in waiting if ref in self._partitions}
-        moved = [ref for ref, partition in known.items() if partition.position != waiting[ref].start]
+        partitions = {ref: self._partitions[ref] for ref in waiting if ref in self._partitions}
+        moved = [ref for ref, partition in partitions.items() if partition.position != waiting[ref].start]
         if moved:
             # Another process has read them meanwhile, and most likely also the other partitions that this one had.
             self._forget([*moved, *(ref for ref in self._partitions if ref not in waiting)])
@@ -150,17 +154,17 @@ class KafkaReader:
             small: list[RawBatch] = []
             while partition.ahead:
                 batch, size = partition.ahead.pop(0)
-                wanted = int(np.searchsorted(batch.offsets, end))
-                if wanted < len(batch.offsets):
-                    partition.ahead.insert(0, (batch.part(wanted), size))
-                if 0 < wanted < _SMALL:
-                    small.append(batch.part(0, wanted))
-                if small and (wanted >= _SMALL or len(small) == _SMALL):
+                count = int(np.searchsorted(batch.offsets, end))
+                if count < len(batch.offsets):
+                    partition.ahead.insert(0, (batch.part(count), size))
+                if 0 < count < _SMALL:
+                    small.append(batch.part(0, count))
+                if small and (count >= _SMALL or len(small) == _SMALL):
                     yield RawBatch.joined(small)
                     small = []
-                if wanted >= _SMALL:
-                    yield batch.part(0, wanted)
-                if wanted < len(batch.offsets):
+                if count >= _SMALL:
+                    yield batch.part(0, count)
+                if count < len(batch.offsets):
                     break
             if small:
                 yield RawBatch.joined(small)
@@ -181,17 +185,24 @@ class KafkaReader:
         self._errors.forget()
         while time.monotonic() < deadline:
             # Asking for more than is planned would wait for it. Offsets without a record still cost one poll.
-            missing = sum(max(1, each.end_exclusive - self._partitions[ref].seen) for ref, each in waiting.items())
+            missing = sum(
+                max(1, planned_range.end_exclusive - self._partitions[ref].seen)
+                for ref, planned_range in waiting.items()
+            )
             batches, events = self._connected.fetch(min(MOST_RECORDS, missing), _POLL_SECONDS)
             came = {batch.partition for batch in batches if self._take(batch)}
             for event in events:
                 self._heed(event, waiting)
-            told = [ref for ref, each in waiting.items() if ref in came or self._has_news(ref, each)]
-            if told:
-                return told
+            advanced = [
+                ref for ref, planned_range in waiting.items() if ref in came or self._has_news(ref, planned_range)
+            ]
+            if advanced:
+                return advanced
             if self._errors.denied is not None:
                 raise self._cluster.failure(self._errors.denied, "reading")
-        short = [ref for ref, each in waiting.items() if self._watermarks(ref)[1] < each.end_exclusive]
+        short = [
+            ref for ref, planned_range in waiting.items() if self._watermarks(ref)[1] < planned_range.end_exclusive
+        ]
         for ref in short:
             # When the range was planned, the log did not end before it.
             facts = ", and the log ends before that now: it was truncated"
@@ -200,11 +211,11 @@ class KafkaReader:
         if short:
             return short
         ref, planned = next(iter(waiting.items()))
-        others = f" and of {counted(len(waiting) - 1, 'other partition')}" if len(waiting) > 1 else ""
-        raise self._cluster.away(
+        other_partitions = f" and of {counted(len(waiting) - 1, 'other partition')}" if len(waiting) > 1 else ""
+        raise self._cluster.outage(
             f"reading partition {_name(ref)} has come to a halt",
-            f"offsets {planned.start} to {planned.end_exclusive} (exclusive){others} are planned, no record has come "
-            f"for {_STALLED_SECONDS:.0f} s at offset {self._partitions[ref].seen}; {self._errors}",
+            f"offsets {planned.start} to {planned.end_exclusive} (exclusive){other_partitions} are planned, "
+            f"no record has come for {_STALLED_SECONDS:.0f} s at offset {self._partitions[ref].seen}; {self._errors}",
         )
 
     def _has_news(self, ref: PartitionRef, planned: Range) -> bool:
@@ -279,7 +290,7 @@ class KafkaReader:
             doing = f"asking for the offsets of {_name(ref)}"
             # A client that never reached a broker knows no partitions. The driver judges whether the topic is gone.
             if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
-                raise cluster.away(f"{doing} failed", f"{error.str()}; {self._errors}") from problem
+                raise cluster.outage(f"{doing} failed", f"{error.str()}; {self._errors}") from problem
             raise cluster.failure(problem, doing) from problem
 
 

@@ -75,9 +75,9 @@ def open_client(
 
 
 def _by_record(
-    cluster: Cluster, settings: dict[str, Any], keyed: bool, headers: tuple[str, ...], why: str
+    cluster: Cluster, settings: dict[str, Any], keyed: bool, headers: tuple[str, ...], reason: str
 ) -> RecordClient:
-    say_once(logging.WARNING, f"Kafka is read record by record, which takes more time: {why}")
+    say_once(logging.WARNING, f"Kafka is read record by record, which takes more time: {reason}")
     return MessageClient(cluster.input, connect(Consumer, settings, cluster), keyed, headers)
 
 
@@ -109,11 +109,11 @@ class BatchClient:
     def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
         count = self._handle.consume(self._messages.ctypes.data, most, seconds)
         try:
-            return self._taken(count)
+            return self._convert_messages(count)
         finally:
             self._kernel.release(self._messages, count, self._destroy)
 
-    def _taken(self, count: int) -> tuple[list[RawBatch], list[ConsumerEvent]]:
+    def _convert_messages(self, count: int) -> tuple[list[RawBatch], list[ConsumerEvent]]:
         batches: list[RawBatch] = []
         events: list[ConsumerEvent] = []
         offsets, stamps = np.empty((2, count), np.int64)
@@ -168,8 +168,8 @@ class MessageClient:
         self._consumer.incremental_unassign([TopicPartition(ref.topic, ref.partition) for ref in refs])
 
     def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
-        place = TopicPartition(ref.topic, ref.partition)
-        earliest, latest = self._consumer.get_watermark_offsets(place, seconds, cached=False)
+        partition = TopicPartition(ref.topic, ref.partition)
+        earliest, latest = self._consumer.get_watermark_offsets(partition, seconds, cached=False)
         return int(earliest), int(latest)
 
     def close(self) -> None:
@@ -181,7 +181,10 @@ class MessageClient:
         if any(map(Message.error, messages)):
             failed = [message for message in messages if message.error() is not None]
             messages = [message for message in messages if message.error() is None]
-            events = [ConsumerEvent(each.error(), each.topic(), each.partition(), each.offset()) for each in failed]
+            events = [
+                ConsumerEvent(message.error(), message.topic(), message.partition(), message.offset())
+                for message in failed
+            ]
         return [self._batch(run) for run in self._runs(messages)], events
 
     def _runs(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
@@ -213,8 +216,8 @@ class MessageClient:
 
 def _last(message: Message, name: str) -> bytes | None:
     """The value of the last header with this name."""
-    found = [value for each, value in message.headers() or () if each == name]
-    return found[-1] if found else None
+    values = [value for header_name, value in message.headers() or () if header_name == name]
+    return values[-1] if values else None
 
 
 def _binary(values: Iterable[bytes | None]) -> pa.BinaryArray:

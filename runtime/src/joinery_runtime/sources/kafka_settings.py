@@ -78,14 +78,14 @@ class Cluster:
         """The job's properties without those for the group's member."""
         return {name: value for name, value in self.properties.items() if name not in _OF_MEMBERS}
 
-    def problem(self, what: str, facts: str, todo: str = "") -> SourceError:
+    def problem(self, summary: str, facts: str, todo: str = "") -> SourceError:
         """An error that names the topic and the broker."""
-        return SourceError(f"Input {self.input}: {what}", facts=f"{facts} ({self})", todo=todo)
+        return SourceError(f"Input {self.input}: {summary}", facts=f"{facts} ({self})", todo=todo)
 
-    def away(self, what: str, facts: str) -> SourceUnavailable:
+    def outage(self, summary: str, facts: str) -> SourceUnavailable:
         """An error for which waiting may help."""
         todo = check_address(self.bootstrap_servers, facts)
-        return SourceUnavailable(f"Input {self.input}: {what}", facts=f"{facts} ({self})", todo=todo)
+        return SourceUnavailable(f"Input {self.input}: {summary}", facts=f"{facts} ({self})", todo=todo)
 
     def missing(self, facts: str) -> SourceError:
         return self.problem(f"{self.topics} does not exist", facts, "Create it, or correct kafka.topic in the job")
@@ -102,7 +102,7 @@ class Cluster:
                 "Check security.protocol and the sasl.* settings in kafka.properties, and the topic's ACLs",
             )
         if is_away(cause):
-            return self.away(f"{doing} failed", cause.str())
+            return self.outage(f"{doing} failed", cause.str())
         return self.problem(f"{doing} failed", cause.str(), check_tls(cause.str()))
 
     def __str__(self) -> str:

@@ -44,27 +44,29 @@ class InputTopics:
         if self._pattern is not None and time.monotonic() - self._listed_at >= _LIST_SECONDS:
             self._matching = {name for name in self._admin.names() if self.named(name)}
             self._listed_at = time.monotonic()
-        found = self._admin.topics(self._matching | read_before)
-        if self._pattern is None and not found:
+        topics = self._admin.topics(self._matching | read_before)
+        if self._pattern is None and not topics:
             raise self._cluster.missing("the broker knows no such topic")
-        for topic in sorted(read_before - set(found)):
+        for topic in sorted(read_before - set(topics)):
             self._judge_deleted(topic, stored, ends)
-        if not found and not self._waiting:
+        if not topics and not self._waiting:
             logger.warning("input %s: no topic matches yet (%s)", self._cluster.input, self._cluster)
-        self._waiting = not found
-        return found
+        self._waiting = not topics
+        return topics
 
-    def valid(self, stored: StoredOffsets, found: Mapping[str, Topic]) -> StoredOffsets:
+    def valid(self, stored: StoredOffsets, topics: Mapping[str, Topic]) -> StoredOffsets:
         """The stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""
-        valid = {name for name, topic in found.items() if not self._is_another(topic, stored)}
+        valid = {name for name, topic in topics.items() if not self._is_another(topic, stored)}
         offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic in valid}
         return replace(stored, offsets=offsets, stops={r: stop for r, stop in stored.stops.items() if r.topic in valid})
 
-    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
+    def find_replaced_partitions(
+        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+    ) -> set[PartitionRef]:
         """Planned partitions of topics that were deleted or recreated. Raises DataLoss unless the job allows it."""
         topics = {ref.topic for ref in partitions}
-        found = self._admin.topics(topics)
-        former = {name for name in topics if self._is_former(name, topic_ids.get(name, ""), found.get(name))}
+        existing = self._admin.topics(topics)
+        former = {name for name in topics if self._is_former(name, topic_ids.get(name, ""), existing.get(name))}
         return {ref for ref in partitions if ref.topic in former}
 
     def _is_former(self, name: str, planned_id: str, topic: Topic | None) -> bool:
@@ -95,20 +97,20 @@ class InputTopics:
         facts = f"it was read up to {_listed(offsets)}, its last known end is {_listed(last) or 'not known'}"
         self._report(topic, topic_id, "was deleted before it was read to its end", facts)
 
-    def _report(self, topic: str, topic_id: str, what: str, facts: str) -> None:
+    def _report(self, topic: str, topic_id: str, change: str, facts: str) -> None:
         if (topic, topic_id) not in self._settled and self._kafka.on_data_loss == "fail":
             raise DataLoss(
-                f"Input {self._cluster.input}: topic {topic} {what}",
+                f"Input {self._cluster.input}: topic {topic} {change}",
                 facts=f"{facts} ({self._cluster.at(topic)})",
                 todo="Set onDataLoss: continue to go on without what was lost (a new topic of that name is read from "
                 "its earliest record), or start the job with new state",
             )
-        self._warn(topic, topic_id, what, facts)
+        self._warn(topic, topic_id, change, facts)
 
-    def _warn(self, topic: str, topic_id: str, what: str, facts: str) -> None:
+    def _warn(self, topic: str, topic_id: str, change: str, facts: str) -> None:
         """Warns once for each former topic."""
         if (topic, topic_id) not in self._settled:
-            logger.warning("input %s: topic %s %s: %s", self._cluster.input, topic, what, facts)
+            logger.warning("input %s: topic %s %s: %s", self._cluster.input, topic, change, facts)
         self._settled.add((topic, topic_id))
 
 

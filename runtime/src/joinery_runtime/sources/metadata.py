@@ -44,23 +44,23 @@ class MetadataDecoder:
         else:
             decoded = self._values.decode_batch(raw)
         index = decoded.index
-        found = {name: decoded.rows[name] for name in decoded.rows.column_names}
+        columns = {name: decoded.rows[name] for name in decoded.rows.column_names}
         faults: list[Fault] = []
         for column in self._columns:
             field = self._schema.field(column.name)
             if column.origin == "key" and self._framed is not None and not pa.types.is_binary(field.type):
-                made, fault = _whole_key(raw, index, field, self._framed)
+                values, fault = _whole_key(raw, index, field, self._framed)
             else:
-                made, fault = _column(raw, index, column, field)
-            found[column.name] = made
+                values, fault = _column(raw, index, column, field)
+            columns[column.name] = values
             faults += fault
         if self._keys is not None:
             assert raw.keys is not None, "the reader gives keys where a column comes from them"
             keys = pc.fill_null(raw.keys.take(pa.array(index)), b"{}")  # without a key, its columns are null
-            made, fault = _of_keys(self._keys, keys)
-            found |= {name: made[name] for name in self._nested.names}
+            key_columns, fault = _of_keys(self._keys, keys)
+            columns |= {name: key_columns[name] for name in self._nested.names}
             faults += fault
-        rows = pa.table([found[name] for name in self._schema.names], schema=self._schema)
+        rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
         return with_bad(
             replace(drop_rows(rows, index, faults), deleted=decoded.deleted, dropped=decoded.dropped), decoded.bad
         )
@@ -69,8 +69,8 @@ class MetadataDecoder:
 def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fault]]:
     """Returns the columns of all keys, and the keys that `decoder` cannot read."""
     decoded = decoder.decode(keys)
-    rows, there = decoded.in_place(len(keys))
-    return rows, [(~there, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
+    rows, is_readable = decoded.in_place(len(keys))
+    return rows, [(~is_readable, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
 
 
 def _whole_key(raw: RawBatch, index: IntArray, field: pa.Field, framed: FramedKeys) -> tuple[pa.Array, list[Fault]]:

@@ -51,13 +51,13 @@ def files_of(path: str) -> list[str]:
     """The files that a path stands for, in order: itself, a directory's files that are not hidden, or those that match
     a pattern (`*`, `?`, `[abc]`, `**` for any directories). Raises SourceError if there are none."""
     if Path(path).is_dir():
-        found = [str(file) for file in Path(path).iterdir() if file.is_file() and file.name[0] not in "._"]
+        files = [str(file) for file in Path(path).iterdir() if file.is_file() and file.name[0] not in "._"]
     elif Path(path).is_file() or not glob.has_magic(path):
         return [path]
     else:
         matching = glob.glob(path, recursive=True)  # noqa: PTH207  of any path, also an absolute one
-        found = [file for file in matching if Path(file).is_file()]
-    if not found:
+        files = [file for file in matching if Path(file).is_file()]
+    if not files:
         entries = list(Path(path).iterdir()) if Path(path).is_dir() else []
         inner, hidden = ([entry.name for entry in entries if entry.is_dir() == kind] for kind in (True, False))
         facts, todo = "", _CHECK_PATH
@@ -67,13 +67,13 @@ def files_of(path: str) -> list[str]:
         elif hidden:
             facts, todo = f"it has only hidden ones, such as {min(hidden)}", "Names must not begin with . or _"
         raise SourceError(f"There is no input file in {path}", facts=facts, todo=todo)
-    if len(found) > MOST_FILES:
+    if len(files) > MOST_FILES:
         raise SourceError(
             f"There are too many input files in {path}",
-            facts=f"{len(found):,}, and an input reads at most {MOST_FILES:,}",
+            facts=f"{len(files):,}, and an input reads at most {MOST_FILES:,}",
             todo="Name fewer of them, or put them together",
         )
-    return sorted(found)
+    return sorted(files)
 
 
 @contextmanager
@@ -83,8 +83,10 @@ def of_input(name: str, field: str = "file.path") -> Iterator[None]:
         yield
     except SourceError as error:
         wrong_path = error.todo == _CHECK_PATH
-        what = f"Input {name}: {error.summary[:1].lower()}{error.summary[1:]}"
-        failure = type(error)(what, facts=error.facts, todo=f"Check {field} in the job" if wrong_path else error.todo)
+        summary = f"Input {name}: {error.summary[:1].lower()}{error.summary[1:]}"
+        failure = type(error)(
+            summary, facts=error.facts, todo=f"Check {field} in the job" if wrong_path else error.todo
+        )
         failure.field = (name, field) if wrong_path else None
         raise failure from error
 
@@ -92,8 +94,8 @@ def of_input(name: str, field: str = "file.path") -> Iterator[None]:
 def stamp_of(path: str) -> tuple[str, int, int]:
     """A value that changes when the file does. Raises SourceError if the file cannot be read."""
     with readable(path):
-        found = Path(path).stat()
-        return path, found.st_mtime_ns, found.st_size
+        stat = Path(path).stat()
+        return path, stat.st_mtime_ns, stat.st_size
 
 
 @contextmanager
@@ -101,9 +103,9 @@ def opened(path: str) -> Iterator[Bytes]:
     """Maps the file's bytes, unpacked, into memory. Raises SourceError."""
     with readable(path), Path(path).open("rb") as file:
         beginning = file.read(6)
-        for magic, what in _OTHERS.items():
+        for magic, description in _OTHERS.items():
             if beginning.startswith(magic):
-                raise SourceError(f"The input file {path} looks like {what}")
+                raise SourceError(f"The input file {path} looks like {description}")
         packed = beginning.startswith((_GZIP, _ZSTD))
         data = _plain(path, gzipped=beginning.startswith(_GZIP)) if packed else _mapped(file)
     yield data

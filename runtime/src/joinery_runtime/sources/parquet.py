@@ -40,14 +40,14 @@ class ParquetPlanner(ListedFiles):
         self._missing = [column for column in schema.names if not column.startswith("$")]
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        found = super().bounds(stored)
+        bounds = super().bounds(stored)
         if self._missing:
             raise SourceError(
                 f"The Parquet files of input {self._name} do not fit the schema",
                 facts=f"no file of {self._path} has {', '.join(self._missing)}",
                 todo="Correct the columns' names or paths, or leave them out",
             )
-        return found
+        return bounds
 
     def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
         stamp = stamp_of(ref.topic)
@@ -65,15 +65,15 @@ class ParquetPlanner(ListedFiles):
         return Bounds(ref, start, rows, final=True)
 
     def _check(self, path: str, schema: pa.Schema) -> None:
-        there = {field.name: type_at(schema, self._paths[field.name]) for field in self._schema}
-        if there[self._event_time] is None:
+        file_types = {field.name: type_at(schema, self._paths[field.name]) for field in self._schema}
+        if file_types[self._event_time] is None:
             raise _unfit(path, f"column {self._event_time}, the event time, is not there", "Correct eventTime")
         for field in self._schema:
-            found = there[field.name]
-            if found is not None and not can_be(found, field.type):
-                facts = f"column {field.name} is {found} there, and {field.type} in the job"
+            file_type = file_types[field.name]
+            if file_type is not None and not can_be(file_type, field.type):
+                facts = f"column {field.name} is {file_type} there, and {field.type} in the job"
                 raise _unfit(path, facts, "Write another type, or `string` for the value as text")
-        self._missing = [name for name in self._missing if there[name] is None]
+        self._missing = [name for name in self._missing if file_types[name] is None]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         end = min(bounds.start + max(1, max_records), bounds.end_exclusive)
@@ -116,15 +116,16 @@ class ParquetReader:
         return ParquetReader(self._names, trial)
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        for each in planned:
-            require_planned(each.partition.topic, "rows", each.start, each.end_exclusive)
-            with opened_parquet(each.partition.topic) as file:
-                if each.end_exclusive > file.metadata.num_rows:
+        for planned_range in planned:
+            require_planned(planned_range.partition.topic, "rows", planned_range.start, planned_range.end_exclusive)
+            with opened_parquet(planned_range.partition.topic) as file:
+                if planned_range.end_exclusive > file.metadata.num_rows:
                     raise SourceError(
-                        f"The file {each.partition.topic} was cut short while it was read",
-                        facts=f"rows up to {each.end_exclusive} were planned and it has {file.metadata.num_rows}",
+                        f"The file {planned_range.partition.topic} was cut short while it was read",
+                        facts=f"rows up to {planned_range.end_exclusive} were planned "
+                        f"and it has {file.metadata.num_rows}",
                     )
-                yield from self._read(each, file)
+                yield from self._read(planned_range, file)
 
     def _read(self, planned: Range, file: pq.ParquetFile) -> Iterator[RawBatch]:
         path, names = planned.partition.topic, [name for name in file.schema_arrow.names if name in self._names]
@@ -135,12 +136,12 @@ class ParquetReader:
             if end <= planned.start or at >= planned.end_exclusive:
                 continue
             size = max(1, group.total_byte_size // max(1, group.num_rows))
-            wanted = RowGroup(number, max(1, min(_BATCH_ROWS, _BATCH_BYTES // size)), names)
+            row_group = RowGroup(number, max(1, min(_BATCH_ROWS, _BATCH_BYTES // size)), names)
             fault = f"there are fewer than the {group.num_rows:,} rows that the file's metadata says"
-            death = self._trial(path, wanted) if self._trial is not None else None
+            death = self._trial(path, row_group) if self._trial is not None else None
             safe_end = planned.end_exclusive if death is None else at + death.rows
             try:
-                for batch in batches_of(file, wanted) if at < safe_end else ():
+                for batch in batches_of(file, row_group) if at < safe_end else ():
                     first, last = max(planned.start, at), min(planned.end_exclusive, at + batch.num_rows)
                     if first < last:
                         columns = pa.Table.from_batches([batch.slice(first - at, last - first)])
@@ -177,9 +178,9 @@ def _is_damage(error: Exception) -> bool:
 
 def _unreadable(partition: PartitionRef, start: int, end: int, group: int, fault: str) -> RawBatch:
     """The rows of a row group from `start` to before `end`, which cannot be read, as one bad record."""
-    place = pa.table({"first_row": [start], "last_row": [end - 1]})
+    rows = pa.table({"first_row": [start], "last_row": [end - 1]})
     reason = f"rows {start:,} to {end - 1:,}, of row group {group}, cannot be read: {' '.join(fault.split())}"
-    return replace(RawBatch.of_columns(partition, np.array([start]), place), refusal=reason)
+    return replace(RawBatch.of_columns(partition, np.array([start]), rows), refusal=reason)
 
 
 @contextmanager

@@ -33,30 +33,30 @@ def type_at(schema: pa.Schema, path: Path) -> pa.DataType | None:
     """The type of the value at a path, with dictionaries decoded; None if the path leads nowhere."""
     if path[0] not in schema.names:
         return None
-    found = schema.field(str(path[0])).type
+    value_type = schema.field(str(path[0])).type
     for step in path[1:]:
-        if isinstance(step, str) and kinds.is_struct(found) and found.get_field_index(step) >= 0:
-            found = found.field(step).type
-        elif isinstance(step, int) and (kinds.is_list(found) or kinds.is_large_list(found)):
-            found = found.value_type
+        if isinstance(step, str) and kinds.is_struct(value_type) and value_type.get_field_index(step) >= 0:
+            value_type = value_type.field(step).type
+        elif isinstance(step, int) and (kinds.is_list(value_type) or kinds.is_large_list(value_type)):
+            value_type = value_type.value_type
         else:
             return None
-    return found.value_type if kinds.is_dictionary(found) else found
+    return value_type.value_type if kinds.is_dictionary(value_type) else value_type
 
 
-def can_be(found: pa.DataType, target: pa.DataType) -> bool:
+def can_be(file_type: pa.DataType, target: pa.DataType) -> bool:
     """Whether values of a file's type can be read as the column's type."""
-    if kinds.is_null(found) or kinds.is_string(target):
+    if kinds.is_null(file_type) or kinds.is_string(target):
         return True
-    whole = kinds.is_integer(found) or (kinds.is_decimal(found) and found.scale == 0)
+    is_whole = kinds.is_integer(file_type) or (kinds.is_decimal(file_type) and file_type.scale == 0)
     return bool(
-        found == target
-        or (kinds.is_timestamp(target) and (kinds.is_timestamp(found) or kinds.is_integer(found)))
-        or (kinds.is_floating(target) and (whole or kinds.is_decimal(found) or kinds.is_floating(found)))
-        or (kinds.is_integer(target) and whole)
-        or (kinds.is_decimal(target) and (whole or kinds.is_decimal(found)))
-        or (kinds.is_date(target) and kinds.is_date(found))
-        or (kinds.is_binary(target) and _is_bytes(found))
+        file_type == target
+        or (kinds.is_timestamp(target) and (kinds.is_timestamp(file_type) or kinds.is_integer(file_type)))
+        or (kinds.is_floating(target) and (is_whole or kinds.is_decimal(file_type) or kinds.is_floating(file_type)))
+        or (kinds.is_integer(target) and is_whole)
+        or (kinds.is_decimal(target) and (is_whole or kinds.is_decimal(file_type)))
+        or (kinds.is_date(target) and kinds.is_date(file_type))
+        or (kinds.is_binary(target) and _is_bytes(file_type))
     )
 
 
@@ -64,37 +64,37 @@ def column_at(columns: pa.Table, path: Path) -> pa.Array:
     """The value at a path in each row; null where the path leads nowhere."""
     if type_at(columns.schema, path) is None:
         return pa.nulls(columns.num_rows)
-    found = columns.column(str(path[0])).combine_chunks()
+    values = columns.column(str(path[0])).combine_chunks()
     for step in path[1:]:
         if isinstance(step, str):
-            found = pc.struct_field(found, step)
+            values = pc.struct_field(values, step)
         else:
-            there = pc.greater(pc.list_value_length(found), step)
-            places = pc.if_else(there, pc.add(found.offsets[:-1], step), None)
-            found = found.values.take(places)
-    return found.dictionary_decode() if kinds.is_dictionary(found.type) else found
+            has_element = pc.greater(pc.list_value_length(values), step)
+            positions = pc.if_else(has_element, pc.add(values.offsets[:-1], step), None)
+            values = values.values.take(positions)
+    return values.dictionary_decode() if kinds.is_dictionary(values.type) else values
 
 
 def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
     """Converts values to the column's type, for which `can_be` is true. Returns the column, and the rows whose values
     do not fit."""
-    found = values.type
-    if kinds.is_null(found):
+    file_type = values.type
+    if kinds.is_null(file_type):
         return values.cast(target), []
     if kinds.is_timestamp(target):
         return _times(column, values, target)
     if kinds.is_date(target):
         return _dates(column, values, target)
-    if found == target:
+    if file_type == target:
         return values, []
     if kinds.is_string(target):
         return _texts(column, values)
-    if kinds.is_decimal(target) or (kinds.is_decimal(found) and found.bit_width > 128):
+    if kinds.is_decimal(target) or (kinds.is_decimal(file_type) and file_type.bit_width > 128):
         return convert(column, _plain_text(values), target)
     series = pl.Series(values)
     if kinds.is_integer(target):
-        whole = series.cast(pl.Int32 if target == pa.int32() else pl.Int64, strict=False)
-        return checked(column, series.cast(pl.String), whole, target)
+        integers = series.cast(pl.Int32 if target == pa.int32() else pl.Int64, strict=False)
+        return checked(column, series.cast(pl.String), integers, target)
     if target == pa.float32():
         return narrow(column, series.cast(pl.Float64))
     return values.cast(target, safe=False), []
@@ -121,13 +121,13 @@ def _dates(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array
 
 
 def _texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
-    found = values.type
-    if _is_bytes(found):
+    file_type = values.type
+    if _is_bytes(file_type):
         values = values.cast(pa.binary())
         garbled = not_utf8(values).to_numpy(zero_copy_only=False)
         text = pc.if_else(pa.array(garbled), pa.scalar(None, pa.binary()), values).cast(pa.string())
         return text, [(garbled, [f"column {column}: not UTF-8"] * int(garbled.sum()))] if garbled.any() else []
-    if kinds.is_nested(found):
+    if kinds.is_nested(file_type):
         texts = [None if value is None else json_text(value) for value in python_values(values)]
         return pa.array(texts, pa.string()), []
     return _plain_text(values).to_arrow().cast(pa.string()), []
@@ -136,26 +136,28 @@ def _texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
 def _plain_text(values: pa.Array) -> pl.Series:
     """Converts values that are not nested to text, as written in JSON or RFC 3339. A time or a day outside the years 1
     to 9999 is its number since 1970."""
-    found = values.type
-    if kinds.is_timestamp(found):
-        if found.unit == "s":
-            values, found = values.cast(pa.timestamp("ms", found.tz)), pa.timestamp("ms", found.tz)
+    file_type = values.type
+    if kinds.is_timestamp(file_type):
+        if file_type.unit == "s":
+            values, file_type = values.cast(pa.timestamp("ms", file_type.tz)), pa.timestamp("ms", file_type.tz)
         numbers = pl.Series(values.cast(pa.int64()))
-        usable = in_years(numbers // _PER_MS.get(found.unit, 1)).is_not_null()
-        known = pl.select(pl.when(usable).then(numbers)).to_series().to_arrow()
-        utc = pl.Series(known.cast(pa.timestamp(found.unit, found.tz and "UTC"))).dt.to_string("iso")
+        usable = in_years(numbers // _PER_MS.get(file_type.unit, 1)).is_not_null()
+        usable_numbers = pl.select(pl.when(usable).then(numbers)).to_series().to_arrow()
+        utc = pl.Series(usable_numbers.cast(pa.timestamp(file_type.unit, file_type.tz and "UTC"))).dt.to_string("iso")
         return pl.select(pl.coalesce(utc, numbers.cast(pl.String))).to_series()
-    if kinds.is_decimal(found):
+    if kinds.is_decimal(file_type):
         return pl.Series(
             [None if value is None else format(value, "f") for value in values.to_pylist()], dtype=pl.String
         )
-    if found == pa.time64("ns"):
+    if file_type == pa.time64("ns"):
         return pl.Series(values.cast(pa.string()))
-    if kinds.is_temporal(found):
+    if kinds.is_temporal(file_type):
         return pl.Series([None if value is None else str(value) for value in python_values(values)], dtype=pl.String)
     return pl.Series(values).cast(pl.String)
 
 
-def _is_bytes(found: pa.DataType) -> bool:
-    views = kinds.is_binary_view(found)
-    return bool(kinds.is_binary(found) or kinds.is_large_binary(found) or kinds.is_fixed_size_binary(found) or views)
+def _is_bytes(file_type: pa.DataType) -> bool:
+    views = kinds.is_binary_view(file_type)
+    return bool(
+        kinds.is_binary(file_type) or kinds.is_large_binary(file_type) or kinds.is_fixed_size_binary(file_type) or views
+    )

@@ -44,10 +44,10 @@ class _Trial:
         return death
 
     def _death(self, path: str, group: RowGroup | None) -> Death | None:
-        asked = json.dumps(None if group is None else [group.number, group.batch_rows, list(group.columns)])
+        request = json.dumps(None if group is None else [group.number, group.batch_rows, list(group.columns)])
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with subprocess.Popen(
-            [*self.command, path, asked], stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
+            [*self.command, path, request], stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
         ) as process:
             try:
                 printed, _ = process.communicate(timeout=_SECONDS)
@@ -59,12 +59,12 @@ class _Trial:
         return Death(sum(map(int, printed.split())), name_of_death(process.returncode))
 
 
-def main(path: str, asked: str) -> Iterable[int]:
+def main(path: str, request: str) -> Iterable[int]:
     """The other process: reads what it is asked for. Yields how many rows each batch has."""
     with suppress(OSError):  # where there is no such file, the kernel decides
         Path("/proc/self/oom_score_adj").write_text("1000")
     with opened_parquet(path) as file:
-        if (group := json.loads(asked)) is not None:
+        if (group := json.loads(request)) is not None:
             for batch in batches_of(file, RowGroup(*group)):
                 yield batch.num_rows
 

@@ -34,12 +34,12 @@ def line_end_of(data: Bytes, cut: Cut) -> int:
     data, size = without_bom(data), SAMPLE
     while True:
         sample = data[:size]
-        whole = size >= len(data)
-        if len(record_ends(sample, cut, LF, whole=whole)):
+        complete = size >= len(data)
+        if len(record_ends(sample, cut, LF, complete=complete)):
             return LF
-        certain = whole or size > LONGEST_RECORD
+        certain = complete or size > LONGEST_RECORD
         # The sample may end between a CR and its LF. An LF after it needs to be looked for only if there is one at all.
-        by_cr = record_ends(sample if whole else sample[:-1], cut, CR, whole=whole)
+        by_cr = record_ends(sample if complete else sample[:-1], cut, CR, complete=complete)
         if len(by_cr) and (certain or not (data[: 2 * LONGEST_RECORD] == LF).any()):
             return CR
         if certain:
@@ -62,21 +62,21 @@ def has_quotes(data: Bytes, start: int, stop: int, cut: Cut) -> bool:
     return any(bool((data[at : min(at + _SCAN, stop)] == cut.quote).any()) for at in range(start, stop, _SCAN))
 
 
-def record_ends(chunk: Bytes, cut: Cut, line_end: int, *, whole: bool) -> Positions:
+def record_ends(chunk: Bytes, cut: Cut, line_end: int, *, complete: bool) -> Positions:
     """Where each record that begins in `chunk`, and certainly ends in it, does so: after its line end. A record begins
-    at the chunk's start; if it is `whole`, one ends at its end."""
+    at the chunk's start; if it is `complete`, one ends at its end."""
     breaks = np.flatnonzero(chunk == line_end)
     if cut.quote is None or not len(breaks):
         return breaks + 1
     quotes = np.flatnonzero(chunk == cut.quote)
     if not len(quotes):
         return breaks + 1
-    opens, closes = _openings(chunk, quotes, cut), _closings(chunk, quotes, cut, whole=whole)
-    if _by_turns(quotes, opens, closes, whole=whole):
+    opens, closes = _openings(chunk, quotes, cut), _closings(chunk, quotes, cut, complete=complete)
+    if _by_turns(quotes, opens, closes, complete=complete):
         ends: Positions = breaks[np.searchsorted(quotes, breaks) % 2 == 0] + 1
         if len(chunk) <= _LONGEST_FIELD or np.diff(ends, prepend=0, append=len(chunk)).max() <= _LONGEST_FIELD:
             return ends
-    spans, certain = _quoted(quotes, opens, closes, len(chunk), whole=whole)
+    spans, certain = _quoted(quotes, opens, closes, len(chunk), complete=complete)
     edges = np.array(spans, np.int64).reshape(-1)
     outside = (breaks < certain) & (np.searchsorted(edges, breaks) % 2 == 0)
     return np.asarray(breaks[outside] + 1)
@@ -99,11 +99,11 @@ def _openings(chunk: Bytes, quotes: Positions, cut: Cut) -> Flags:
     return opens
 
 
-def _closings(chunk: Bytes, quotes: Positions, cut: Cut, *, whole: bool) -> Flags:
-    """Which quotes stand where a field may end. At the end of a chunk that is not whole, none does."""
+def _closings(chunk: Bytes, quotes: Positions, cut: Cut, *, complete: bool) -> Flags:
+    """Which quotes stand where a field may end. At the end of an incomplete chunk, none does."""
     closes = _between_fields(chunk.take(quotes + 1, mode="wrap"), cut)
     if quotes[-1] == len(chunk) - 1:
-        closes[-1] = whole
+        closes[-1] = complete
     return closes
 
 
@@ -111,32 +111,36 @@ def _between_fields(signs: Bytes, cut: Cut) -> Flags:
     return np.asarray((signs == ord(cut.separator)) | (signs == LF) | (signs == CR))
 
 
-def _by_turns(quotes: Positions, opens: Flags, closes: Flags, *, whole: bool) -> bool:
+def _by_turns(quotes: Positions, opens: Flags, closes: Flags, *, complete: bool) -> bool:
     """Whether the quotes open and close fields by turns, where two at once stand for one in the text. The last field
-    may be open at the end of a chunk that is not whole."""
+    may be open at the end of an incomplete chunk."""
     doubled = np.diff(quotes) == 1
     after, before = np.append(doubled, False), np.append(False, doubled)
-    ended = len(quotes) % 2 == 0 or not (whole or before[-1])
+    ended = len(quotes) % 2 == 0 or not (complete or before[-1])
     return bool(ended and (opens | before)[::2].all() and (closes | after)[1::2].all())
 
 
 def _quoted(
-    quotes: Positions, opens: Flags, closes: Flags, size: int, *, whole: bool
+    quotes: Positions, opens: Flags, closes: Flags, size: int, *, complete: bool
 ) -> tuple[list[tuple[int, int]], int]:
     """Returns the first and the last quote of each quoted field, and up to which byte of the chunk that is certain."""
     spans: list[tuple[int, int]] = []
-    at, places, may_close = 0, quotes.tolist(), closes.tolist()
+    at, positions, may_close = 0, quotes.tolist(), closes.tolist()
     for opening in np.flatnonzero(opens).tolist():
         if opening < at:
             continue
         closing = opening + 1
-        while closing + 1 < len(places) and places[closing + 1] == places[closing] + 1:
+        while closing + 1 < len(positions) and positions[closing + 1] == positions[closing] + 1:
             closing += 2
-        known = closing < len(places) and places[closing] + 1 < size
+        is_decided = closing < len(positions) and positions[closing] + 1 < size
         # The byte after a quote tells whether it closes the field.
-        if not known and not whole and size - places[opening] <= _LONGEST_FIELD + 1:
-            return spans, places[opening]
-        if closing < len(places) and may_close[closing] and places[closing] - places[opening] <= _LONGEST_FIELD:
-            spans.append((places[opening], places[closing]))
+        if not is_decided and not complete and size - positions[opening] <= _LONGEST_FIELD + 1:
+            return spans, positions[opening]
+        if (
+            closing < len(positions)
+            and may_close[closing]
+            and positions[closing] - positions[opening] <= _LONGEST_FIELD
+        ):
+            spans.append((positions[opening], positions[closing]))
             at = closing + 1
     return spans, size

@@ -41,15 +41,15 @@ def _value(model: Input, record: bytes) -> Any:
         return json.loads(record)
     if record[:1] == b"\0" and record[FRAME:].lstrip()[:1] == b"{":
         return json.loads(record[FRAME:])
-    whole = pa.schema([pa.field("record", pa.string())])
+    schema = pa.schema([pa.field("record", pa.string())])
     if model.format == "protobuf":
         from joinery_runtime.sources.formats.protobuf import ProtobufDecoder, written_with  # noqa: PLC0415
 
-        return ProtobufDecoder(whole, {"record": ()}, written_with(model)).values_of(record)["record"]
+        return ProtobufDecoder(schema, {"record": ()}, written_with(model)).values_of(record)["record"]
     if model.format in ("avro", "debezium-avro"):
         from joinery_runtime.sources.formats import avro  # noqa: PLC0415
 
-        return avro.AvroDecoder(whole, {"record": ()}, avro.written_with(model)).values_of(record)["record"]
+        return avro.AvroDecoder(schema, {"record": ()}, avro.written_with(model)).values_of(record)["record"]
     return None
 
 

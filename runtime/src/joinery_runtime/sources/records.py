@@ -68,11 +68,11 @@ class Decoded:
     unavailable: pa.Array | None = None
     left_out: LeftOut | None = None
 
-    def at(self, places: IntArray) -> Decoded:
+    def at(self, positions: IntArray) -> Decoded:
         """The same result for a larger batch, in which the records are at these places (ascending)."""
-        bad = [BadRecord(int(places[record.index]), record.reason) for record in self.bad]
-        left_out = self.left_out and replace(self.left_out, index=places[self.left_out.index])
-        return replace(self, index=places[self.index], bad=bad, left_out=left_out)
+        bad = [BadRecord(int(positions[record.index]), record.reason) for record in self.bad]
+        left_out = self.left_out and replace(self.left_out, index=positions[self.left_out.index])
+        return replace(self, index=positions[self.index], bad=bad, left_out=left_out)
 
     def in_place(self, count: int) -> tuple[pa.Table, BoolArray]:
         """Returns one row for each of `count` records, and bool[count]: which were decoded. The other rows are null."""
@@ -123,15 +123,15 @@ class FormatDecoder(ABC):
     def decode_batch(self, raw: RawBatch) -> Decoded: ...
 
 
-def records_of(raw: RawBatch, places: Sequence[int]) -> pa.BinaryArray:
+def records_of(raw: RawBatch, positions: Sequence[int]) -> pa.BinaryArray:
     """The original records at these positions of the batch. Rows of a columnar file become JSON."""
-    chosen = pa.array(places, pa.int64())
+    chosen = pa.array(positions, pa.int64())
     if raw.columns is None:
         return raw.values.take(chosen)
     rows = raw.columns.take(chosen)
     values = [python_values(column.combine_chunks()) for column in rows.columns]
-    found = (dict(zip(rows.column_names, row, strict=True)) for row in zip(*values, strict=True))
-    return pa.array([json_text(row).encode("utf-8", "surrogatepass") for row in found], pa.binary())
+    objects = (dict(zip(rows.column_names, row, strict=True)) for row in zip(*values, strict=True))
+    return pa.array([json_text(row).encode("utf-8", "surrogatepass") for row in objects], pa.binary())
 
 
 def python_values(values: pa.Array) -> list[Any]:
@@ -279,11 +279,11 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def may_contain(values: pa.BinaryArray, found: bytes) -> bool:
+def may_contain(values: pa.BinaryArray, needle: bytes) -> bool:
     """Whether a record may contain these bytes. False is certain. One fast scan of the values' buffer, which other
     arrays may share."""
     data = values.buffers()[2]
-    return data is not None and found in data.to_pybytes()
+    return data is not None and needle in data.to_pybytes()
 
 
 def joined(values: pa.BinaryArray) -> bytes:

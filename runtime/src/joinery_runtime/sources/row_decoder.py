@@ -42,9 +42,9 @@ class RowDecoder(ByValue, FormatDecoder):
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         flat: list[bytes] = []
-        places: list[int] = []
+        positions: list[int] = []
         bad: list[BadRecord] = []
-        for place, record in enumerate(values.to_pylist()):
+        for position, record in enumerate(values.to_pylist()):
             try:
                 if record is None:
                     raise RefusedRecord(NULL_VALUE)
@@ -53,15 +53,15 @@ class RowDecoder(ByValue, FormatDecoder):
                 except MemoryError:  # perhaps of another thread's doing
                     text = self._text(record)
                 flat.append(text)
-                places.append(place)
+                positions.append(position)
             except RefusedRecord as refused:
-                bad.append(BadRecord(place, str(refused)))
+                bad.append(BadRecord(position, str(refused)))
             except (JoineryError, OSError):  # of a registry that does not answer, or of the machine
                 raise
             except Exception as error:  # whatever a record does to a library, it concerns this record only
-                bad.append(BadRecord(place, unreadable(error)))
+                bad.append(BadRecord(position, unreadable(error)))
         decoded = self._flat.decode(pa.array(flat, pa.binary()))
-        return with_bad(decoded.at(np.array(places, np.int64)), bad)
+        return with_bad(decoded.at(np.array(positions, np.int64)), bad)
 
     def _text(self, record: bytes) -> bytes:
         return json_text(self.values_of(record)).encode("utf-8", "surrogatepass")

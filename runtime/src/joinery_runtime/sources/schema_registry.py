@@ -61,8 +61,8 @@ class Schemas:
 
     def __init__(self, registry: Registry, client: Any, now: Callable[[], float] = time.monotonic) -> None:
         self._registry, self._client, self._now = registry, client, now
-        self._known: dict[int, Any] = {}
-        self._given: dict[int, Any] = {}  # as the registry returned them
+        self._parsed_schemas: dict[int, Any] = {}
+        self._registered_schemas: dict[int, Any] = {}  # as the registry returned them
         self._versions: dict[tuple[str, int], Any] = {}
         self._unknown: dict[int, tuple[float, UnknownSchema]] = {}  # with the time until which they are not asked for
         self._began = 0.0  # when the references of the newest schema were first asked for
@@ -82,40 +82,40 @@ class Schemas:
     def kind(self, number: int) -> str:
         """AVRO, JSON or PROTOBUF. Raises as `avro` does."""
         self._raise_if_unknown(number)
-        return str(self._found(number).schema_type)
+        return str(self._registered_schema(number).schema_type)
 
     def avro(self, number: int) -> AvroSchema:
         """The Avro schema with this number. Raises UnknownSchema, SourceUnavailable if the registry does not answer,
         and SourceError if it refuses access."""
-        return self._schema(number, "AVRO", self._parsed)
+        return self._schema(number, "AVRO", self._parse_avro)
 
     def protobuf(self, number: int) -> ProtobufSchema:
         """The Protobuf schema with this number. Raises as `avro` does."""
-        schema: ProtobufSchema = self._schema(number, "PROTOBUF", self._compiled)
+        schema: ProtobufSchema = self._schema(number, "PROTOBUF", self._compile_protobuf)
         return schema
 
     def _schema(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
-        if number not in self._known:
+        if number not in self._parsed_schemas:
             self._raise_if_unknown(number)
             try:
-                self._known[number] = self._made(number, kind, parse)
+                self._parsed_schemas[number] = self._parse_schema(number, kind, parse)
             except UnknownSchema as unknown:
                 if len(self._unknown) >= _MOST_KEPT:
                     self._unknown.clear()
                 self._unknown[number] = self._now() + _ASK_AGAIN_S, unknown
                 raise
-        return self._known[number]
+        return self._parsed_schemas[number]
 
-    def _made(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
-        found = self._found(number)
-        if found.schema_type != kind:
-            raise UnknownSchema(f"schema {number} is of {found.schema_type}, not of {kind}")
+    def _parse_schema(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
+        registered = self._registered_schema(number)
+        if registered.schema_type != kind:
+            raise UnknownSchema(f"schema {number} is of {registered.schema_type}, not of {kind}")
         self._began = self._now()
         try:
             try:
-                return parse(found)
+                return parse(registered)
             except MemoryError:  # perhaps of another thread's doing
-                return parse(found)
+                return parse(registered)
         except (JoineryError, UnknownSchema, OSError):
             raise
         except Exception as error:  # a schema is input: whatever it is, only its own records are bad
@@ -127,40 +127,42 @@ class Schemas:
         if unknown is not None and self._now() < until:
             raise UnknownSchema(str(unknown))
 
-    def _found(self, number: int) -> Any:
-        if number not in self._given:
-            if len(self._given) >= _MOST_KEPT:
-                self._given.clear()
-            self._given[number] = self._asked(functools.partial(self._client.get_schema, number), f"schema {number}")
-        return self._given[number]
+    def _registered_schema(self, number: int) -> Any:
+        if number not in self._registered_schemas:
+            if len(self._registered_schemas) >= _MOST_KEPT:
+                self._registered_schemas.clear()
+            self._registered_schemas[number] = self._fetch(
+                functools.partial(self._client.get_schema, number), f"schema {number}"
+            )
+        return self._registered_schemas[number]
 
-    def _parsed(self, found: Any) -> AvroSchema:
+    def _parse_avro(self, registered: Any) -> AvroSchema:
         named: dict[str, Any] = {}
-        for _, schema in references_of(found, self._referenced):
+        for _, schema in references_of(registered, self._referenced_schemas):
             fastavro.parse_schema(schema_document(schema.schema_str), named)
-        return fastavro.parse_schema(schema_document(found.schema_str), named)
+        return fastavro.parse_schema(schema_document(registered.schema_str), named)
 
-    def _compiled(self, found: Any) -> ProtobufSchema:
-        return compile_schema(found.schema_str, imports_of(found, self._referenced))
+    def _compile_protobuf(self, registered: Any) -> ProtobufSchema:
+        return compile_schema(registered.schema_str, imports_of(registered, self._referenced_schemas))
 
-    def _referenced(self, found: Any) -> Iterator[tuple[str, Any]]:
+    def _referenced_schemas(self, registered: Any) -> Iterator[tuple[str, Any]]:
         """Yields the schemas that a schema refers to, with the names that it uses for them."""
-        for reference in found.references or ():
-            place = (reference.subject, reference.version)
-            if place not in self._versions:
+        for reference in registered.references or ():
+            version = (reference.subject, reference.version)
+            if version not in self._versions:
                 if self._now() - self._began > _MOST_SECONDS:
                     raise self._registry.slow(f"the schemas that one schema refers to, for {_MOST_SECONDS} s")
-                ask = functools.partial(self._client.get_version, *place)
+                ask = functools.partial(self._client.get_version, *version)
                 if len(self._versions) >= _MOST_KEPT:
                     self._versions.clear()
-                self._versions[place] = self._asked(ask, f"{place[0]} version {place[1]}").schema
-            yield reference.name, self._versions[place]
+                self._versions[version] = self._fetch(ask, f"{version[0]} version {version[1]}").schema
+            yield reference.name, self._versions[version]
 
-    def _asked(self, ask: Callable[[], Any], what: str) -> Any:
+    def _fetch(self, ask: Callable[[], Any], description: str) -> Any:
         try:
-            answer = self._registry.ask(ask, what)
+            answer = self._registry.ask(ask, description)
         except SchemaRejected as error:  # not a possible version
             raise UnknownSchema(str(error)) from error
         if answer is None:
-            raise UnknownSchema(f"the registry {self._registry.url} has no {what}")
+            raise UnknownSchema(f"the registry {self._registry.url} has no {description}")
         return answer

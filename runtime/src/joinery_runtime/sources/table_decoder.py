@@ -120,20 +120,20 @@ class TableDecoder:
                 rows = rows.set_column(at, field, pc.if_else(deleted, pa.scalar(None, field.type), rows.column(at)))
         return rows
 
-    def _tombstones(self, raw: RawBatch, places: IntArray) -> Decoded:
+    def _tombstones(self, raw: RawBatch, positions: IntArray) -> Decoded:
         """Decodes deletions from the records at these places of the batch. `index` counts within these."""
         assert raw.keys is not None, "the reader of a table input gives keys"
         assert raw.timestamps is not None, "the reader of a table input gives timestamps"
-        keys, times = raw.keys.take(pa.array(places)), raw.timestamps(places)
-        index = np.arange(len(places), dtype=np.int64)
+        keys, times = raw.keys.take(pa.array(positions)), raw.timestamps(positions)
+        index = np.arange(len(positions), dtype=np.int64)
         present, index, keyless = set_aside(keys, index, keys.is_null(), f"{_TOMBSTONE} without a record key")
-        found = self._keys.decode(present).at(index)
-        rows = self._rows(found.rows, times[found.index])
-        missing = times[found.index] < 0
+        decoded = self._keys.decode(present).at(index)
+        rows = self._rows(decoded.rows, times[decoded.index])
+        missing = times[decoded.index] < 0
         reason = f"{_TOMBSTONE}: the record has no timestamp, which would be its event time"
         untimed: Fault = (missing, [reason] * int(missing.sum()))
-        usable = drop_rows(rows, found.index, [*self._incomplete(found, keys), untimed])
-        refused = [BadRecord(bad.index, self._refusal(keys[bad.index], bad.reason)) for bad in found.bad]
+        usable = drop_rows(rows, decoded.index, [*self._incomplete(decoded, keys), untimed])
+        refused = [BadRecord(bad.index, self._refusal(keys[bad.index], bad.reason)) for bad in decoded.bad]
         return replace(with_bad(usable, [*keyless, *refused]), deleted=np.ones(len(usable.index), dtype=np.bool_))
 
     def _rows(self, keys: pa.Table, times: IntArray) -> pa.Table:
@@ -143,13 +143,13 @@ class TableDecoder:
         columns[self._changelog.event_time] = pa.array(times).cast(schema.field(self._changelog.event_time).type)
         return pa.table(columns, schema=schema)
 
-    def _incomplete(self, found: Decoded, keys: pa.BinaryArray) -> list[Fault]:
+    def _incomplete(self, decoded: Decoded, keys: pa.BinaryArray) -> list[Fault]:
         """The faults of keys that lack a column. Otherwise a key with a different layout would silently delete
         nothing."""
         faults: list[Fault] = []
-        for name in found.rows.column_names:
-            missing, reason = found.rows[name].is_null().to_numpy(), f"column {name} is missing or null"
-            faults.append((missing, [self._refusal(keys[i], reason) for i in found.index[missing].tolist()]))
+        for name in decoded.rows.column_names:
+            missing, reason = decoded.rows[name].is_null().to_numpy(), f"column {name} is missing or null"
+            faults.append((missing, [self._refusal(keys[i], reason) for i in decoded.index[missing].tolist()]))
         return faults
 
     def _refusal(self, key: pa.BinaryScalar, reason: str) -> str:

@@ -49,8 +49,8 @@ class TextDecoder:
         rows, faults = decoded.rows, list[Fault]()
         for field, column in self._columns:
             text = pl.Series(rows[field.name], dtype=pl.String)
-            made, fault = read_texts(field, column, text)
-            rows = rows.set_column(rows.schema.get_field_index(field.name), field, made)
+            values, fault = read_texts(field, column, text)
+            rows = rows.set_column(rows.schema.get_field_index(field.name), field, values)
             faults += fault
         return with_bad(
             replace(drop_rows(rows, decoded.index, faults), deleted=decoded.deleted, dropped=decoded.dropped),
@@ -93,9 +93,9 @@ def _reader(written: str, zone: str | None) -> Callable[[pl.Series], pl.Series]:
 
 
 def _since_1970(text: pl.Series, factor: int) -> pl.Series:
-    whole = text.cast(pl.Int64, strict=False)
-    if whole.null_count() == text.null_count():
-        return _scaled(whole, factor)
+    integers = text.cast(pl.Int64, strict=False)
+    if integers.null_count() == text.null_count():
+        return _scaled(integers, factor)
     # Numbers with a fraction, which counts only for seconds: for milliseconds and less it is cut off.
     parts = text.to_frame("t").select(
         whole=_T.str.extract(r"^([+-]?\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False),

@@ -82,10 +82,10 @@ class WatchedFiles(UnsharedSource):
         if first_listing and self._waiting:
             time.sleep(SETTLE_S)
             self._list()
-        known = sorted(ref for ref in stored.offsets if self._pattern.follows(ref.topic))
-        stamps = {ref.topic: self._stored(ref, stored) for ref in known}
+        planned = sorted(ref for ref in stored.offsets if self._pattern.follows(ref.topic))
+        stamps = {ref.topic: self._stored(ref, stored) for ref in planned}
         self._sort_out(stamps)
-        ends = [self._known(ref, stored.offsets[ref], stamps[ref.topic]) for ref in known]
+        ends = [self._planned_bounds(ref, stored.offsets[ref], stamps[ref.topic]) for ref in planned]
         unread = [bound for bound in ends if bound.start < bound.end_exclusive]
         latest = max((stamp.latest_ns for stamp in stamps.values()), default=0)
         new = self._new(self._window - len(unread), latest)
@@ -124,34 +124,34 @@ class WatchedFiles(UnsharedSource):
 
     def _look(self, path: str, rest: Rest, before: Mapping[str, _Directory], now: float) -> set[str]:
         """The files in and below a directory, using what the look before found. Raises OSError."""
-        changed_ns, known = Path(path).stat().st_mtime_ns, before.get(path)
-        if known is None or known.changed_ns != changed_ns:
-            known = _Directory(changed_ns, now, files=set() if known is None else known.files)
-        if not known.quiet:
+        changed_ns, listing = Path(path).stat().st_mtime_ns, before.get(path)
+        if listing is None or listing.changed_ns != changed_ns:
+            listing = _Directory(changed_ns, now, files=set() if listing is None else listing.files)
+        if not listing.quiet:
             with os.scandir(path) as listed:
                 entries = list(listed)
             files = {entry.path for entry in entries if is_file_of(rest, entry.name) and entry.is_file()}
-            if files - known.files:
-                known.changed_at = now
+            if files - listing.files:
+                listing.changed_at = now
             # Links to directories are not followed, because they may lead in circles.
-            known.directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-            known.files, known.quiet = files, now - known.changed_at >= SETTLE_S
-        self._directories[path] = known
-        found = set(known.files)
-        for directory in known.directories:
+            listing.directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            listing.files, listing.quiet = files, now - listing.changed_at >= SETTLE_S
+        self._directories[path] = listing
+        all_files = set(listing.files)
+        for directory in listing.directories:
             if below := inside(rest, Path(directory).name):
                 with suppress(FileNotFoundError):  # removed since it was listed
-                    found |= self._look(directory, below, before, now)
-        return found
+                    all_files |= self._look(directory, below, before, now)
+        return all_files
 
     def _moved_ns(self, file: str) -> int:
         """When (ns) the file was last changed, or moved alone or with a directory. A change in a directory's content
         sets both of the directory's times; a move of the directory sets only its inode's."""
         latest = Path(file).stat().st_ctime_ns
         for directory in Path(file).relative_to(self._pattern.root).parents[:-1]:
-            found = (Path(self._pattern.root) / directory).stat()
-            if found.st_ctime_ns > found.st_mtime_ns:
-                latest = max(latest, found.st_ctime_ns)
+            stat = (Path(self._pattern.root) / directory).stat()
+            if stat.st_ctime_ns > stat.st_mtime_ns:
+                latest = max(latest, stat.st_ctime_ns)
         return latest
 
     def _sort_out(self, stamps: Mapping[str, _Stamp]) -> None:
@@ -175,14 +175,14 @@ class WatchedFiles(UnsharedSource):
             del self._waiting[file]
             self._read.add(file)
 
-    def _known(self, ref: PartitionRef, position: int, stamp: _Stamp) -> Bounds:
+    def _planned_bounds(self, ref: PartitionRef, position: int, stamp: _Stamp) -> Bounds:
         """The bounds of a file that was planned before. A file that was read to its end may have been deleted."""
         if position < stamp.end or Path(ref.topic).exists():
             self._check(ref.topic, stamp, position)
         if position >= stamp.end:
             return Bounds(ref, position, position, topic_id=str(stamp))
-        found = self._files.bounds_of(ref, position)
-        return Bounds(ref, position, stamp.end, topic_id=str(stamp), record_bytes=found.record_bytes)
+        bounds = self._files.bounds_of(ref, position)
+        return Bounds(ref, position, stamp.end, topic_id=str(stamp), record_bytes=bounds.record_bytes)
 
     def _check(self, file: str, stamp: _Stamp, position: int | None = None) -> None:
         """Checks that the file is as it was. `position` says how far its records were read, where that is known."""
@@ -197,20 +197,20 @@ class WatchedFiles(UnsharedSource):
                 "new state: joinery state delete JOB.yaml --yes",
             )
         with readable(file):
-            found = Path(file).stat()
-        if (found.st_size, found.st_mtime_ns) != (stamp.size, stamp.modified_ns):
+            stat = Path(file).stat()
+        if (stat.st_size, stat.st_mtime_ns) != (stamp.size, stamp.modified_ns):
             raise SourceError(
                 f"The file {file} of input {self._name} was changed after reading it had begun",
-                facts=f"it had {stamp.size:,} bytes then and has {found.st_size:,} now",
+                facts=f"it had {stamp.size:,} bytes then and has {stat.st_size:,} now",
                 todo="Put the old file back with its time of change, and add records as a new file: write it beside "
                 "the directory or with a name that begins with a dot, and move it in when it is complete",
             )
 
     def _new(self, number: int, latest_ns: int) -> list[Bounds]:
         """The next files to read, at most `number`: those that no new file can precede any more."""
-        found: list[Bounds] = []
+        bounds: list[Bounds] = []
         for file in sorted(self._waiting):
-            if len(found) >= number or (self._listed_at or 0) - self._waiting[file] < SETTLE_S:
+            if len(bounds) >= number or (self._listed_at or 0) - self._waiting[file] < SETTLE_S:
                 break
             with readable(file):
                 stat = Path(file).stat()
@@ -218,10 +218,10 @@ class WatchedFiles(UnsharedSource):
             ref = PartitionRef(self._name, file, 0)
             bound = self._files.bounds_of(ref, None)
             stamp = _Stamp(stat.st_size, stat.st_mtime_ns, latest_ns, bound.end_exclusive)
-            found.append(
+            bounds.append(
                 Bounds(ref, bound.start, stamp.end, topic_id=str(stamp), record_bytes=bound.record_bytes),
             )
-        return found
+        return bounds
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return self._files.cut(bounds, max_records)
@@ -229,7 +229,9 @@ class WatchedFiles(UnsharedSource):
     def records(self, planned: Range, record_bytes: float) -> int:
         return self._files.records(planned, record_bytes)
 
-    def gone(self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]) -> set[PartitionRef]:
+    def find_replaced_partitions(
+        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+    ) -> set[PartitionRef]:
         """Always empty. Raises SourceError if a planned file has changed since."""
         for ref in partitions:
             self._check(ref.topic, _Stamp.of(topic_ids[ref.topic]))
@@ -239,15 +241,15 @@ class WatchedFiles(UnsharedSource):
         self._files.close()
 
 
-def _without_those_before(known: Iterable[Bounds], *, following: bool) -> list[Bounds]:
+def _without_those_before(bounds: Iterable[Bounds], *, following: bool) -> list[Bounds]:
     """Forgets the leading files that were read to their ends. Keeps the last of all files, unless others are
     `following`, because it says after which path new files come."""
-    files = list(known)
+    files = list(bounds)
     done = 0
     while done < len(files) - (not following) and files[done].start >= files[done].end_exclusive:
         done += 1
     forgotten = [
-        Bounds(bound.partition, bound.start, bound.start, final=True, held=False, deleted=True)
+        Bounds(bound.partition, bound.start, bound.start, final=True, is_assigned=False, deleted=True)
         for bound in files[:done]
     ]
     return [*forgotten, *files[done:]]

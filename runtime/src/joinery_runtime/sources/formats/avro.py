@@ -63,12 +63,13 @@ class AvroDecoder(RowDecoder):
         self._as_times = self._times | {name for name, column in of_text if _reads_times(column)}
         self._as_local = [name for name, column in of_text if _reads_local_times(column)]
         self._decimals = {field.name for field in schema if pa.types.is_decimal(field.type)}
-        self._known: dict[int, Mapping[str, Callable[[Any], Any]]] = {}  # by the id() of schemas, which stay alive
+        # By the id() of schemas, which stay alive.
+        self._readers_by_schema: dict[int, Mapping[str, Callable[[Any], Any]]] = {}
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
         written, start = self._schema_of(record)
         value = read_record(record, start, written)
-        values = {name: _found(value, path) for name, path in self._columns}
+        values = {name: _value_at(value, path) for name, path in self._columns}
         for name in self._as_times:
             if isinstance(values[name], Nanos):
                 values[name] = values[name].time()
@@ -83,24 +84,24 @@ class AvroDecoder(RowDecoder):
     def _counted(self, written: AvroSchema) -> Mapping[str, Callable[[Any], Any]]:
         """For each column whose numbers the schema declares as times or dates, or whose bytes as decimals: how to read
         one."""
-        found = self._known.get(id(written))
-        if found is None:
-            found = {}
+        readers = self._readers_by_schema.get(id(written))
+        if readers is None:
+            readers = {}
             for column, path in self._columns:
                 if column in self._dates | self._times:
                     name = name_in_avro(written, path) or ""
                     if column in self._times and name in TIMES:
-                        found[column] = _time_by(TIMES[name])
+                        readers[column] = _time_by(TIMES[name])
                     elif column in self._dates and name in DATES:
-                        found[column] = _day
+                        readers[column] = _day
                 elif column in self._decimals:
                     scale = scale_in_avro(written, path)
                     if scale is not None:
-                        found[column] = partial(_decimal, scale=scale)
+                        readers[column] = partial(_decimal, scale=scale)
                     elif name_in_avro(written, path) == VARIABLE_DECIMAL:
-                        found[column] = variable_decimal
-            self._known[id(written)] = found
-        return found
+                        readers[column] = variable_decimal
+            self._readers_by_schema[id(written)] = readers
+        return readers
 
     def _schema_of(self, record: bytes) -> tuple[AvroSchema, int]:
         """Returns the record's writer schema, and the position at which its content begins."""
@@ -174,10 +175,10 @@ def _decimal(value: Any, scale: int) -> Any:
     return decimal_of(value, scale) if isinstance(value, bytes) else value
 
 
-def _found(value: Any, path: Path) -> Any:
+def _value_at(value: Any, path: Path) -> Any:
     """The value at a path; None if the path leads nowhere, or to a number that JSON does not have."""
-    found = inside(value, path)
-    return None if isinstance(found, float) and found - found != 0 else found
+    inner = inside(value, path)
+    return None if isinstance(inner, float) and inner - inner != 0 else inner
 
 
 DECODER = AvroDecoder

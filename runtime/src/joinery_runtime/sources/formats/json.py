@@ -58,17 +58,17 @@ class JsonDecoder(ByValue, FormatDecoder):
         if isinstance(self._judge, JsonFallbackDecoder) and len(usual.rejected) * _UNUSUAL > len(values):
             self._pause = len(values) * _PAUSE
         if not len(usual.rejected):
-            return Decoded(usual.rows, usual.taken, [])
+            return Decoded(usual.rows, usual.accepted, [])
         return _merged(usual, self._judge.decode(values.take(pa.array(usual.rejected))))
 
 
 def _merged(usual: KernelBatch, judged: Decoded) -> Decoded:
     """Merges both parts of a batch in the records' order."""
-    places = usual.rejected
-    index = np.concatenate([usual.taken, places[judged.index]])
+    positions = usual.rejected
+    index = np.concatenate([usual.accepted, positions[judged.index]])
     order = np.argsort(index, kind="stable")
     rows = pa.concat_tables([usual.rows, judged.rows]).take(pa.array(order))
-    return Decoded(rows, index[order], [BadRecord(int(places[bad.index]), bad.reason) for bad in judged.bad])
+    return Decoded(rows, index[order], [BadRecord(int(positions[bad.index]), bad.reason) for bad in judged.bad])
 
 
 DECODER = JsonDecoder

@@ -31,14 +31,14 @@ class ParquetDecoder(FormatDecoder):
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         assert raw.columns is not None, "the reader of Parquet gives columns"
-        made: list[pa.Array] = []
+        columns: list[pa.Array] = []
         faults: list[Fault] = []
         for field in self._schema:
             values = column_at(raw.columns, self._paths.get(field.name, (field.name,)))
             column, fault = read_as(field.name, values, field.type)
-            made.append(column)
+            columns.append(column)
             faults += fault
-        return drop_rows(pa.table(made, schema=self._schema), np.arange(len(raw.offsets), dtype=np.int64), faults)
+        return drop_rows(pa.table(columns, schema=self._schema), np.arange(len(raw.offsets), dtype=np.int64), faults)
 
 
 DECODER = ParquetDecoder

@@ -57,10 +57,10 @@ class ProtobufDecoder(RowDecoder):
         assert self._schemas is not None, "without a registry there is one reader"
         try:
             number = schema_number(record)
-            places, start = message_places(record, FRAME)
+            indexes, start = message_indexes(record, FRAME)
             begins = record[:start]
             if begins not in self._readers:
-                self._readers[begins] = _Reader(self._schemas.protobuf(number).message_at(places), self._columns)
+                self._readers[begins] = _Reader(self._schemas.protobuf(number).message_at(indexes), self._columns)
         except (UnknownSchema, ValueError) as unknown:
             raise RefusedRecord(str(unknown)) from unknown
         except LookupError as missing:
@@ -85,33 +85,37 @@ class _Reader:
         except Exception as error:  # each implementation of the library has its own error
             looks = "; it looks like JSON" if record[:1] == b"{" else ""
             raise RefusedRecord(f"not Protobuf of message {self._name}: {error}{looks}"[:300]) from error
-        found = {}
+        values = {}
         for name, get in self._columns:
             try:
-                found[name] = get(message)
+                values[name] = get(message)
             except (MemoryError, OSError):
                 raise
             except Exception as error:  # a Timestamp of the year 10000, an Any of an unknown message
                 raise RefusedRecord(f"column {name}: {error}"[:300]) from error
-        return found
+        return values
 
 
 def _getter(descriptor: Any, path: Path) -> Callable[[Any], Any]:
     field = descriptor.fields_by_name.get(path[0]) if len(path) == 1 else None
     if field is None or field.is_repeated or field.message_type is not None or field.has_presence:
-        return lambda message: _found(message, path)
+        return lambda message: _value_at(message, path)
     name, plain = field.name, field.enum_type is None and field.cpp_type not in _FLOATS
     # A fast path for most columns of most schemas.
-    return (lambda message: getattr(message, name)) if plain else (lambda message: _one(field, getattr(message, name)))
+    return (
+        (lambda message: getattr(message, name))
+        if plain
+        else (lambda message: _element_value(field, getattr(message, name)))
+    )
 
 
-def _found(message: Any, path: Path) -> Any:
+def _value_at(message: Any, path: Path) -> Any:
     """The value in a message at a path; None if the path leads nowhere."""
     if not path:
-        return _whole(message)
+        return _message_value(message)
     descriptor, step = message.DESCRIPTOR, path[0]
     if descriptor.full_name in _JSON:
-        return inside(_whole(message), path)
+        return inside(_message_value(message), path)
     field = descriptor.fields_by_name.get(step) if isinstance(step, str) else None
     if field is None or (field.has_presence and not message.HasField(step)):
         return None
@@ -123,10 +127,10 @@ def _found(message: Any, path: Path) -> Any:
             return None
         value, rest = value[rest[0]], rest[1:]
         if not rest:
-            return _one(field, value)
+            return _element_value(field, value)
     if _is_map(field):
         return inside(_plain(field, value), rest)
-    return None if field.message_type is None else _found(value, rest)
+    return None if field.message_type is None else _value_at(value, rest)
 
 
 def _is_map(field: Any) -> bool:
@@ -137,34 +141,34 @@ def _is_map(field: Any) -> bool:
 def _plain(field: Any, value: Any) -> Any:
     """A field's value as `json_text` takes it."""
     if _is_map(field):
-        of = field.message_type.fields_by_name["value"]
-        return {_key(key): _one(of, each) for key, each in value.items()}
-    return [_one(field, each) for each in value] if field.is_repeated else _one(field, value)
+        value_field = field.message_type.fields_by_name["value"]
+        return {_key(key): _element_value(value_field, element) for key, element in value.items()}
+    return [_element_value(field, element) for element in value] if field.is_repeated else _element_value(field, value)
 
 
 def _key(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-def _one(field: Any, value: Any) -> Any:
+def _element_value(field: Any, value: Any) -> Any:
     if field.message_type is not None:
-        return _whole(value)
+        return _message_value(value)
     if field.enum_type is not None:
         named = field.enum_type.values_by_number.get(value)
         return str(value) if named is None else named.name
     return None if field.cpp_type in _FLOATS and not math.isfinite(value) else value
 
 
-def _whole(message: Any) -> Any:
+def _message_value(message: Any) -> Any:
     descriptor = message.DESCRIPTOR
     if descriptor.full_name in _TEXTS:
         return message.ToJsonString()
     if descriptor.full_name in _WRAPPERS:
-        return _one(descriptor.fields_by_name["value"], message.value)
+        return _element_value(descriptor.fields_by_name["value"], message.value)
     if descriptor.full_name in _JSON:
         pool = descriptor.file.pool
         return json_format.MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=pool)
-    return {field.name: _found(message, (field.name,)) for field in descriptor.fields}
+    return {field.name: _value_at(message, (field.name,)) for field in descriptor.fields}
 
 
 def written_with(model: Input) -> Any:
@@ -184,18 +188,18 @@ def written_with(model: Input) -> Any:
         ) from error
 
 
-def message_places(record: bytes, start: int) -> tuple[list[int], int]:
+def message_indexes(record: bytes, start: int) -> tuple[list[int], int]:
     """Reads which message of its schema a framed record is: a count and as many positions, in zigzag varints, where a
     single zero stands for the first message. Returns the positions, and where the message begins. Raises ValueError if
     there is no such list."""
     count, at = _zigzag(record, start)
-    places = []
+    indexes = []
     if not 0 <= count <= len(record) - at:
         raise ValueError("the list of message positions is longer than the record")
     for _ in range(count):
-        place, at = _zigzag(record, at)
-        places.append(place)
-    return places or [0], at
+        index, at = _zigzag(record, at)
+        indexes.append(index)
+    return indexes or [0], at
 
 
 def _zigzag(record: bytes, at: int) -> tuple[int, int]:

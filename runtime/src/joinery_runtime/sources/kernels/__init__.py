@@ -61,8 +61,8 @@ def kernel(*arguments: Any) -> Callable[[F], F]:
         dispatcher._cache = _MachineCode(function)
         dispatcher.compile(arguments)
         dispatcher.disable_compile()
-        found: F = dispatcher
-        return found
+        compiled_function: F = dispatcher
+        return compiled_function
 
     return compiled
 

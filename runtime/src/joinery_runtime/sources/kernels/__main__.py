@@ -9,5 +9,5 @@ from pkgutil import iter_modules
 from joinery_runtime.sources.compiled import kernels
 
 logging.basicConfig(format="joinery: %(message)s")
-names = [found.name for found in iter_modules([str(Path(__file__).parent)]) if found.name != "__main__"]
+names = [module.name for module in iter_modules([str(Path(__file__).parent)]) if module.name != "__main__"]
 sys.exit(any(kernels(name) is None for name in names))

@@ -71,8 +71,8 @@ def _is_name(at: int, begin: int, size: int, last: int, limit: int) -> bool:
     if at + size > last:
         return False
     if at + size + 8 > limit:
-        for place in range(size):
-            if load8(at + place) != load8(begin + place):
+        for offset in range(size):
+            if load8(at + offset) != load8(begin + offset):
                 return False
         return True
     while size >= 8:
@@ -85,13 +85,13 @@ def _is_name(at: int, begin: int, size: int, last: int, limit: int) -> bool:
 @part
 def _digits(at: int, count: int) -> int:
     """Reads `count` digits; negative if one of them is not a digit."""
-    found = 0
-    for place in range(count):
-        digit = load8(at + place) - _ZERO
+    value = 0
+    for offset in range(count):
+        digit = load8(at + offset) - _ZERO
         if not 0 <= digit <= 9:
             return -1
-        found = found * 10 + digit
-    return found
+        value = value * 10 + digit
+    return value
 
 
 @part
@@ -229,12 +229,14 @@ def _number_value(
 ) -> tuple[int, int]:
     """Reads a number for a column of this kind. Returns the address after it, and the value of the column's slot."""
     if kind == INT64 or kind == TIMESTAMP or kind == INT32:
-        whole, end = integer(at, limit)
-        if kind == TIMESTAMP and (not _YEAR_1 <= whole <= _YEAR_9999_END or _SECONDS_2000 <= whole < _SECONDS_2100):
+        integer_value, end = integer(at, limit)
+        if kind == TIMESTAMP and (
+            not _YEAR_1 <= integer_value <= _YEAR_9999_END or _SECONDS_2000 <= integer_value < _SECONDS_2100
+        ):
             return GIVEN_UP, 0
-        if kind == INT32 and not -(1 << 31) <= whole < 1 << 31:
+        if kind == INT32 and not -(1 << 31) <= integer_value < 1 << 31:
             return GIVEN_UP, 0
-        return end, whole
+        return end, integer_value
     digits, count, power, end = number(at)
     negative = load8(at) == _MINUS
     if end == GIVEN_UP:
@@ -318,8 +320,8 @@ def _field(
     if kind == STRING:
         if byte == _OPEN or byte == _OPEN_ARRAY:
             end = skip_value(at, last, limit, scratch)
-            for place in range(at, end):
-                if load8(place) == _NEWLINE:
+            for position in range(at, end):
+                if load8(position) == _NEWLINE:
                     return GIVEN_UP, 0, scratch, False
         else:
             end = number(at)[3]
@@ -389,52 +391,56 @@ def _record(
     if load8(at) != _OPEN:
         return GIVEN_UP
     at = skip_space(at + 1)
-    columns, found, field = len(kinds), 0, 0
+    columns, seen_columns, field = len(kinds), 0, 0
     node, position, depth = _ROOT, 0, 0
     more = load8(at) != _CLOSE
     if not more and at != last:
         return GIVEN_UP
     while more:
         if arrays[node]:
-            wanted = _item(node, position, items)
+            target = _item(node, position, items)
         else:
             if load8(at) != _QUOTE:
                 return GIVEN_UP
             at += 1
-            place = field & (PREDICTED - 1)
-            size = predicted[place, 1]
-            if size != 0 and predicted[place, 2] == node and _is_name(at, predicted[place, 0], size, last, limit):
-                wanted = predicted[place, 3]
+            prediction = field & (PREDICTED - 1)
+            size = predicted[prediction, 1]
+            if (
+                size != 0
+                and predicted[prediction, 2] == node
+                and _is_name(at, predicted[prediction, 0], size, last, limit)
+            ):
+                target = predicted[prediction, 3]
                 at += size
             else:
                 end, escapes = string_end(at, last, limit)
                 if end == GIVEN_UP or escapes:
                     return GIVEN_UP
                 size = end + 1 - at
-                wanted = _named(node, at, size, last, limit, names, table, buckets)
-                predicted[place, 0], predicted[place, 1], predicted[place, 2] = at, size, node
-                predicted[place, 3] = wanted
+                target = _named(node, at, size, last, limit, names, table, buckets)
+                predicted[prediction, 0], predicted[prediction, 1], predicted[prediction, 2] = at, size, node
+                predicted[prediction, 3] = target
                 at = end + 1
             at = skip_space(at)
             if load8(at) != _COLON:
                 return GIVEN_UP
             at = skip_space(at + 1)
             field += 1
-        if wanted == _UNKNOWN:
+        if target == _UNKNOWN:
             at = skip_value(at, last, limit, scratch)
         else:
-            if seen[wanted] == stamp:
+            if seen[target] == stamp:
                 return GIVEN_UP
-            seen[wanted] = stamp
-            if wanted < columns:
-                found += 1
-                at, slot, scratch, null = _field(at, last, limit, base, scratch, arena, kinds, wanted, powers, exact)
-                slots[wanted, row] = slot
-                valid[wanted, row] = not null
+            seen[target] = stamp
+            if target < columns:
+                seen_columns += 1
+                at, slot, scratch, null = _field(at, last, limit, base, scratch, arena, kinds, target, powers, exact)
+                slots[target, row] = slot
+                valid[target, row] = not null
             elif load8(at) == 0x6E:
                 at = skip_word(at, 0x6C6C756E, 4)
             else:
-                inner = wanted - columns
+                inner = target - columns
                 opening = _OPEN_ARRAY if arrays[inner] else _OPEN
                 if load8(at) != opening or depth == DEEPEST:
                     return GIVEN_UP
@@ -465,7 +471,7 @@ def _record(
         if more:
             at = skip_space(at + 1)
             position += 1
-    if found < columns:
+    if seen_columns < columns:
         for column in range(columns):
             if seen[column] != stamp:
                 slots[column, row] = 0
@@ -520,11 +526,11 @@ def decode(
     seen: Words,
     slots: npt.NDArray[np.int64],
     valid: npt.NDArray[np.uint8],
-    taken: Words,
+    accepted: Words,
     rejected: Words,
 ) -> tuple[int, int]:
     """Reads n records into the first of n rows. Returns the number of records that were looked at (all, unless too many
-    are given up), and the number of rows. Row i comes from record `taken[i]`; `rejected` has the others in order.
+    are given up), and the number of rows. Row i comes from record `accepted[i]`; `rejected` has the others in order.
 
     - `data` is the address of the records' bytes, and `size` their number. `offsets` (n+1) says where each record
       begins, `missing` (n, or empty) which have no value.
@@ -553,7 +559,7 @@ def decode(
             )  # fmt: skip
         if after != GIVEN_UP:
             scratch = after
-            taken[rows] = record
+            accepted[rows] = record
             rows += 1
         else:
             rejected[record - rows] = record

@@ -25,16 +25,16 @@ def _instruction(name: str, result: Any, arguments: list[Any], emit: Callable[..
         value = emit(builder, *values)
         return context.get_dummy_value() if result is types.none else value
 
-    def one(_typing: Any, _a: Any) -> Any:
+    def unary(_typing: Any, _a: Any) -> Any:
         return result(*arguments), written
 
-    def two(_typing: Any, _a: Any, _b: Any) -> Any:
+    def binary(_typing: Any, _a: Any, _b: Any) -> Any:
         return result(*arguments), written
 
-    def three(_typing: Any, _a: Any, _b: Any, _c: Any) -> Any:
+    def ternary(_typing: Any, _a: Any, _b: Any, _c: Any) -> Any:
         return result(*arguments), written
 
-    typed = (one, two, three)[len(arguments) - 1]
+    typed = (unary, binary, ternary)[len(arguments) - 1]
     typed.__name__ = name
     return intrinsic(typed)
 
@@ -54,8 +54,8 @@ def _copy16(builder: Any, target: Any, source: Any) -> None:
 
 
 def _copy(builder: Any, target: Any, source: Any, size: Any) -> None:
-    pointers = [_pointer(builder, each, _BYTE) for each in (target, source)]
-    memcpy = builder.module.declare_intrinsic("llvm.memcpy", [each.type for each in (*pointers, size)])
+    pointers = [_pointer(builder, address, _BYTE) for address in (target, source)]
+    memcpy = builder.module.declare_intrinsic("llvm.memcpy", [argument.type for argument in (*pointers, size)])
     builder.call(memcpy, [*pointers, size, _NOT_VOLATILE])
 
 

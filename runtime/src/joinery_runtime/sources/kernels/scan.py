@@ -56,10 +56,10 @@ def plain_end(at: int, last: int, limit: int) -> int:
     while at + 8 <= limit:
         word = load64(at)
         quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
-        found = ((word - _SPACES) & ~word) | ((quotes - _ONES) & ~quotes) | ((backslashes - _ONES) & ~backslashes)
-        found = (found | word) & _TOP_BITS
-        if found != 0:
-            return at + (zeros_below(found) >> 3)
+        matches = ((word - _SPACES) & ~word) | ((quotes - _ONES) & ~quotes) | ((backslashes - _ONES) & ~backslashes)
+        matches = (matches | word) & _TOP_BITS
+        if matches != 0:
+            return at + (zeros_below(matches) >> 3)
         at += 8
         if at >= last:
             return at
@@ -116,8 +116,8 @@ def string_end(at: int, last: int, limit: int) -> tuple[int, bool]:
 def _hexadecimal(at: int) -> int:
     """Reads four hexadecimal digits; negative if one of them is not a digit."""
     number = 0
-    for place in range(4):
-        byte = load8(at + place)
+    for offset in range(4):
+        byte = load8(at + offset)
         letter = byte | 0x20
         if _ZERO <= byte <= _NINE:
             number = number * 16 + byte - _ZERO
