@@ -105,8 +105,8 @@ class RawBatch:
     where a record has none); it is None for files. A columnar file gives `columns` (n rows, with the file's names and
     types) and empty `values`. Only Kafka gives keys and headers, and only where the input needs them; of several
     headers with one name, the last counts. `lost` counts offsets of the range that the broker had deleted
-    (`onDataLoss: continue`); n is 0 then. `refusal` says why the records of the batch are not to be decoded (None: they
-    are); their values may then be only the beginning of what there is.
+    (`onDataLoss: continue`); n is 0 then. With a `refusal`, nobody
+    decodes the batch, and the text says why; its values may then be only the beginning of what there is.
     """
 
     partition: PartitionRef

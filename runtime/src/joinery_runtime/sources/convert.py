@@ -3,13 +3,13 @@
 A value that its type cannot hold is a fault of its row. The accepted forms are:
 
 * int32, int64: decimal digits with an optional sign, in range;
-* float, double: decimal or scientific notation, `nan`, `inf`; a finite number that overflows the type is refused;
+* float, double: decimal or scientific notation, `nan`, `inf`; no finite number that overflows the type;
 * decimal(p,s): at most p-s digits before the point and s after it, not counting zeros at either end; never rounded;
 * boolean: `true` or `false` in any case;
 * date: `YYYY-MM-DD`; binary: base64 with padding;
 * timestamp: an integer (milliseconds) or RFC 3339 with any offset, in any mix, in the years 1 to 9999; digits below a
-  millisecond are cut off, however many there are. Integers that would be in the years 2000 to 2099 as seconds are
-  refused: as milliseconds they are in January or February 1970.
+  millisecond are cut off, however many there are. An integer that would be in the years 2000 to 2099 as seconds
+  is a fault: as milliseconds it is in January or February 1970.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a JSON record means: the reference decoders, which read any record. `JsonFallbackDecoder` reads flat records in
 whole batches, `NestedJsonDecoder` reads nested ones one by one.
 
-Polars reads the batch as newline-delimited JSON. It refuses anything but exactly one object per line, wrong types, and
+Polars reads the batch as newline-delimited JSON. It rejects anything but exactly one object per line, wrong types, and
 integers out of range. It reformats numbers, arrays and objects in text columns, so `json_texts` looks up their original
 texts. Decimals are read in a second pass by Arrow, which keeps their digits. (Arrow crashes on a top-level `null`, so
-it must only see what Polars accepted.) Of records whose names may occur twice, and of those that Polars refuses though
+it must only see what Polars accepted.) Of records whose names may occur twice, and of those that Polars rejects though
 they are JSON (an undeclared number of 39 digits), both parsers get the declared fields only (`_Selection`).
 
 Rules beyond those of `convert`: a missing column is null; unknown names are ignored; of a name that occurs twice, the
@@ -105,14 +105,14 @@ class JsonFallbackDecoder(ByValue):
             return self._decode_explained(values, index)
 
     def _decode_explained(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
-        """Decodes at most `_PIECE` records, at least one of them refused. The only loop over records."""
+        """Decodes at most `_PIECE` records, of which the parsers reject at least one. The only loop over records."""
         reasons = [self._explainer.explain(record) for record in values.to_pylist()]
         bad = [BadRecord(position, reason) for position, reason in zip(index.tolist(), reasons, strict=True) if reason]
         fine = np.array([reason is None for reason in reasons], np.bool_)
         return with_bad(self._decode_selected(self._selection.of(values.filter(pa.array(fine))), index[fine]), bad)
 
     def _decode_selected(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
-        """Decodes records of declared fields only, in halves down to those that the parsers refuse even so."""
+        """Decodes records of declared fields only, in halves down to those that the parsers still reject."""
         if not len(values):
             return Decoded(self._schema.empty_table(), index, [])
         try:
@@ -221,8 +221,8 @@ class _Selection:
         return f"{{{','.join(fields)}}}".encode()
 
     def _written(self, column: int, text: str) -> str:
-        """Writes a value so that the parsers read it as its column says: they refuse long numbers, and would format
-        those in text anew."""
+        """Writes a value so that the parsers read it as its column says: they reject long numbers, and would reformat
+        those in text."""
         target = self._types[column]
         if text[0] == '"' or text == "null":
             return text
@@ -255,7 +255,7 @@ def _names_twice(values: pa.BinaryArray, lines: bytes, nulls: Mapping[str, int])
 
 
 def _lone_surrogates(values: pa.BinaryArray) -> pa.BooleanArray:
-    r"""Finds records with half of an escaped pair, which Polars refuses or reads as U+0000. `\\` begins no escape."""
+    r"""Finds records with half of an escaped pair, which Polars rejects or reads as U+0000. `\\` begins no escape."""
     plain = pc.replace_substring(values, "\\\\", "__")
     high, low, pairs = (pc.count_substring_regex(plain, escape) for escape in (_HIGH, _LOW, _HIGH + _LOW))
     return pc.or_(pc.not_equal(high, pairs), pc.not_equal(low, pairs))
@@ -272,7 +272,7 @@ def _read_ndjson(lines: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataF
 
 def _read_decimals(lines: bytes, fields: list[pa.Field]) -> dict[str, pa.ChunkedArray]:
     """Reads decimal columns, by name. Arrow's JSON reader accepts values with too many digits before the point, so they
-    are read with room to spare and then cast, which refuses them."""
+    are read with room to spare and then cast, which rejects those values."""
     if not fields:
         return {}
     roomy = pa.schema([pa.field(field.name, pa.decimal256(76, field.type.scale)) for field in fields])

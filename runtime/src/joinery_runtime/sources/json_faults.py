@@ -1,6 +1,6 @@
-"""Explains what is wrong with a single JSON record that a whole-batch parser has already refused.
+"""Explains what is wrong with a single JSON record that a whole-batch parser has already rejected.
 
-`explain` names only faults that the parsers certainly refuse. It leaves to them what it cannot judge.
+`explain` names only faults that the parsers certainly reject. It leaves to them what it cannot judge.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ HOLD_SECONDS = 30.0  # how long a rebalance may wait for a running epoch
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 1.0  # how long `close` waits for offsets that are being published
 _ANSWER_SECONDS = 10.0
-_CLOSE_SECONDS = 3.0  # a client whose broker is away would take longer to close; the thread is a daemon
+_CLOSE_SECONDS = 3.0  # closing takes longer if the broker does not answer; the thread is a daemon
 _MAX_POLL_MS = 300_000  # librdkafka's default, and the broker's patience with a rebalance
 
 _FENCED = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
-# Why offsets are not published that no one has to be told. A replaced member reports that itself, and from then on its
-# client refuses everything with a fatal error. While a group rebalances, it takes no offsets.
+# Reasons for unpublished offsets that nobody needs to know. A replaced member reports its replacement itself, and its
+# client then rejects every call with a fatal error. A group that rebalances takes no offsets.
 _OF_ITSELF = {
     KafkaError._FATAL,
     KafkaError.REBALANCE_IN_PROGRESS,
@@ -49,7 +49,7 @@ _REFUSED = {
 
 class GroupMember:
     """One input's member of the group. `follow` makes it join. All methods return at once. Except for `close`, they
-    raise Fenced if another driver has joined under the member's name, and SourceError if the group refuses the member.
+    raise Fenced if another driver has joined under the member's name, and SourceError if the group rejects the member.
 
     A rebalance that takes held partitions waits until they are released, at most `hold_seconds`. Then they are lost.
     The member signs the offsets that it commits with its job's `store`, so that of two jobs with one name and different

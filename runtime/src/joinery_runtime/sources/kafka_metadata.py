@@ -51,7 +51,7 @@ class Topic:
 
 class KafkaMetadata:
     """Queries a cluster. All methods raise SourceUnavailable if the broker does not answer, and SourceError if it
-    refuses the login or denies access."""
+    rejects the login or denies access."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._errors = cluster, LoggedErrors()
@@ -143,7 +143,7 @@ class KafkaMetadata:
         )
 
     def _result(self, future: Future[Result]) -> Result:
-        """Waits for an answer in short turns. Stops early if a refused login is reported in between."""
+        """Waits for an answer in short turns. Stops early if the client reports a rejected login in between."""
         if not future.done():
             self._errors.forget()
         deadline = time.monotonic() + _ANSWER_SECONDS

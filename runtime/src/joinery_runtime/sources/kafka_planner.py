@@ -202,15 +202,16 @@ class KafkaPlanner:
                     f"Input {self._cluster.input}: {summary}",
                     facts=f"{facts} ({self._cluster.at(ref.topic)})",
                     todo="Add files up to a time that the topic still reaches back to, and write that as `until`. Or "
-                    "set onDataLoss: continue to go on with what there is",
+                    "set onDataLoss: continue, and the job reads what there is",
                 )
             if (ref, offsets.earliest) not in self._reported:
                 logger.warning("input %s: %s: %s", self._cluster.input, summary, facts)
                 self._reported.add((ref, offsets.earliest))
 
     def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets, *, named: bool) -> tuple[int, int]:
-        """Returns where to go on, and how many offsets are gone. Retention deletes unread records: reading goes on with
-        the first one that remains. A truncated log has lost records that were read: everything else was read too.
+        """Returns where reading continues, and how many offsets were lost. If retention has deleted unread records,
+        reading continues with the first one that remains. A truncated log has lost records that were read: everything
+        else was read too.
         `named`: nothing has been read, and the job has the position (`startFrom`)."""
         other = "Or correct startFrom.offsets" if named else "Or start the job with new state"
         if position < offsets.earliest:
@@ -230,9 +231,9 @@ class KafkaPlanner:
             raise DataLoss(
                 f"Input {self._cluster.input}: {summary}",
                 facts=f"{facts} ({self._cluster.at(ref.topic)})",
-                todo=f"Set onDataLoss: continue to go on at {resume_point}. {other}",
+                todo=f"Set onDataLoss: continue, and reading resumes at {resume_point}. {other}",
             )
         if (ref, position) not in self._reported:
-            logger.warning("input %s: %s: %s; it goes on at %s", self._cluster.input, summary, facts, resume_point)
+            logger.warning("input %s: %s: %s; reading resumes at %s", self._cluster.input, summary, facts, resume_point)
             self._reported.add((ref, position))
         return following, lost

@@ -206,7 +206,7 @@ class KafkaReader:
         for ref in short:
             # When the range was planned, the log did not end before it.
             facts = ", and the log ends before that now: it was truncated"
-            todo = "Set onDataLoss: continue to go on without them"
+            todo = "Set onDataLoss: continue if the job can do without them"
             self._skip_to(waiting[ref].end_exclusive, ref, waiting[ref], facts, todo)
         if short:
             return short

@@ -165,7 +165,7 @@ def member_settings(cluster: Cluster, group: str, errors: LoggedErrors) -> dict[
     classic = cluster.properties.get("group.protocol", "classic") == "classic"
     own = {
         # With it, a new driver takes over at once instead of waiting for the dead one's session to end. In the newer
-        # protocol it would only hurt: until then, that refuses a second member of the same name.
+        # protocol it would only hurt: until the session ends, that protocol rejects a second member of the same name.
         "group.instance.id": group,
         # How soon a member learns of a rebalance, or that it was replaced (in the newer protocol the broker decides).
         "heartbeat.interval.ms": 1_000,
@@ -193,7 +193,7 @@ Client = TypeVar("Client")
 
 
 def connect(client: Callable[[dict[str, Any]], Client], settings: dict[str, Any], cluster: Cluster) -> Client:
-    """Makes a client, which connects later on its own. Raises SourceError for a property that librdkafka refuses."""
+    """Makes a client, which connects later on its own. Raises SourceError for a property that librdkafka rejects."""
     try:
         return client(settings)
     except KafkaException as error:

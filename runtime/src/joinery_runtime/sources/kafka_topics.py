@@ -102,8 +102,8 @@ class InputTopics:
             raise DataLoss(
                 f"Input {self._cluster.input}: topic {topic} {change}",
                 facts=f"{facts} ({self._cluster.at(topic)})",
-                todo="Set onDataLoss: continue to go on without what was lost (a new topic of that name is read from "
-                "its earliest record), or start the job with new state",
+                todo="Set onDataLoss: continue if the job can do without what was lost (a new topic of that name is "
+                "read from its earliest record), or start the job with new state",
             )
         self._warn(topic, topic_id, change, facts)
 

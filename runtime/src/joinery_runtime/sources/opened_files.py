@@ -136,13 +136,13 @@ def readable(path: str) -> Iterator[None]:
 
 
 def require_planned(path: str, units: str, start: int, end: int) -> None:
-    """Raises SourceError if a file is gone that an epoch reads from `start` to `end`."""
+    """Raises SourceError if a file is missing that an epoch reads from `start` to `end`."""
     if not Path(path).exists():
         raise SourceError(
             f"The input file {path} is not there any more",
             facts=f"an epoch is to read its {units} {start:,} to {end:,}",
-            todo="Put the same file back and start the job again: it goes on where it was. If it was not removed: "
-            "every machine of the job needs the file at this path",
+            todo="Put the same file back and start the job again: it resumes where it was. If the file was not "
+            "removed: every machine of the job needs the file at this path",
         )
 
 

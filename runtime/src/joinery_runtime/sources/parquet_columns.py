@@ -10,8 +10,8 @@
 | timestamp | a timestamp of any unit (without a zone: UTC), cut off below a millisecond; an integer of milliseconds |
 | string | anything: nested values as JSON |
 
-A value that its column cannot hold is a fault of its row. A type that cannot be read as the column's type is refused
-beforehand.
+A value that its column cannot hold is a fault of its row. The planner rejects a type that cannot be read as the
+column's type.
 """
 
 from __future__ import annotations

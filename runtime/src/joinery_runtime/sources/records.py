@@ -299,4 +299,4 @@ def without_bom(values: pa.BinaryArray) -> pa.BinaryArray:
 
 
 class RefusedError(Exception):
-    """A parser refuses at least one record of a batch. The text is the parser's."""
+    """A parser rejects at least one record of a batch. The text is the parser's."""

@@ -69,14 +69,14 @@ class Schemas:
 
     @classmethod
     def of(cls, model: Input) -> Schemas:
-        """The schemas of an input that names a registry. Raises SourceError for settings that the client refuses."""
+        """The schemas of an input that names a registry. Raises SourceError for settings that the client rejects."""
         named = model.schema_registry
         assert named is not None, "only an input with one asks"
         registry = Registry(named.url, f"Input {model.name}", "schemaRegistry", SourceError, SourceUnavailable)
         return cls(registry, registry.client(named.properties))
 
     def check(self) -> None:
-        """Raises SourceUnavailable if no registry answers, and SourceError if it refuses access."""
+        """Raises SourceUnavailable if no registry answers, and SourceError if it denies access."""
         self._registry.check(self._client)
 
     def kind(self, number: int) -> str:
@@ -86,7 +86,7 @@ class Schemas:
 
     def avro(self, number: int) -> AvroSchema:
         """The Avro schema with this number. Raises UnknownSchema, SourceUnavailable if the registry does not answer,
-        and SourceError if it refuses access."""
+        and SourceError if it denies access."""
         return self._schema(number, "AVRO", self._parse_avro)
 
     def protobuf(self, number: int) -> ProtobufSchema:

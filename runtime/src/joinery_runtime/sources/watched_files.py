@@ -115,7 +115,7 @@ class WatchedFiles(UnsharedSource):
             raise SourceError(
                 f"The directory {root} that input {self._name} watches is not there",
                 facts="it was moved or removed, is not mounted, or has another name",
-                todo="Put it back, or correct the path in the job, and start the job again: it goes on where it was",
+                todo="Put it back, or correct the path in the job, and start the job again: it resumes where it was",
             ) from error
         appeared = names - self._waiting.keys() - self._read
         self._waiting = {name: self._waiting.get(name, now) for name in (self._waiting.keys() & names) | appeared}
@@ -192,7 +192,7 @@ class WatchedFiles(UnsharedSource):
             raise SourceError(
                 f"The file {file} of input {self._name} was removed before it was read to its end",
                 facts=read or "an epoch that reads it is planned",
-                todo="Put the same file back, with its time of change (cp -p, mv), and start the job again: it goes on "
+                todo="Put the same file back, with its time of change (cp -p, mv), and start the job again: it resumes "
                 "where it was. A file may be removed once the job has read it. If the file is lost, start the job with "
                 "new state: joinery state delete JOB.yaml --yes",
             )

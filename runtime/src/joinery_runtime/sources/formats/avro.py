@@ -77,7 +77,7 @@ class AvroDecoder(RowDecoder):
             if isinstance(values[name], datetime) and values[name].tzinfo is None:
                 values[name] = values[name].isoformat()
         for name, read in self._counted(written).items():
-            with suppress(OverflowError, ValueError):  # it stays what it is, and is refused like any other
+            with suppress(OverflowError, ValueError):  # the value stays as it is, and is rejected later like any other
                 values[name] = read(values[name])
         return values
 

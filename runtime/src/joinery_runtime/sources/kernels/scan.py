@@ -82,7 +82,7 @@ def skip_character(at: int) -> int:
     if load8(at + 2) & 0xC0 != 0x80:
         return GIVEN_UP
     if first < 0xF0:
-        # Refuses characters that fit two bytes, and halves of surrogate pairs.
+        # Rejects characters that fit two bytes, and halves of surrogate pairs.
         return GIVEN_UP if (first == 0xE0 and second < 0xA0) or (first == 0xED and second >= 0xA0) else at + 3
     if load8(at + 3) & 0xC0 != 0x80 or first > 0xF4:
         return GIVEN_UP
