@@ -361,7 +361,9 @@ class Planner:
         """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss if there
         are any, unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
-        replaced = [source.find_replaced_partitions(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)]
+        replaced = [
+            source.find_replaced_partitions(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)
+        ]
         return frozenset().union(*replaced)
 
     def pin(self, partitions: Iterable[PartitionRef]) -> bool:
@@ -389,7 +391,9 @@ class Planner:
 
     def unavailability(self) -> Unavailable | None:
         """The source that does not answer now, if there is one."""
-        return next((error for source in self._sources.values() if (error := source.unavailability()) is not None), None)
+        return next(
+            (error for source in self._sources.values() if (error := source.unavailability()) is not None), None
+        )
 
     def other_store(self, own: StoreIdentity) -> StoreIdentity | None:
         """The store of the driver that last committed offsets to a group of this job, if it is not `own`."""
