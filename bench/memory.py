@@ -239,7 +239,8 @@ def _count(bootstrap: str, topic: str) -> int:
 
 
 class _Looks(Background):
-    """The most that the processes below this one held, in bytes, without `others`, which ran before."""
+    """The most that the processes below this one held, in bytes, without `earlier_pids`,
+    which ran before."""
 
     def __init__(self, earlier_pids: Collection[int]) -> None:
         super().__init__()

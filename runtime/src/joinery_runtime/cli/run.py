@@ -101,8 +101,8 @@ def _end_at_once(number: int) -> None:
 
 class Signals:
     """Handles the signals `numbers`. The first one sets `stop`: during the start it ends the command at once, because
-    nothing has to be finished; later it ends the job after the running epoch. The next one calls `again`, which ends
-    the job at once."""
+    nothing has to be finished; later it ends the job after the running epoch. The next one calls
+    `on_second_signal`, which ends the job at once."""
 
     def __init__(self, stop: Event, numbers: Sequence[int], on_second_signal: Callable[[int], None]) -> None:
         self.stop, self._numbers, self._on_second_signal = stop, numbers, on_second_signal

@@ -58,8 +58,8 @@ class _Second:
 
 
 class Autoscaler:
-    """`executors` are to run, as decided last, because of `why` (`by_load`, or else by bounds that have changed). Times
-    are seconds of a clock that never goes back."""
+    """`executors` are to run, as decided last, because of `reason` (`by_load`, or else by bounds that have changed).
+    Times are seconds of a clock that never goes back."""
 
     def __init__(self, executors: int) -> None:
         self.executors, self.reason, self.by_load = executors, "", True

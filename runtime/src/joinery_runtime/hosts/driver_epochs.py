@@ -51,9 +51,9 @@ def cores_of(master: str) -> int:
 class DriverEpochs:
     """Implements `engine.driver.Host`. Runs epochs in this process until Spark has started, then on Spark.
 
-    `here` opens the host of this process at the first epoch that needs it; that host is closed when Spark takes over.
-    `spark` is Spark's start, and the next epoch raises an error of that start; None: all epochs run in this process.
-    Both have `cores`, so that plans do not change when Spark takes over.
+    `open_local_host` opens the host of this process at the first epoch that needs it; that host is closed when Spark
+    takes over. `spark` is Spark's start, and the next epoch raises an error of that start; None: all epochs run in this
+    process. Both have `cores`, so that plans do not change when Spark takes over.
     """
 
     def __init__(
