@@ -151,7 +151,9 @@ class PeersHost:
 
     def run(self, work: EpochWork) -> EpochOutcome:
         shards, self.attempts = work.plan.shards, self.attempts + 1
-        peers = WorkerProcesses(len(self.workers)).without_exchange(work.plan.co_partitions, shards)
+        peers = WorkerProcesses(len(self.workers))
+        if not work.judges_inputs:
+            peers = peers.without_exchange(work.plan.co_partitions, shards)
         if not peers.co_partitions:
             return run_epoch(self.workers[0], work, f"whole-{self.attempts}", Threads())
         self.apart += 1
