@@ -114,10 +114,10 @@ def test_rows_that_are_inserted(write: Any, table: str, connection: psycopg.Conn
         assert changed.rowcount == 1, statement
     spoilt = written.verdict()
     assert dict(spoilt.compared.counted) == {"missing": 1, "different": 1, "extra": 1}
-    found = {each.what: each for each in spoilt.compared.differences}
+    found = {each.kind: each for each in spoilt.compared.differences}
     assert found["missing"].expected["left_k"] == "k7"
-    assert found["different"].found == found["different"].expected | {"left_raw": "AA=="}
-    assert (found["extra"].found["left_k"], found["extra"].found["left_ts"]) == ("k8", 208)
+    assert found["different"].actual == found["different"].expected | {"left_raw": "AA=="}
+    assert (found["extra"].actual["left_k"], found["extra"].actual["left_ts"]) == ("k8", 208)
     assert {what: each.epoch for what, each in found.items()} == {
         "missing": written.epoch_of(7), "different": written.epoch_of(102), "extra": written.epoch_of(208),
     }  # fmt: skip
@@ -146,9 +146,9 @@ def test_rows_that_replace_others(write: Any, table: str, connection: psycopg.Co
     connection.execute(f"INSERT INTO {table} (left_k) VALUES ('new')")
     spoilt = written.verdict()
     assert dict(spoilt.compared.counted) == {"missing": 1, "different": 1, "extra": 1}
-    found = {each.what: each for each in spoilt.compared.differences}
-    assert (found["missing"].expected["left_k"], found["extra"].found["left_k"]) == ("k8", "new")
-    assert (found["different"].expected["left_k"], found["different"].found["left_ts"]) == ("", 0)
+    found = {each.kind: each for each in spoilt.compared.differences}
+    assert (found["missing"].expected["left_k"], found["extra"].actual["left_k"]) == ("k8", "new")
+    assert (found["different"].expected["left_k"], found["different"].actual["left_ts"]) == ("", 0)
     assert found["extra"].epoch is None
 
 
@@ -211,7 +211,7 @@ def test_sessions_that_were_taken_back(
     assert (verdict.right, verdict.compared.rows) == (True, 3)
     connection.execute(f"UPDATE {table} SET total = 8 WHERE k = 'a'")
     (difference,) = written.verdict().compared.differences
-    assert (difference.what, difference.expected["total"], difference.found["total"]) == ("different", 7, 8)
+    assert (difference.kind, difference.expected["total"], difference.actual["total"]) == ("different", 7, 8)
 
 
 def test_a_table_that_is_not_there(write: Any) -> None:

@@ -30,8 +30,8 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS {identity} (id text NOT NULL);
 INSERT INTO {identity} SELECT {id} WHERE NOT EXISTS (SELECT FROM {identity});
 CREATE TABLE IF NOT EXISTS {marks} (
-    job text, incarnation text, output text, generation bigint NOT NULL, epoch bigint NOT NULL,
-    PRIMARY KEY (job, incarnation, output)
+    job text, lineage text, output text, generation bigint NOT NULL, epoch bigint NOT NULL,
+    PRIMARY KEY (job, lineage, output)
 );
 """
 _LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext(%s))"
