@@ -69,12 +69,12 @@ def popen(command, **options):
     launched.append(subprocess.Popen(command, **options))
     return launched[-1]
 
-assert internals.java_gateway_now() is None and internals.java_process() is None
-with internals.java_launched_by(popen):
+assert internals.current_java_gateway() is None and internals.java_process() is None
+with internals.launch_java_with(popen):
     internals.start_java(SparkConf(loadDefaults=False).set("spark.master", "local[1]").set("spark.app.name", "starts"))
 process = internals.java_process()
 assert launched == [process], launched
-assert internals.java_gateway_now().jvm.java.lang.System.getProperty("spark.app.name") == "starts"
+assert internals.current_java_gateway().jvm.java.lang.System.getProperty("spark.app.name") == "starts"
 assert not internals.context_is_active()
 context = SparkContext()
 assert internals.java_process() is process and internals.context_is_active() and not internals.is_stopped(context)
@@ -102,7 +102,7 @@ def test_start_java() -> None: ...
 
 
 @pytest.mark.usefixtures("starts")
-def test_java_gateway_now() -> None: ...
+def test_current_java_gateway() -> None: ...
 
 
 @pytest.mark.usefixtures("starts")
@@ -114,7 +114,7 @@ def test_forget_java() -> None: ...
 
 
 @pytest.mark.usefixtures("starts")
-def test_java_launched_by() -> None: ...
+def test_launch_java_with() -> None: ...
 
 
 @pytest.mark.usefixtures("starts")
@@ -176,7 +176,7 @@ def test_takes_tasks(context: SparkContext) -> None:
     assert not internals.takes_tasks(context, "99")
 
 
-def test_why_no_native_tls(context: SparkContext) -> None:
+def test_native_tls_problem(context: SparkContext) -> None:
     assert internals.native_tls_problem(context) is None
 
 
