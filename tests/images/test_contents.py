@@ -102,7 +102,8 @@ def test_protobuf_schemas_are_compiled(runtime: Image, scratch: Path) -> None:
     program = """
 from joinery_runtime.protobuf_schemas import compile_schema
 time = 'import "google/protobuf/timestamp.proto"; message Order { google.protobuf.Timestamp at = 1; }'
-print(compile_schema('syntax = "proto3"; ' + time, {}).message_named("Order").fields_by_name["at"].message_type.full_name)
+order = compile_schema('syntax = "proto3"; ' + time, {}).message_named("Order")
+print(order.fields_by_name["at"].message_type.full_name)
 """
 
     assert runtime.run(scratch, "python", "-c", program, user=ANY_UID) == (0, "google.protobuf.Timestamp\n")
