@@ -47,26 +47,21 @@ def load_job(path: str | PathLike[str], *, plain_numbers: bool = False) -> Job:
     """Read the job in a YAML or JSON file. Relative file paths in it start from its folder, and `${NAME}` in it is
     replaced by the environment variable. With `plain_numbers`, as for a trace, durations may be numbers of
     milliseconds, and a warning is logged. Raises JobError."""
-    path = Path(path)
-    return parse_job(
-        _text_of(path),
-        str(path),
-        base=path.absolute().parent,
-        environment=os.environ,
-        plain_numbers=plain_numbers,
-        as_stored=bool(os.environ.get(STORED_JOB)),
-    )
+    stored = bool(os.environ.get(STORED_JOB))
+    return _parse_file(Path(path), plain_numbers=plain_numbers or stored, as_stored=stored)
 
 
 def load_own_job(path: Path) -> Job:
     """Read the file of the very job that runs, which was judged when it was loaded first: it may have what only
-    earlier releases took. Raises JobError."""
-    document = _the_resource(read_documents(_text_of(path), str(path), os.environ), str(path))
-    problems = list(_identity(document))
-    job = problems or _validated(document.data, path.absolute().parent, AS_STORED)
-    if isinstance(job, Job):
-        return job
-    raise JobError(str(path), [Problem(path_text(at), linked(message), document.line(at)) for at, message in job])
+    earlier releases took, and no warning is repeated. Raises JobError."""
+    return _parse_file(path, as_stored=True)
+
+
+def _parse_file(path: Path, *, plain_numbers: bool = False, as_stored: bool = False) -> Job:
+    base = path.absolute().parent
+    return parse_job(
+        _text_of(path), str(path), base=base, environment=os.environ, plain_numbers=plain_numbers, as_stored=as_stored
+    )
 
 
 def _text_of(path: Path) -> str:
@@ -122,8 +117,8 @@ def parse_job(
 ) -> Job:
     """Read the job in `text`. `source` names the text in messages. `base` is the folder from which relative file paths
     start (None: they stay as written), `environment` has the values of `${NAME}` (None: no replacement),
-    `plain_numbers` is as in `load_job`, and `as_stored` accepts what any earlier release accepted (`AS_STORED`). Raises
-    JobError with every problem, ordered by line."""
+    `plain_numbers` is as in `load_job`, and `as_stored` accepts what any earlier release accepted (`AS_STORED`), by
+    itself without a warning. Raises JobError with every problem, ordered by line."""
     # Valid JSON needs no line numbers: the YAML reader, which keeps them, takes ten times as long.
     plain = Document(plain_json(text))
     if not any(_identity(plain)) and isinstance(job := _validated(plain.data, base), Job):
@@ -140,7 +135,7 @@ def parse_job(
     if not mistakes:
         rules = AS_STORED if as_stored else PLAIN_NUMBERS if plain_numbers else {}
         job = _validated(document.data, base, rules)
-        for at, message in _without_units(document.data) if rules and isinstance(job, Job) else ():
+        for at, message in _without_units(document.data) if plain_numbers and isinstance(job, Job) else ():
             logger.warning("%s: %s: %s. It counts as milliseconds", source, path_text(at), message)
         if isinstance(job, Job) and not document.repeated:
             return job
