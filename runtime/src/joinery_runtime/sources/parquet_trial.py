@@ -8,14 +8,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from joinery_runtime.sources.base import SourceReader
 from joinery_runtime.sources.history import HistoryReader
 from joinery_runtime.sources.parquet import Death, ParquetReader, RowGroup, batches_of, opened_parquet
-from joinery_runtime.sources.trial import name_of_death
+from joinery_runtime.sources.trial import name_of_death, trial_environment, volunteer_for_oom_killer
 
 _COMMAND = (sys.executable, "-m", __name__)
 _SECONDS = 300.0  # for one row group
@@ -45,9 +43,8 @@ class _Trial:
 
     def _death(self, path: str, group: RowGroup | None) -> Death | None:
         request = json.dumps(None if group is None else [group.number, group.batch_rows, list(group.columns)])
-        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with subprocess.Popen(
-            [*self.command, path, request], stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
+            [*self.command, path, request], stdout=subprocess.PIPE, text=True, env=trial_environment()
         ) as process:
             try:
                 printed, _ = process.communicate(timeout=_SECONDS)
@@ -61,8 +58,7 @@ class _Trial:
 
 def main(path: str, request: str) -> Iterable[int]:
     """The other process: reads what it is asked for. Yields how many rows each batch has."""
-    with suppress(OSError):  # where there is no such file, the kernel decides
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    volunteer_for_oom_killer()
     with opened_parquet(path) as file:
         if (group := json.loads(request)) is not None:
             for batch in batches_of(file, RowGroup(*group)):

@@ -82,9 +82,8 @@ class Tried:
 
     def _started(self) -> subprocess.Popen[bytes] | None:
         if self._process is None:
-            paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **paths}
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=trial_environment()
             )
             self._process = process
             weakref.finalize(self, _end, process)
@@ -120,6 +119,17 @@ def _answer(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     return os.read(process.stdout.fileno(), 1) if readable else b""
 
 
+def trial_environment() -> dict[str, str]:
+    """The environment of a process that tries something: it finds the modules that this one finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def volunteer_for_oom_killer() -> None:
+    """Has the kernel end this process first if memory runs out."""
+    with suppress(OSError):  # where there is no such file, the kernel decides
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def name_of_death(code: int | None) -> str:
     if code is not None and code < 0:
         with suppress(ValueError):
@@ -138,8 +148,7 @@ def serve(make: Callable[[Input], Decoder] = decoder_for) -> None:
     """The other process: reads the input's model and then batches from standard input, and answers each."""
     source, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
-    with suppress(OSError):  # where there is no such file, the kernel decides
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    volunteer_for_oom_killer()
     model = pickle.loads(_received(source))
     decoder = make(model)
     os.write(answers, _READY)
