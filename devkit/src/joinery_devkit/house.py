@@ -23,6 +23,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +37,6 @@ VAGUE_WORDS = frozenset({
 })
 # fmt: on
 """Names that do not say what they hold."""
-EXEMPT: Mapping[str, frozenset[str]] = {}
-"""Vague names that users see, or that are stored, by the module that binds them."""
 CONSTRUCTOR = "of"
 """`Thing.of(source)` is a usual name for a constructor."""
 SHORT_FILE_LINES = 100
@@ -98,7 +97,7 @@ class BoundName:
 
     @property
     def is_vague(self) -> bool:
-        return self.name.strip("_") in VAGUE_WORDS and self.name not in EXEMPT.get(self.file.name, ())
+        return self.name.strip("_") in VAGUE_WORDS
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.name}"
@@ -147,14 +146,16 @@ def python_files(source: Path) -> list[Path]:
     return [source] if source.is_file() else sorted(source.rglob("*.py"))
 
 
+@cache
+def _tree(file: Path) -> ast.Module:
+    """The file's syntax tree, which is read once for names and for functions."""
+    return ast.parse(file.read_text())
+
+
 def bound_names(source: Path) -> Iterator[BoundName]:
     """Yields the names of all variables, parameters, fields and functions, in the order of files and lines."""
     for file in python_files(source):
-        names = [
-            BoundName(file, line, name)
-            for node in ast.walk(ast.parse(file.read_text()))
-            for line, name in _bound_name(node)
-        ]
+        names = [BoundName(file, line, name) for node in ast.walk(_tree(file)) for line, name in _bound_name(node)]
         yield from sorted(names, key=lambda name: name.line)
 
 
@@ -171,7 +172,7 @@ def functions_and_uses(files: Iterable[Path]) -> tuple[list[str], Counter[str]]:
     name is used in these files."""
     functions, uses = [], Counter[str]()
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(_tree(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 functions += [] if node.name.startswith("__") else [node.name]
             elif isinstance(node, ast.Name):
@@ -199,10 +200,10 @@ def prose_files(root: Path) -> list[Path]:
     if root.is_file():
         return [root]
     history = {ROOT / "docs" / "decisions", ROOT / "CHANGELOG.md"}
-    parts = (
-        [root] if root != ROOT else [*(ROOT / source for source in SOURCES.values()), ROOT / "docs", ROOT / "charts"]
-    )
-    pages = [*ROOT.glob("*.md")] if root == ROOT else []
+    pages, parts = [], [root]
+    if root == ROOT:
+        pages = [*ROOT.glob("*.md")]
+        parts = [ROOT / part for part in (*SOURCES.values(), Path("docs"), Path("charts"))]
     files = [*pages, *(file for part in parts for ending in ("*.py", "*.md", "*.yaml") for file in part.rglob(ending))]
     return sorted(file for file in files if not history & {file, *file.parents})
 
