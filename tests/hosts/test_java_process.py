@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.java_gateway import GatewayClient
+from py4j.protocol import ERROR_ON_RECEIVE, Py4JNetworkError
 from pyspark import java_gateway
 
 from joinery_runtime.cli.ending import Stopped
@@ -78,6 +81,36 @@ def test_who_ends_at_once_ends_what_is_being_started(launching: Any) -> None:
         java_gateway.launch_gateway()
     assert len(made) == 1
     assert _under_way == set()
+
+
+def test_a_call_that_is_cut_off_when_a_start_is_given_up_prints_nothing(
+    launching: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """py4j writes the traceback to the root logger, and to standard error if nobody has set that up."""
+
+    class ResetConnection:
+        def send_command(self, command: str) -> str:
+            raise Py4JNetworkError("Error while receiving", ConnectionResetError(), ERROR_ON_RECEIVE)
+
+        def close(self, reset: bool) -> None:
+            pass
+
+    monkeypatch.setattr(logging.getLogger(), "filters", [])
+    client = GatewayClient()
+    monkeypatch.setattr(client, "_get_connection", ResetConnection)
+    client.send_command("call")
+    assert [record.message for record in caplog.records] == ["Exception while sending command."]
+    caplog.clear()
+    start = JavaStart()
+
+    def give_up(_: object) -> None:
+        start.give_up()
+        client.send_command("call")
+
+    launching(give_up)
+    with pytest.raises(RuntimeError), start.capture_launch():
+        java_gateway.launch_gateway()
+    assert caplog.records == []
 
 
 def test_a_start_that_was_given_up_makes_no_process(launching: Any) -> None:

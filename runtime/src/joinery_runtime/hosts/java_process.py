@@ -8,6 +8,7 @@ PySpark is imported where Java starts: a job that needs no Spark imports this mo
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shlex
 import shutil
@@ -87,6 +88,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    """Keep what py4j logs out of the root logger. A call that Java's end cuts off raises an error, and py4j prints its
+    traceback there besides."""
+    return record.module != "java_gateway"
+
+
 class JavaStart:
     """One start of a Java process. Another thread may call `give_up` at any time."""
 
@@ -117,6 +124,7 @@ class JavaStart:
         with self._lock:
             self._given_up = True
         if self._process is not None:
+            logging.getLogger().addFilter(_is_not_py4j)
             self._silence()
             _end(self._process)
 
