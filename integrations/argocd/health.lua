@@ -9,6 +9,16 @@ local spec = obj.spec or {}
 if obj.metadata.deletionTimestamp ~= nil and status.phase ~= "Deleting" then
   return verdict("Progressing", "The job is being deleted")
 end
+local paused
+for _, condition in ipairs(status.conditions or {}) do
+  if condition.type == "Paused" and condition.status == "True" then
+    paused = condition
+  end
+end
+-- The operator sees no edit of such a job: its generation would be waited for in vain.
+if paused ~= nil and paused.reason == "Everything" then
+  return verdict("Suspended", paused.message)
+end
 -- Without this, the health would be that of the job before the change.
 if status.observedGeneration == nil or status.observedGeneration ~= obj.metadata.generation then
   return verdict("Progressing", "Waiting for the operator to see the change")
@@ -54,6 +64,9 @@ if spec.suspend == true then
 end
 if status.phase == "Finished" then
   return verdict("Healthy", "All inputs have ended, and the job with them")
+end
+if conditions["UpToDate"] ~= nil and conditions["UpToDate"].reason == "RolloutsPaused" then
+  return told("Suspended", "UpToDate")
 end
 if is("Progressing", "True") then
   return told("Progressing", "Progressing")

@@ -16,6 +16,7 @@ import pytest
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.kubectl import Kubectl
+from joinery_operator.names import PAUSE_ANNOTATION, ChildNames
 
 pytestmark = pytest.mark.services
 
@@ -60,3 +61,34 @@ def test_a_job_is_listed_suspended_restarted_and_explained(
     assert found()["spec"]["suspend"] is False
     joinery("restart", f"{short}/{name}")
     assert re.fullmatch(r"\S+Z", found()["metadata"]["annotations"]["joinery.dev/restartedAt"])
+    before, revision = found(), "1a2b3c"
+    stored = {"job.yaml": json.dumps({"spec": before["spec"]})}
+    config_map = {"kind": "ConfigMap", "metadata": {"name": ChildNames(before).config_map(revision)}, "data": stored}
+    kubectl("apply", "-n", api_namespace, "-f", "-", stdin=json.dumps({"apiVersion": "v1", **config_map}))
+    kubectl(
+        "patch",
+        f"{short}/{name}",
+        "-n",
+        api_namespace,
+        "--type=merge",
+        "-p",
+        '{"spec": {"shards": 7, "trigger": {"interval": "9s"}}}',
+    )
+    status = {"revision": revision, "targetRevision": "4d5e6f", "observedGeneration": found()["metadata"]["generation"]}
+    kubectl(
+        "patch",
+        f"{short}/{name}",
+        "-n",
+        api_namespace,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        json.dumps({"status": status}),
+    )
+    assert f"{revision}    current" in joinery("rollout", "history", name)
+    assert "back to the job of revision 1a2b3c" in joinery("rollout", "undo", f"{short}/{name}")
+    assert found()["spec"] == before["spec"] | {"shards": 7}
+    joinery("rollout", "pause", name)
+    assert found()["metadata"]["annotations"][PAUSE_ANNOTATION] == "rollouts"
+    joinery("rollout", "resume", name)
+    assert PAUSE_ANNOTATION not in found()["metadata"]["annotations"]

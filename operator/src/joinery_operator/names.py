@@ -34,6 +34,8 @@ ATTEMPT_LABEL = "joinery.dev/attempt"
 REVISION_LABEL = "joinery.dev/revision"
 SCALE_ANNOTATION = "joinery.dev/scale"
 """The annotation of a driver's pod with the `Scale` that the resource asks for. The pod reads it as a file."""
+PAUSE_ANNOTATION = "joinery.dev/pause"
+"""The annotation of a job with what the operator leaves alone: `rollouts`, or with any other value everything."""
 APP_LABELS = {"app.kubernetes.io/name": "joinery", "app.kubernetes.io/managed-by": "joinery-operator"}
 
 _PLAIN_KIND = "StreamJoin"

@@ -27,8 +27,8 @@ PodTemplates = Mapping[str, Manifest | None]
 """ConfigMaps by name, as in `Observed.templates`; or that pods do without this one."""
 WITHOUT_TEMPLATE: Manifest = {}
 
-# Only the operator reads these fields.
-_NOT_FOR_DRIVERS = {"suspend", "cleanup", "upgrade"}
+NOT_FOR_DRIVERS = ("suspend", "cleanup", "upgrade")
+"""Fields that only the operator reads."""
 _LENGTH = 10
 
 
@@ -72,7 +72,7 @@ def revision_hash(
     earlier releases, `prefixes: always` and no `prefixes` have one hash. `with_scale` makes the hash of yet earlier
     releases, whose drivers followed no changes at all."""
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
-    spec = _without_fields(spec, *_NOT_FOR_DRIVERS)
+    spec = _without_fields(spec, *NOT_FOR_DRIVERS)
     if spec.get("prefixes") == "always":
         del spec["prefixes"]
     elif with_naming and job.column_naming is not None:

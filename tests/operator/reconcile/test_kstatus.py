@@ -120,7 +120,7 @@ def test_every_condition_is_about_the_newest_generation(name: str) -> None:
     generation, status = cluster.resource["metadata"]["generation"], cluster.resource["status"]
     assert status["observedGeneration"] == generation
     assert {each["observedGeneration"] for each in status["conditions"]} == {generation}
-    assert len(status["conditions"]) == 8
+    assert len(status["conditions"]) == 9
 
 
 @pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)

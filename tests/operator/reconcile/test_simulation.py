@@ -471,7 +471,7 @@ class Simulation(RuleBasedStateMachine):
             assert status.phase in {"Finished", "Failed"} or self._gives_up(), status
             assert not healthy
         assert len(cluster.pods) <= 2 + len(cluster.dead)
-        assert len(cluster.config_maps) <= 2
+        assert len(cluster.config_maps) <= 2 + len(status.history)
 
 
 def _time(text: str) -> datetime:

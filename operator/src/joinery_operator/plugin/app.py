@@ -21,17 +21,17 @@ from joinery_operator.plugin.kubectl import (
 )
 from joinery_operator.plugin.question import ask
 from joinery_operator.plugin.report import status_lines
+from joinery_operator.plugin.rollout import JobName, rollout
 from joinery_operator.revision import RESTARTED_AT
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import explain as explain_job
 from joinery_runtime.job import load_stored
-from joinery_runtime.job.crd import ENDING_FILE, KINDS
+from joinery_runtime.job.crd import ENDING_FILE
 
 app = App(name="kubectl joinery", help="Jobs of Joinery on the cluster that kubectl talks to.",
           version=version("joinery-operator"), result_action="return_value")  # fmt: skip
 
-JobName = Annotated[str, Parameter(help=f"The job's name, or with its kind as in {KINDS[0].short}/NAME.")]
-Switch = Annotated[bool, Parameter(negative=())]
+app.command(rollout)
 
 _HERE = KubectlTarget()
 _JOB_FILE = "/etc/joinery/job.yaml"

@@ -135,6 +135,12 @@ def find_job(target: KubectlTarget, name: str) -> JobResource:
     return JobResource(matches[0])
 
 
+def read_config_map(target: KubectlTarget, job: JobResource, name: str) -> dict[str, Any] | None:
+    """A ConfigMap of the job's namespace; None if there is none of that name."""
+    query = ("get", "configmaps", f"--namespace={job.namespace}", f"--field-selector=metadata.name={name}")
+    return next(iter(target.read(*query)["items"]), None)
+
+
 @dataclass(frozen=True, slots=True)
 class NoDriver:
     """No driver runs, and why."""

@@ -20,7 +20,7 @@ from joinery_operator.manifests import (
     stored_templates,
 )
 from joinery_operator.names import ChildNames
-from joinery_operator.plugin.kubectl import JobResource, KubectlTarget
+from joinery_operator.plugin.kubectl import JobResource, KubectlTarget, read_config_map
 from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
@@ -52,7 +52,7 @@ def _current_revision(target: KubectlTarget, job: JobResource, no_driver_reason:
         raise JoineryError(no_driver_reason, facts=facts, todo=f"{status_command} says what it waits for")
     config_map = ChildNames(job.resource).config_map(status["revision"])
     (kind,) = (job_kind for job_kind in KINDS if job_kind.name == job.resource["kind"])
-    manifest = _config_map(target, job, config_map)
+    manifest = read_config_map(target, job, config_map)
     stored, account = stored_job(manifest, kind, job.resource), stored_service_account(manifest)
     if stored is None or account is None:
         facts = f"ConfigMap {config_map} of its current revision is missing, or of no use to this kubectl-joinery"
@@ -64,13 +64,8 @@ def _current_revision(target: KubectlTarget, job: JobResource, no_driver_reason:
     ref = spec.spark.driver.pod_template
     templates: PodTemplates | None = stored_templates(manifest)
     if templates is None:  # there is none, or an earlier release stored the revision
-        templates = {} if ref is None else {ref.name: _config_map(target, job, ref.name)}
+        templates = {} if ref is None else {ref.name: read_config_map(target, job, ref.name)}
     return JobRevision(*stored, status["revision"], status["image"], Settings(service_account=account), templates)
-
-
-def _config_map(target: KubectlTarget, job: JobResource, name: str) -> Manifest | None:
-    query = ("get", "configmaps", f"--namespace={job.namespace}", f"--field-selector=metadata.name={name}")
-    return next(iter(target.read(*query)["items"]), None)
 
 
 @contextmanager

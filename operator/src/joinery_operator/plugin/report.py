@@ -67,7 +67,7 @@ def _table(status: Mapping[str, Any]) -> Iterator[str]:
         state = "ended" if input_status.get("ended") else "idle" if input_status.get("idle") else ""
         cells = (input_status.get(name) for name in ("lag", "rowsPerSecond", "watermark", "watermarkDelay"))
         rows.append([input_status["name"], *("-" if cell is None else str(cell) for cell in cells), state])
-    yield from _align_columns(rows)
+    yield from align_columns(rows)
 
 
 def _conditions(status: Mapping[str, Any]) -> Iterator[str]:
@@ -80,14 +80,14 @@ def _conditions(status: Mapping[str, Any]) -> Iterator[str]:
         rows.append(
             [f"{warning}{condition['type']}", condition["status"], condition["lastTransitionTime"], condition["reason"]]
         )
-    lines = list(_align_columns(rows))
+    lines = list(align_columns(rows))
     yield lines[0]
     for line, condition in zip(lines[1:], conditions, strict=True):
         yield line
         yield from (f"      {part}" for part in condition["message"].splitlines())
 
 
-def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -20,7 +20,7 @@ from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
 from joinery_operator.reconcile import deletion, savepoint
 from joinery_operator.reconcile.children import child_actions, deletion_fault
-from joinery_operator.reconcile.conditions import events, with_conditions, with_late_rows
+from joinery_operator.reconcile.conditions import events, with_conditions, with_late_rows, with_pause
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
@@ -48,7 +48,10 @@ def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
     status = read_status(observed.resource)
     if observed.resource["metadata"].get("deletionTimestamp"):
         return _reconcile_deleted(ReconcileContext(deletion.without_lost_templates(observed), status))
-    return _reconcile_live(ReconcileContext(observed, status))
+    ctx = ReconcileContext(observed, status)
+    if ctx.pause_scope == "everything":  # neither what the resource asks for nor its children count
+        return _decision(ctx, with_pause(ctx), ())
+    return _reconcile_live(ctx)
 
 
 def _reconcile_live(ctx: ReconcileContext) -> Decision:

@@ -249,6 +249,7 @@ def _config_maps(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
     named += [(source.revision, source.image) for source in (rollout, attempt) if source is not None]
     if rollout is not None and rollout.restorer is not None:
         named.append((rollout.restorer.revision, rollout.restorer.image))
+    named += [(past.revision, past.image) for past in status.history]
     needed = {ctx.names.config_map(revision) for revision, _ in named if revision}
     config_maps = ctx.observed.children.config_maps
     desired = ctx.desired.job

@@ -7,22 +7,27 @@ from dataclasses import dataclass
 
 from joinery_operator.decision import Event
 from joinery_operator.manifests import page_url
+from joinery_operator.names import PAUSE_ANNOTATION
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.phase import JobPhase
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, Fault, cut, listed, sentence
-from joinery_operator.reconcile.rollout import way_out
+from joinery_operator.reconcile.rollout import is_paused, way_out
 from joinery_runtime.job.crd import Condition, Status
 from joinery_runtime.job.model.wording import listed as listed_words
 
 IN_MEMORY = "StateInMemory"
 ADDRESS_TAKEN = "AddressTaken"
 LATE_ROWS = "LateRows"
+UP_TO_DATE = "UpToDate"
+PAUSED = "Paused"
 
 _MESSAGE = 4096
 _FORGETS = (
     "spec.stateStore is memory: the state is lost with each driver pod, and every start reads the inputs from the "
     "beginning; name a Postgres (stateStore.postgres) to keep it"
 )
+_ROLLOUTS_PAUSED = "RolloutsPaused"
+_UNPAUSE = f"The annotation {PAUSE_ANNOTATION} says so: `kubectl joinery rollout resume` removes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class _Aspect:
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """The status with phase, conditions, and the generation to which they apply."""
     desired, progressing = ctx.desired, _progressing_aspect(status, job)
+    up_to_date = _up_to_date_aspect(ctx, status, job)
     degraded = job.degraded or Fault("AsExpected", "")
     aspects = (
         _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
@@ -47,12 +53,21 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
         _Aspect(
             "Valid", "True" if desired.job else "False", desired.reason, listed(desired.problems or desired.warnings)
         ),
-        *_kstatus_aspects(ctx, status, job, progressing),
+        *_kstatus_aspects(ctx, status, job, up_to_date if up_to_date.reason == _ROLLOUTS_PAUSED else progressing),
+        up_to_date,
         *_page_aspect(ctx),
+        *_pause_aspect(ctx),
     )
     conditions = tuple(_condition(ctx, aspect) for aspect in aspects)
     update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
     return status.model_copy(update=update)
+
+
+def with_pause(ctx: ReconcileContext) -> Status:
+    """The status as it was, with the condition that says why the operator leaves it so."""
+    old = tuple(condition for condition in ctx.status.conditions if condition.type != PAUSED)
+    added = tuple(_condition(ctx, aspect) for aspect in _pause_aspect(ctx))
+    return ctx.status.model_copy(update={"conditions": (*old, *added)})
 
 
 def with_late_rows(ctx: ReconcileContext, status: Status) -> Status:
@@ -76,6 +91,11 @@ def events(old: Status, new: Status) -> Iterator[Event]:
     page_address = _condition_of(new, "PageAddress")
     if page_address is not None and _condition_of(old, "PageAddress") is None:
         yield _event("Warning", page_address.reason, page_address.message)
+    paused = _condition_of(new, PAUSED)
+    if paused is not None and _reason_of(old, PAUSED) != paused.reason:
+        yield _event("Normal", "Paused", paused.message)
+    if paused is None and _condition_of(old, PAUSED) is not None:
+        yield _event("Normal", "Resumed", f"the annotation {PAUSE_ANNOTATION} is gone: the operator works again")
     late = _condition_of(new, LATE_ROWS)
     if late is not None and late.status == "True" and _reason_of(old, LATE_ROWS) != late.reason:
         yield _event("Warning", late.reason, late.message)
@@ -108,7 +128,7 @@ def _kstatus_aspects(
     help. A job that runs while another revision is checked is not yet where its resource wants it."""
     stalled = job.phase == "Failed" or ctx.desired.job is None or status.refused is not None
     reason, message = (job.degraded.reason, job.degraded.message) if job.degraded else (job.reason, job.message)
-    going = progressing.status == "True" and not stalled
+    going = (progressing.status == "True" or progressing.reason == _ROLLOUTS_PAUSED) and not stalled
     return (
         _Aspect("Reconciling", "True" if going else "False", progressing.reason, progressing.message if going else ""),
         _Aspect("Stalled", "True" if stalled else "False", reason, message if stalled else ""),
@@ -125,6 +145,47 @@ def _page_aspect(ctx: ReconcileContext) -> Iterator[_Aspect]:
             "apart. This job runs without an address for browsers: give it another name, or use kubectl port-forward"
         )
         yield _Aspect("PageAddress", "False", ADDRESS_TAKEN, message)
+
+
+def _up_to_date_aspect(ctx: ReconcileContext, status: Status, job: JobPhase) -> _Aspect:
+    """Whether what the resource asks for has been rolled out, for whoever waits for it (a pipeline). Whether it still
+    runs is another matter: Ready."""
+    desired, rollout, refused = ctx.desired, status.rollout, status.refused
+    if desired.job is None:
+        return _Aspect(UP_TO_DATE, "False", desired.reason, listed(desired.problems))
+    if refused is not None:
+        return _Aspect(
+            UP_TO_DATE, "False", refused.reason, sentence(f"revision {refused.revision} was rejected", refused.message)
+        )
+    target = f"revision {desired.job.revision}"
+    if rollout is not None and rollout.revision == desired.job.revision and rollout.lifted:
+        message = f"{target} runs; until its first commit there is a way back to {status.revision}"
+        return _Aspect(UP_TO_DATE, "True", "AwaitsFirstCommit", message)
+    if rollout is not None:
+        message = sentence(f"revision {rollout.revision}", cut(rollout.reason))
+        return _Aspect(UP_TO_DATE, "False", f"Rollout{rollout.stage}", message)
+    if desired.job.revision != status.revision:
+        if ctx.suspended:
+            return _Aspect(UP_TO_DATE, "False", "Suspended", f"{target} is rolled out once the job resumes")
+        if is_paused(ctx, status):
+            return _Aspect(UP_TO_DATE, "False", _ROLLOUTS_PAUSED, f"{target} waits. {_UNPAUSE}")
+        return _Aspect(UP_TO_DATE, "False", "RolloutPending", f"{target} is about to be rolled out")
+    if status.proved is None and not ctx.suspended:
+        return _Aspect(UP_TO_DATE, "False", job.reason, f"{target} was never ready: {job.message}")
+    return _Aspect(UP_TO_DATE, "True", "RolledOut", f"{target} is current")
+
+
+def _pause_aspect(ctx: ReconcileContext) -> Iterator[_Aspect]:
+    """Only for a job that its author has paused."""
+    if ctx.pause_scope == "rollouts":
+        message = "no rollout begins; the current revision keeps running, and is restarted if it fails"
+        yield _Aspect(PAUSED, "True", "Rollouts", f"{message}. {_UNPAUSE}")
+    elif ctx.pause_scope == "everything":
+        message = (
+            "the operator leaves the job alone: it starts, repairs and deletes none of its objects, whatever becomes "
+            "of them, and sees no edit. Only the job's deletion is carried out"
+        )
+        yield _Aspect(PAUSED, "True", "Everything", f"{message}. {_UNPAUSE}")
 
 
 def _late_rows_aspect(status: Status) -> _Aspect:

@@ -7,12 +7,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from joinery_operator.decision import EXECUTORS, Manifest, Observed
-from joinery_operator.names import ChildNames
+from joinery_operator.names import PAUSE_ANNOTATION, ChildNames
 from joinery_operator.reconcile.desired import DesiredJob, age, desired_job, stored_revision
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.reconcile.reasons import sentence
@@ -54,6 +54,14 @@ class ReconcileContext:
     @property
     def suspended(self) -> bool:
         return self.spec.get("suspend") is True
+
+    @property
+    def pause_scope(self) -> Literal["nothing", "rollouts", "everything"]:
+        """What the job's author has paused. A value that is unknown pauses everything: doing nothing harms least."""
+        value = (self.metadata.get("annotations") or {}).get(PAUSE_ANNOTATION, "")
+        if value in {"", "false"}:
+            return "nothing"
+        return "rollouts" if value == "rollouts" else "everything"
 
     @cached_property
     def upgrade(self) -> Upgrade:

@@ -19,7 +19,7 @@ from joinery_operator.reconcile.reasons import (
     listed,
     sentence,
 )
-from joinery_operator.reconcile.rollout import blocking_reason, way_out
+from joinery_operator.reconcile.rollout import blocking_reason, is_paused, way_out
 from joinery_operator.reconcile.rollout_table import STAGES, stage_of
 from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase
@@ -144,7 +144,8 @@ def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
         )
     fault = _lasting_fault(ctx, status)
     if fault is None:
-        return JobPhase("Pending", "Starting", "the job that is asked for now is about to be checked")
+        waits = "is checked once rollouts are no longer paused" if is_paused(ctx, status) else "is about to be checked"
+        return JobPhase("Pending", "Starting", f"the job that is asked for now {waits}")
     to_do = f"Nothing runs: correct the job, or apply that of revision {status.revision} to have it start again"
     message = f"{cut(fault.message, 512)}. {to_do}"
     return JobPhase("Failed", fault.reason, message, Fault(fault.reason, message))

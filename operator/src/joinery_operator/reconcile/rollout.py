@@ -40,7 +40,7 @@ from joinery_operator.reconcile.rollout_table import (
     stage_of,
 )
 from joinery_operator.revision import JobRevision
-from joinery_runtime.job.crd import DriverAttempt, Refusal, Rollout, Status
+from joinery_runtime.job.crd import DriverAttempt, PastRevision, Refusal, Rollout, Status
 from joinery_runtime.job.crd.status import RestoringRevision
 from joinery_runtime.job.model.duration import format_duration
 
@@ -101,6 +101,13 @@ def blocking_reason(ctx: ReconcileContext, status: Status) -> str:
 def way_out(status: Status) -> str:
     """What a person can do to leave the stage, whatever holds it up."""
     return STAGES[stage_of(status)].way_out.format(revision=status.revision)
+
+
+def is_paused(ctx: ReconcileContext, status: Status) -> bool:
+    """Whether the annotation joinery.dev/pause keeps a rollout from beginning, or from stopping the old driver. The
+    first revision is no rollout."""
+    early = stage_of(status) in {RolloutStage.STABLE, RolloutStage.CHECKING, RolloutStage.STOPPING}
+    return ctx.pause_scope == "rollouts" and early and status.revision is not None and not ctx.suspended
 
 
 def is_rejected(status: Status, revision: JobRevision, mode: str) -> bool:
@@ -188,8 +195,10 @@ def classify_desired(ctx: ReconcileContext, status: Status) -> Desired:
 
 
 def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
-    rollout, suspend = status.rollout, Suspend.YES if ctx.suspended else Suspend.NO
-    stage, desired = stage_of(status), classify_desired(ctx, status)
+    rollout, stage, desired = status.rollout, stage_of(status), classify_desired(ctx, status)
+    suspend = Suspend.YES if ctx.suspended else Suspend.NO
+    if is_paused(ctx, status):
+        suspend = Suspend.PAUSED
     if rollout is None:
         return _classify_stable(ctx, status, desired, suspend)
     over = _deadline(ctx, status)
@@ -331,6 +340,10 @@ def _has_committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
     return reported is not None and reported.committed > 0
 
 
+_HISTORY = 5
+"""How many earlier revisions `kubectl joinery rollout undo` can return to. Each keeps its ConfigMap."""
+
+
 # --- what a row does --------------------------------------------------------------------------------------------------
 
 
@@ -414,11 +427,16 @@ class _Execution:
         return self._update(rollout=None, held=self.status.held or self.rollout.restorer is not None)
 
     def _make_current(self, new: JobRevision | Rollout, *, proved: datetime | None) -> Status:
-        revision_fields = {"revision": new.revision, "image": new.image, "proved": proved, "refused": None}
+        old, history = self.status, self.status.history
+        if old.revision is not None and old.image is not None and old.proved is not None:  # else nothing to return to
+            ended = PastRevision(revision=old.revision, image=old.image, since=old.proved, until=self.ctx.now)
+            history = (*(past for past in history if past.revision != old.revision), ended)
+        history = tuple(past for past in history if past.revision != new.revision)[-_HISTORY:]
+        revision_fields = {"revision": new.revision, "image": new.image, "proved": proved, "history": history}
         # This rollout may have committed unseen before a suspension. If the resource asks for something else by now,
         # that is checked before anything runs.
         of_another = new is self.status.rollout and classify_desired(self.ctx, self.status) is not Desired.ROLLOUT
-        return self._update(**revision_fields, rollout=None, held=self.status.held and of_another)
+        return self._update(**revision_fields, refused=None, rollout=None, held=self.status.held and of_another)
 
     def _update(self, **update: object) -> Status:
         return self.status.model_copy(update=update)

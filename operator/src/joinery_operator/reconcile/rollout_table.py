@@ -45,10 +45,11 @@ class Desired(Enum):
 
 
 class Suspend(Enum):
-    """`spec.suspend`."""
+    """`spec.suspend`, and whether the annotation joinery.dev/pause keeps rollouts from beginning."""
 
     NO = "no"
     YES = "yes"
+    PAUSED = "no, but rollouts are paused"
 
 
 class AtStake(Enum):
@@ -217,6 +218,8 @@ class StageRules:
 
 _TAKE_BACK = "To take it back, apply the job of revision {revision}"
 _CLOCK: Mapping[str, tuple[Enum, ...]] = {"deadline": (Deadline.AHEAD, Deadline.PASSED)}
+# A pause does not stop a rollout half-way: until it has ended, no driver of the current revision may run.
+_NOT_PAUSED: Mapping[str, tuple[Enum, ...]] = {"suspend": (Suspend.NO, Suspend.YES)}
 STAGES: Final[Mapping[RolloutStage, StageRules]] = {
     RolloutStage.STABLE: StageRules(
         DriverRole.CURRENT,
@@ -245,6 +248,7 @@ STAGES: Final[Mapping[RolloutStage, StageRules]] = {
         DriverRole.MIGRATES,
         "Migrating",
         ("desired", "suspend", "new_driver", "rollback", "deadline"),
+        _NOT_PAUSED,
         way_out=_TAKE_BACK,
         leaves=(Desired.CURRENT,),
     ),
@@ -252,6 +256,7 @@ STAGES: Final[Mapping[RolloutStage, StageRules]] = {
         DriverRole.RESTORES,
         "RollingBack",
         ("desired", "suspend", "restore", "restorer", "helper"),
+        _NOT_PAUSED,
         way_out="If that cannot be mended, apply another job with an image that can be pulled and the same "
         "spec.stateStore (an annotation joinery.dev/restartedAt makes it another one): then that image returns to the "
         "savepoint",
@@ -305,6 +310,7 @@ class Transition:
         )
 
 
+_WAITS = (Suspend.YES, Suspend.PAUSED)
 _NOT_GIVEN_UP = (NewStore.KEEPS, NewStore.IN_MEMORY)
 _GOES_ON = (Desired.NOTHING, Desired.ROLLOUT)
 _LEAVES = (Desired.CURRENT, Desired.ANOTHER)
@@ -324,7 +330,7 @@ TABLE: Final[tuple[Transition, ...]] = (
         "What runs keeps running; what does not run does not start."),
     Transition(_STABLE, _when(Desired.CURRENT), Act.WAIT, _STABLE,
         "It is what is asked for."),
-    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.YES), Act.WAIT, _STABLE,
+    Transition(_STABLE, _when(Desired.ANOTHER, _WAITS), Act.WAIT, _STABLE,
         "The resource counts once the job resumes; until then it may change again."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.NOTHING), Act.TAKE_OVER, _STABLE,
         "Nothing can be lost or returned to."),
@@ -339,7 +345,7 @@ TABLE: Final[tuple[Transition, ...]] = (
     # Checking: the check pod runs with the new image and job; the old driver keeps running, if it ran.
     Transition(_CHECKING, _when(_LEAVES), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
-    Transition(_CHECKING, _when(_GOES_ON, Suspend.YES), Act.DROP, _STABLE,
+    Transition(_CHECKING, _when(_GOES_ON, _WAITS), Act.DROP, _STABLE,
         "Nothing has happened to the state: the check is made at the resumption."),
     Transition(_CHECKING, _when(_GOES_ON, Suspend.NO, Check.FITS), Act.STOP, _STOPPING,
         "The check has passed."),
@@ -362,7 +368,7 @@ TABLE: Final[tuple[Transition, ...]] = (
     # Stopping: the old driver finishes its epoch.
     Transition(_STOPPING, _when(_LEAVES), Act.DROP, _STABLE,
         "Nothing has happened to the state: what is asked for now is another matter."),
-    Transition(_STOPPING, _when(_GOES_ON, Suspend.YES), Act.DROP, _STABLE,
+    Transition(_STOPPING, _when(_GOES_ON, _WAITS), Act.DROP, _STABLE,
         "Nothing has happened to the state: the check is made again at the resumption."),
     Transition(_STOPPING, _when(_GOES_ON, Suspend.NO, OldDriver.ACTIVE, Deadline.AHEAD), Act.WAIT, _STOPPING,
         "Two drivers never run at a time."),

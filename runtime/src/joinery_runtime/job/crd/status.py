@@ -218,6 +218,19 @@ class Refusal(Model):
     """Why, in words, and what to do."""
 
 
+class PastRevision(Model):
+    """An earlier revision of the job that worked. `kubectl joinery rollout undo` returns to its job."""
+
+    revision: Word = Field(examples=["5f2c9a1e"])
+    """The revision."""
+    image: Words = Field(examples=["joinery-runtime:0.1.0"])
+    """Its image."""
+    since: datetime = Field(examples=["2026-01-15T10:00:00Z"])
+    """When it was first ready."""
+    until: datetime = Field(examples=["2026-01-16T10:00:00Z"])
+    """When another revision became current."""
+
+
 class Deletion(Model):
     """Tries to delete the job's state, of a resource that is being deleted."""
 
@@ -246,6 +259,8 @@ class Status(Model):
     """Where the revision in force keeps its state, without passwords: no deletion deletes state elsewhere."""
     target_revision: Word | None = Field(default=None, examples=["8d01b7c4"])
     """The revision that the resource asks for."""
+    history: Annotated[tuple[PastRevision, ...], Field(max_length=10)] = ()
+    """Earlier revisions that worked, oldest first; the ConfigMap of each is kept."""
     held: bool = False
     """The revision in force starts no driver until the resource asks for it, or another one is in force."""
     driver: DriverAttempt | None = None

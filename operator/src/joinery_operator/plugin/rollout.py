@@ -1,0 +1,235 @@
+"""`kubectl joinery rollout`: waits for another revision, returns to an earlier job, lists revisions, pauses."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from copy import deepcopy
+from enum import IntEnum
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from joinery_operator.manifests import JOB_FILE
+from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.names import PAUSE_ANNOTATION, ChildNames
+from joinery_operator.plugin.kubectl import JobResource, KubectlTarget, find_job, read_config_map
+from joinery_operator.plugin.report import align_columns
+from joinery_operator.revision import NOT_FOR_DRIVERS
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.job.crd import KINDS
+from joinery_runtime.job.model.duration import parse_duration
+
+rollout = App(name="rollout", help="Wait for a rollout, return to an earlier job, list revisions, pause rollouts.")
+
+JobName = Annotated[str, Parameter(help=f"The job's name, or with its kind as in {KINDS[0].short}/NAME.")]
+_HERE = KubectlTarget()
+_POLL = 1.0  # seconds
+
+
+class Verdict(IntEnum):
+    """How far the job is from what its resource asks for: the exit code of `rollout status`."""
+
+    UP_TO_DATE = 0
+    FAILED = 1
+    TIMED_OUT = 3
+    HELD_BACK = 4
+
+
+@rollout.command
+def status(job: JobName, /, *, wait: bool = True, timeout: str | None = None, target: KubectlTarget = _HERE) -> int:
+    """Wait until what a job's resource asks for is rolled out. Exit codes: 0 it is; 1 it was rejected or rolled back,
+    or has failed; 3 not within --timeout; 4 it is paused or suspended.
+
+    Parameters
+    ----------
+    wait
+        Without it, say how far the rollout is: 3 if it is not over.
+    timeout
+        How long to wait, as 15m. Without it, as long as it takes.
+    """
+    try:
+        deadline = None if timeout is None else time.monotonic() + parse_duration(timeout) / 1000
+    except ValueError as error:
+        raise JoineryError(f"--timeout {timeout}", facts=str(error)) from None
+    told = ""
+    while True:
+        job_resource = find_job(target, job)
+        verdict, reason = _rollout_verdict(job_resource)
+        text = f"{job_resource.resource['kind']} {job_resource.name}: {reason}"
+        if text != told:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+            told = text
+        if verdict is not None:
+            return verdict
+        if not wait or (deadline is not None and time.monotonic() >= deadline):
+            return Verdict.TIMED_OUT
+        time.sleep(_POLL)
+
+
+@rollout.command
+def history(job: JobName, /, *, revision: str | None = None, target: KubectlTarget = _HERE) -> None:
+    """List the job's revisions that worked, newest first.
+
+    Parameters
+    ----------
+    revision
+        Print the job of this revision instead.
+    """
+    job_resource = find_job(target, job)
+    if revision is not None:
+        sys.stdout.write(_stored_text(target, job_resource, revision))
+        return
+    status = job_resource.status
+    rollout, refused = status.get("rollout"), status.get("refused")
+    rows = [["REVISION", "STATE", "SINCE", "UNTIL", "IMAGE"]]
+    if refused:
+        rows.append([refused["revision"], refused["reason"], "-", "-", "-"])
+    if rollout and rollout["revision"] != (refused or {}).get("revision"):
+        rows.append([rollout["revision"], rollout["stage"], rollout["since"], "-", rollout["image"]])
+    if status.get("revision"):
+        since = status.get("proved") or "never ready"
+        rows.append([status["revision"], "current", since, "-", status.get("image", "-")])
+    for past in reversed(status.get("history", ())):
+        rows.append([past["revision"], "earlier", past["since"], past["until"], past["image"]])
+    for line in align_columns(rows):
+        sys.stdout.write(f"{line.strip()}\n")
+
+
+@rollout.command
+def undo(job: JobName, /, *, to_revision: str | None = None, target: KubectlTarget = _HERE) -> int:
+    """Set the job's spec back to that of the revision before. A rollout that is under way, or was rejected, returns to
+    the current revision. What is not part of a revision stays: suspend, cleanup, upgrade and the scale.
+
+    Parameters
+    ----------
+    to_revision
+        The revision to return to, one of `rollout history`.
+    """
+    job_resource = find_job(target, job)
+    revision, spec = _earlier_spec(target, job_resource, to_revision)
+    # Whoever has edited the job meanwhile does not lose the edit.
+    version = job_resource.resource["metadata"]["resourceVersion"]
+    patch = [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": version},
+        {"op": "replace", "path": "/spec", "value": spec},
+    ]
+    sys.stdout.write(f"{job_resource.name}: back to the job of revision {revision}\n")
+    return target.run(
+        "patch",
+        job_resource.reference,
+        f"--namespace={job_resource.namespace}",
+        "--type=json",
+        f"--patch={json.dumps(patch)}",
+    )
+
+
+@rollout.command
+def pause(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
+    """Let no rollout begin. The current revision keeps running, and is restarted if it fails."""
+    return _set_annotation(target, job, f"{PAUSE_ANNOTATION}=rollouts")
+
+
+@rollout.command
+def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
+    """Let rollouts begin again: what the resource asks for is checked and rolled out."""
+    return _set_annotation(target, job, f"{PAUSE_ANNOTATION}-")
+
+
+def _set_annotation(target: KubectlTarget, job: str, annotation: str) -> int:
+    job_resource = find_job(target, job)
+    namespace_option = f"--namespace={job_resource.namespace}"
+    return target.run("annotate", job_resource.reference, namespace_option, "--overwrite", annotation)
+
+
+def _rollout_verdict(job: JobResource) -> tuple[Verdict | None, str]:
+    """How the wait for a rollout ends; None: it does not yet. And why."""
+    metadata, status = job.resource["metadata"], job.status
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    paused = conditions.get("Paused")
+    if paused is not None and paused["reason"] == "Everything":
+        return Verdict.HELD_BACK, f"Paused: {paused['message']}"
+    if status.get("observedGeneration") != metadata.get("generation"):
+        return None, "waiting for the operator to see the last change"
+    up_to_date = conditions.get("UpToDate")
+    if up_to_date is None:
+        return None, "waiting for an operator that reports the condition UpToDate"
+    text = f"{up_to_date['reason']}: {up_to_date['message']}"
+    if up_to_date["status"] == "True":
+        return Verdict.UP_TO_DATE, text
+    # The pipeline's next step should find the old revision running.
+    rolls_back = (status.get("rollout") or {}).get("stage") == "RollingBack" and status.get("phase") != "Failed"
+    if conditions.get("Stalled", {}).get("status") == "True" and not rolls_back:
+        return Verdict.FAILED, text
+    return (Verdict.HELD_BACK if up_to_date["reason"] in {"RolloutsPaused", "Suspended"} else None), text
+
+
+def _earlier_spec(target: KubectlTarget, job: JobResource, to_revision: str | None) -> tuple[str, dict[str, Any]]:
+    """The revision to return to, and its spec: the first that differs, since a restart makes a revision too."""
+    status = job.status
+    images: dict[str, str | None] = {past["revision"]: past["image"] for past in reversed(status.get("history", ()))}
+    current = status.get("revision")
+    if current and (to_revision is not None or status.get("targetRevision") != current):
+        images = {current: None, **images}  # None: the operator knows its image
+    if to_revision is not None and to_revision not in images:
+        raise JoineryError(
+            f"Job {job.name} has no revision {to_revision}",
+            facts=f"it has {', '.join(images) or 'none'}",
+            todo="`kubectl joinery rollout history` lists them",
+        )
+    if not images:
+        raise JoineryError(
+            f"Job {job.name} has no earlier revision",
+            facts="no other revision of it was ready since its operator keeps a history",
+            todo="Apply the earlier job",
+        )
+    revisions = list(images) if to_revision is None else [to_revision]
+    for revision in revisions:
+        image, spec = images[revision], _restored_spec(target, job, revision)
+        if spec == job.resource["spec"] and image in {None, status.get("image")}:
+            continue
+        if image is not None and not spec.get("spark", {}).get("image"):
+            # The installation's image may be another one by now.
+            spec.setdefault("spark", {})["image"] = image
+            sys.stderr.write(f"joinery: spec.spark.image is {image}, which that revision ran without naming it\n")
+        return revision, spec
+    raise JoineryError(
+        f"Job {job.name} has the spec of revision {revisions[0]} already",
+        todo="`kubectl joinery rollout history` lists others. Revisions may also differ by a restart or a pod template",
+    )
+
+
+def _stored_text(target: KubectlTarget, job: JobResource, revision: str) -> str:
+    name = ChildNames(job.resource).config_map(revision)
+    config_map = read_config_map(target, job, name)
+    if config_map is None:
+        raise JoineryError(
+            f"The job of revision {revision} is not known",
+            facts=f"ConfigMap {name} is missing in namespace {job.namespace}",
+            todo="`kubectl joinery rollout history` lists the revisions whose jobs are kept",
+        )
+    return str(config_map["data"][JOB_FILE])
+
+
+def _restored_spec(target: KubectlTarget, job: JobResource, revision: str) -> dict[str, Any]:
+    """The spec of an earlier revision, with what is not part of a revision as it is now."""
+    stored: Any = from_yaml(_stored_text(target, job, revision))
+    now, spec = job.resource["spec"], stored["spec"]
+    _copy_fields(now, spec, *NOT_FOR_DRIVERS, "shards", "autoscale")
+    executor = spec.get("spark", {}).get("executor", {})
+    executor_now = now.get("spark", {}).get("executor", {})
+    if "maxInstances" not in executor and "maxInstances" not in executor_now:
+        _copy_fields(executor_now, executor, "instances")
+        if executor:
+            spec.setdefault("spark", {})["executor"] = executor
+    return dict(spec)
+
+
+def _copy_fields(source: Mapping[str, Any], target: dict[str, Any], *names: str) -> None:
+    for name in names:
+        target.pop(name, None)
+        if name in source:
+            target[name] = deepcopy(source[name])
