@@ -38,8 +38,8 @@ $(STAMP): requirements/dev.txt requirements/uv.txt $(PROJECTS:%=%/pyproject.toml
 	@touch $@
 
 # Else the first process of each test would compile them, or wait for one that does.
-$(COMPILED): $(STAMP) $(wildcard runtime/src/joinery_runtime/sources/kernels/*.py)
-	@$(BIN)/python -m joinery_runtime.sources.kernels
+$(COMPILED): $(STAMP) $(wildcard runtime/src/joinery_runtime/formats/kernels/*.py)
+	@$(BIN)/python -m joinery_runtime.formats.kernels
 	@touch $@
 
 .PHONY: lint

@@ -27,27 +27,29 @@ import pyarrow.parquet as pq
 from google.protobuf import json_format, message_factory
 
 from bench.topics import TOPICS, Workload
+from joinery_runtime.connectors.files.parquet import ParquetReader
+from joinery_runtime.connectors.files.sink import write_parquet
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.table.blob import from_blob, to_blob
 from joinery_runtime.core.table.segment import Run, encode
+from joinery_runtime.formats.avro.decoder import AvroDecoder
+from joinery_runtime.formats.avro.encode import AvroOutput, AvroRows
+from joinery_runtime.formats.batch import PartitionRef
+from joinery_runtime.formats.compiled import kernels
+from joinery_runtime.formats.csv.decoder import CsvDecoder
+from joinery_runtime.formats.debezium.avro import DebeziumAvroDecoder
+from joinery_runtime.formats.debezium.json import DebeziumJsonDecoder
+from joinery_runtime.formats.json.compiled import JsonKernel
+from joinery_runtime.formats.json.decoder import JsonDecoder
+from joinery_runtime.formats.json.encode import json_lines
+from joinery_runtime.formats.json.fallback import JsonFallbackDecoder
+from joinery_runtime.formats.parquet.decoder import ParquetDecoder
+from joinery_runtime.formats.protobuf.decoder import ProtobufDecoder
+from joinery_runtime.formats.protobuf.encode import ProtobufOutput, ProtobufRows
+from joinery_runtime.formats.registry.protobuf_schemas import compile_schema
 from joinery_runtime.job import Input
-from joinery_runtime.protobuf_schemas import compile_schema
-from joinery_runtime.sinks.avro import AvroOutput, AvroRows
-from joinery_runtime.sinks.encode import json_lines
-from joinery_runtime.sinks.files import write_parquet
-from joinery_runtime.sinks.protobuf import ProtobufOutput, ProtobufRows
-from joinery_runtime.sources import JsonDecoder, PartitionRef, Range
-from joinery_runtime.sources.compiled import kernels
-from joinery_runtime.sources.formats.avro import AvroDecoder
-from joinery_runtime.sources.formats.csv import CsvDecoder
-from joinery_runtime.sources.formats.debezium_avro import DebeziumAvroDecoder
-from joinery_runtime.sources.formats.debezium_json import DebeziumJsonDecoder
-from joinery_runtime.sources.formats.parquet import ParquetDecoder
-from joinery_runtime.sources.formats.protobuf import ProtobufDecoder
-from joinery_runtime.sources.json_compiled import JsonKernel
-from joinery_runtime.sources.json_fallback import JsonFallbackDecoder
-from joinery_runtime.sources.parquet import ParquetReader
 
 RECORDS = 200_000
 BATCHES = (10_000, 50_000)  # records

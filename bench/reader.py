@@ -18,8 +18,11 @@ from random import Random
 
 from confluent_kafka import Consumer, TopicPartition
 
+from joinery_runtime.connectors.inputs import reader_for
+from joinery_runtime.connectors.kafka import record_clients as kafka_record_clients
+from joinery_runtime.connectors.source import Range
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job import Input
-from joinery_runtime.sources import PartitionRef, Range, kafka_record_clients, reader_for
 
 
 def arguments() -> argparse.Namespace:

@@ -23,9 +23,9 @@ import psycopg
 import pyarrow as pa
 
 from bench.topics import START_MS
-from joinery_runtime.sinks.base import Attempt, AttemptId, Receipt
-from joinery_runtime.sinks.postgres import PostgresSink, PostgresWriter, Staging
-from joinery_runtime.sinks.postgres_table import TargetTable
+from joinery_runtime.connectors.postgres.sink import PostgresSink, PostgresWriter, Staging
+from joinery_runtime.connectors.postgres.table import TargetTable
+from joinery_runtime.connectors.sink import Attempt, AttemptId, Receipt
 from joinery_runtime.state.embedded import embedded_postgres
 
 TABLE, KEY = "upserted", "order_id"

@@ -86,7 +86,7 @@ RUN sed -i '/"Programming Language :: Python :: 3[.]/d' /build/runtime/pyproject
     && python3 -m pip --python /opt/joinery/bin/python install --quiet --no-deps --no-index --root /layer \
         /build/wheels/*.whl \
     && PYTHONPATH=/layer/opt/joinery/lib/python3.11/site-packages \
-        /opt/joinery/bin/python -m joinery_runtime.sources.kernels
+        /opt/joinery/bin/python -m joinery_runtime.formats.kernels
 
 # Our own code is the last layer, alone: with the rest in a cache a change of it costs seconds.
 FROM assembled

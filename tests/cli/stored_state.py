@@ -16,8 +16,8 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encod
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.engine.report import Totals
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.store import EpochCommit, JobRecord, StateStore
 
 Rows = Sequence[Mapping[str, Any]]

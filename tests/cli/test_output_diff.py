@@ -14,9 +14,9 @@ from cli.test_verify_kafka import JOB, STEPS
 from cli.verified import Written
 from joinery_runtime.cli.output_diff import OutputDiff
 from joinery_runtime.cli.row_differences import RowComparison
+from joinery_runtime.connectors.content import Piece
+from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.job import parse_job
-from joinery_runtime.sinks.content import Piece
-from joinery_runtime.sinks.encode import rows_to_json
 
 EPOCHS = {1: 1, 2: 2, 3: 3}  # the value of the row that each puts out
 

@@ -16,14 +16,15 @@ from confluent_kafka import Producer
 from cli.commands import Joinery
 from cli.session_jobs import REOPEN, epoch, resource, row, run_epochs
 from cli.stored_state import commit_rows
+from formats.registry import registry
 from job.resources import edited
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.connectors import content
+from joinery_runtime.connectors.files.sink import write_parquet
+from joinery_runtime.connectors.outputs import output_topic
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin, load_job
-from joinery_runtime.sinks import content, output_topic
-from joinery_runtime.sinks.files import write_parquet
 from joinery_runtime.state.postgres import PostgresStore
-from sources.registry import registry
 
 HOUR = 3_600_000
 OUTPUT = "    postgres: {table: joined}\n"

@@ -18,13 +18,13 @@ from joinery_devkit.processes import free_port
 from joinery_operator.reconcile.reasons import COMMITTED_SINCE
 from joinery_runtime.cli import state_migrate
 from joinery_runtime.cli.state_savepoints import roll_back
+from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging
+from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.errors import Fenced
 from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.job.crd.driver import DriverStatus, Ending, StateCheck
-from joinery_runtime.sinks.postgres import PostgresSink, Staging
-from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.state import ddl, migrations
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, OwnershipToken

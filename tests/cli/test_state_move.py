@@ -12,10 +12,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from cli.commands import Joinery
 from cli.stored_state import commit_rows
 from job.resources import edited
+from joinery_runtime.connectors.outputs import sink_for
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import load_job
 from joinery_runtime.job.crd.driver import StateCheck
-from joinery_runtime.sinks import sink_for
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
 

@@ -13,10 +13,11 @@ from cli.commands import Joinery
 from job.resources import edited
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import ordered_producer
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.watermark import InputProgress
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.errors import Fenced
-from joinery_runtime.sources.base import PartitionRef, Range
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord
 from state.values import DEFINITION, commit_of, run_epoch

@@ -19,7 +19,7 @@ from joinery_runtime.cli.reset_target import (
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.formats.batch import PartitionRef
 
 
 def ref(partition: int, topic: str = "orders") -> PartitionRef:

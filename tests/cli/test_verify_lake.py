@@ -14,8 +14,8 @@ from pyiceberg.catalog import load_catalog
 
 from cli.verified import Written, left_join
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.job import parse_job
-from joinery_runtime.sinks import rows_to_json
 
 COLUMNS = "[{name: k, type: string}, {name: v, type: int64}, {name: ts, type: timestamp}]"
 JOB = left_join(

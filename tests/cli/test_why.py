@@ -16,14 +16,15 @@ from joinery_runtime.cli.replay_commands import why_command
 from joinery_runtime.cli.state_show import show
 from joinery_runtime.cli.why import Answer, Explained, explain_records, whole_topic
 from joinery_runtime.cli.why_records import FoundRecord, RecordPosition
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine import planner
 from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.hosts.trace_steps import PARTITION, rows_by_input
 from joinery_runtime.job import Job, StreamJoin, parse_job
-from joinery_runtime.sources.base import PartitionRef, Range
 from joinery_runtime.state.memory import MemoryStore
 from traces.corpus import Trace, load_traces
 

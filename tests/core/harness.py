@@ -26,6 +26,7 @@ from joinery_devkit.oracle import (
     differences,
     too_far_ahead,
 )
+from joinery_runtime.connectors.source import Bounds, StoredOffsets
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.core.table import compaction
@@ -41,13 +42,12 @@ from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.engine.tasks import Threads, WorkerProcesses, outcome, ranges_by_peer, run_epoch, run_share
 from joinery_runtime.engine.worker import Block, Worker, WorkerParts
+from joinery_runtime.formats.batch import RawBatch
+from joinery_runtime.formats.records import Decoded, Decoder
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.hosts.trace_steps import StepLog, TraceRecord
 from joinery_runtime.job import Input, Job
-from joinery_runtime.sources import Decoder
-from joinery_runtime.sources.base import Bounds, RawBatch, StoredOffsets
-from joinery_runtime.sources.records import Decoded
 from joinery_runtime.state.memory import MemoryStore
 
 MEMORY = Path("/dev/shm")

@@ -15,18 +15,20 @@ import numpy as np
 import pyarrow as pa
 from pyspark import SparkContext
 
+from joinery_runtime.connectors.inputs import json_decoder_for
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, SinkWriter
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.formats.batch import RawBatch
+from joinery_runtime.formats.records import Decoder
 from joinery_runtime.hosts.spark import SparkHost
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace_steps import StepLog
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.base import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, SinkWriter
-from joinery_runtime.sources import Decoder, json_decoder_for
-from joinery_runtime.sources.base import Range, RawBatch
 
 TASK_CONF = {"spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1])}
 

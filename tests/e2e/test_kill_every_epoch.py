@@ -41,9 +41,9 @@ TIMES = {"eventTime": "ts", "watermark": {"delay": "1h"}}
 
 _DRIVERS = """
 import json, os, sys, traceback
-import joinery_runtime.hosts.run, joinery_runtime.sinks.delta, joinery_runtime.sinks.iceberg
+import joinery_runtime.hosts.run, joinery_runtime.connectors.lake.delta, joinery_runtime.connectors.lake.iceberg
 from joinery_runtime import run
-from joinery_runtime.sources.compiled import kernels
+from joinery_runtime.formats.compiled import kernels
 for name in ("json", "messages"):
     kernels(name)
 for line in sys.stdin:

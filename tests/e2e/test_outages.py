@@ -16,8 +16,8 @@ from e2e.kill_harness import Feeder, log_of, wait_until_read
 from e2e.scene import Scene
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.tcp_proxy import before_postgres
+from joinery_runtime.connectors.kafka.target import DELIVERY_SECONDS
 from joinery_runtime.engine.loop import RECOVER_LAST_S
-from joinery_runtime.sinks.kafka_target import DELIVERY_SECONDS
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

@@ -16,11 +16,11 @@ from google.protobuf import message_factory
 
 from e2e.driver_process import Run
 from e2e.jobs import Job, fresh_name, json_rows, order, payment, produce
+from formats.registry import registry
+from formats.test_avro_decoder import avro
+from formats.test_protobuf_decoder import framed, message
 from joinery_devkit.kafka_admin import KafkaAdmin
-from joinery_runtime.protobuf_schemas import compile_schema
-from sources.registry import registry
-from sources.test_avro import avro
-from sources.test_protobuf import framed, message
+from joinery_runtime.formats.registry.protobuf_schemas import compile_schema
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

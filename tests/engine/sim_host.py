@@ -8,12 +8,12 @@ from functools import partial
 from typing import TypeVar
 
 from engine.sim_process import CRASHES, IN_TASK, LOSSES, Fault, TaskLost, call
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary
 from joinery_runtime.engine.protocol import Task, choose_attempts
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.worker import Block, Sent, Worker
 from joinery_runtime.errors import Superseded
-from joinery_runtime.sources.base import Range
 
 T = TypeVar("T")
 Dealt = Mapping[int, list[Block]]  # by shard

@@ -1,7 +1,7 @@
 """A Kafka topic in the simulated world: transactional ids, open transactions, marks. The sink's own code runs on it.
 
 It takes the place of the producer and of the reader of marks, the two parts of the sink that speak to a broker; what
-they promise is tested on a real one (tests/sinks/test_kafka_transactions.py).
+they promise is tested on a real one (tests/connectors/kafka/test_transactions.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 from engine.sim_process import FAILURES, IN_TASK, Fault, call
+from joinery_runtime.connectors.kafka import transactions as kafka_transactions
+from joinery_runtime.connectors.kafka.markers import EpochMarker
+from joinery_runtime.connectors.kafka.producers import Disowned
+from joinery_runtime.connectors.kafka.records import Records
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.errors import OutputUnavailable
-from joinery_runtime.sinks import kafka_transactions
-from joinery_runtime.sinks.kafka_markers import EpochMarker
-from joinery_runtime.sinks.kafka_producers import Disowned
-from joinery_runtime.sinks.kafka_records import Records
-from joinery_runtime.store_identity import StoreIdentity
 
 T = TypeVar("T")
 Row = tuple[Any, ...]

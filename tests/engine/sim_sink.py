@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from engine.sim_kafka import SimTopic
 from engine.sim_process import FAILURES, IN_TASK, call
+from joinery_runtime.connectors.kafka.producers import Producers
+from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsSink, PartNames, PartWrite
+from joinery_runtime.connectors.sink import Attempt, AttemptId, AttemptRows, ImmediateSink, Receipt, RecoveryContext
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.errors import OutputUnavailable
-from joinery_runtime.sinks.base import Attempt, AttemptId, AttemptRows, ImmediateSink, Receipt, RecoveryContext
-from joinery_runtime.sinks.kafka_producers import Producers
-from joinery_runtime.sinks.kafka_transactions import KafkaTransactionsSink, PartNames, PartWrite
-from joinery_runtime.store_identity import StoreIdentity
 
 StagedRows = tuple[tuple[Any, ...], ...]
 

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from engine.sim_process import CRASHES, IN_TASK, Fault, call
+from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.errors import SourceUnavailable
-from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
-from joinery_runtime.sources.records import BadRecord, ByValue, Decoded
+from joinery_runtime.formats.batch import PartitionRef, RawBatch
+from joinery_runtime.formats.records import BadRecord, ByValue, Decoded
 
 
 @dataclass(slots=True)

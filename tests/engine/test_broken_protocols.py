@@ -18,12 +18,12 @@ from engine.sim_run import single_faults, small_world, zombies
 from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
 from engine.simulation import ShrinkingWorld, World
+from joinery_runtime.connectors.kafka.markers import EpochMarker
+from joinery_runtime.connectors.sink import AttemptId, Receipt, RecoveryContext
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import StoreUnavailable
-from joinery_runtime.sinks.base import AttemptId, Receipt, RecoveryContext
-from joinery_runtime.sinks.kafka_markers import EpochMarker
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json
 from stores import STORE

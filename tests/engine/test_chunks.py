@@ -12,10 +12,10 @@ from engine.sim_jobs import CHAIN, INNER
 from engine.sim_sink import NoTopic, SimWriter
 from engine.sim_steps import started
 from engine.simulation import World
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.engine import chunks
 from joinery_runtime.engine.chunks import ReplayableBatches, in_chunks, sliced
-from joinery_runtime.sinks.base import Attempt, AttemptRows, Receipt
 
 HOT = 30  # records of one key on each side
 

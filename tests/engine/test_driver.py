@@ -13,6 +13,8 @@ from engine.sim_jobs import INNER
 from engine.sim_sink import SimSink
 from engine.simulation import World
 from joinery_runtime.cli.ending import failed
+from joinery_runtime.connectors.sink import Receipt
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import REJOINS_OF_A_DUPLICATE, Driver
@@ -34,11 +36,9 @@ from joinery_runtime.errors import (
     StateError,
     StoreUnavailable,
 )
-from joinery_runtime.sinks.base import Receipt
-from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, JobRecord
-from joinery_runtime.store_identity import StoreIdentity
 
 pytestmark = pytest.mark.usefixtures("simulated_topics")
 

@@ -20,7 +20,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import ReadReport
 from joinery_runtime.engine.tasks import WorkerProcesses
 from joinery_runtime.engine.worker import RowBlock, Sent
-from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.formats.batch import PartitionRef
 
 REPORT = ReadReport(PartitionRead(PartitionRef("l", "t", 0)), None)
 

@@ -15,6 +15,7 @@ from engine import sim_kafka
 from engine.audit import Auditor
 from engine.sim_steps import add, epochs, record, rows, started
 from engine.simulation import FullWorld, World
+from joinery_runtime.connectors.sink import AttemptId
 from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import FLAGS_SCHEMA, SEGMENT
@@ -25,7 +26,6 @@ from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import Worker
-from joinery_runtime.sinks.base import AttemptId
 from joinery_runtime.state.store import Migration
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from joinery_runtime.connectors.source import Bounds
 from joinery_runtime.engine.idleness import LONGEST_STEP_MS, PACE_MS, IdleClock
-from joinery_runtime.sources.base import Bounds, PartitionRef
+from joinery_runtime.formats.batch import PartitionRef
 
 P, Q = PartitionRef("orders", "t", 0), PartitionRef("orders", "t", 1)
 R = PartitionRef("payments", "u", 0)

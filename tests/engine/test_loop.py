@@ -37,7 +37,7 @@ from joinery_runtime.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.formats.batch import PartitionRef
 
 AWAY = StoreUnavailable("the store is away")
 SYSTEMS = [AWAY, SourceUnavailable("the input's brokers are away"), OutputUnavailable("the output's brokers are away")]

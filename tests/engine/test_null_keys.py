@@ -12,8 +12,8 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, key_parts, refuse_null_keys
 from joinery_runtime.errors import RecordError
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job import job_from
-from joinery_runtime.sources.base import PartitionRef
 
 
 def job(joins: dict[str, Any] | None = None, **sides: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from joinery_runtime.connectors.kafka.target import KafkaTarget, RecordLimit
+from joinery_runtime.connectors.outputs import row_limit
 from joinery_runtime.job import parse_job
-from joinery_runtime.sinks import row_limit
-from joinery_runtime.sinks.kafka_target import KafkaTarget, RecordLimit
 
 ROWS = pa.record_batch({"id": ["a", "b", "c"], "text": ["x", "é" * 600, '"' * 600]})
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.future import FormerFutureRows, FutureRows
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
@@ -19,7 +20,7 @@ from joinery_runtime.engine.plan import (
     partition_id,
 )
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.sources.base import PartitionRef, Range
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.state.store import JobRecord
 
 P, Q = PartitionRef("orders", "t", 0), PartitionRef("orders", "t", 1)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.table.keyhash import shard_starts
 from joinery_runtime.core.table.partitioning import partition_addresses
@@ -20,7 +21,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.tasks import Threads, WorkerProcesses, run_share
 from joinery_runtime.engine.worker import Block, RowBlock, Sent
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.sources.base import PartitionRef, Range
+from joinery_runtime.formats.batch import PartitionRef
 
 PATIENCE_S = 60
 

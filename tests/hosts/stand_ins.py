@@ -15,11 +15,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from e2e.spark_trace import first_time
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, SinkWriter
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.worker import Block, ReadReport, RowBlock
-from joinery_runtime.sinks.base import Attempt, AttemptRows, Receipt, SinkWriter
-from joinery_runtime.sources.base import Range
 
 PATIENCE_S = 300
 ROWS = pa.record_batch({"n": [1]})

@@ -11,6 +11,8 @@ from typing import cast
 import pytest
 
 from hosts.visits import JOB
+from joinery_runtime.connectors.kafka.producers import PRODUCERS, OwningProducer
+from joinery_runtime.connectors.kafka.target import KafkaTarget
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
@@ -28,8 +30,6 @@ from joinery_runtime.hosts.driver_epochs import (
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.job import parse_job
-from joinery_runtime.sinks.kafka_producers import PRODUCERS, OwningProducer
-from joinery_runtime.sinks.kafka_target import KafkaTarget
 from joinery_runtime.state.memory import MemoryStore
 
 DONE = EpochOutcome(ReadSummary(()), {})

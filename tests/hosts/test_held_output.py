@@ -1,5 +1,5 @@
 """Jobs whose output is held for larger files, run whole, without Spark: at the end of their inputs, at a stop, after a
-crash and an edit. What a driver may do at each step of the commit: tests/sinks/test_rolled_files.py."""
+crash and an edit. What a driver may do at each step of the commit: tests/connectors/files/test_rolled.py."""
 
 from __future__ import annotations
 

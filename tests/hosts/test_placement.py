@@ -12,14 +12,15 @@ from pyspark import SparkContext
 from e2e.spark_trace import TASK_CONF
 from hosts.stand_ins import PATIENCE_S, NotesItsPlace
 from joinery_devkit.spark_cluster import StandaloneCluster
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.executors import ActiveExecutors, executor_ids, request_executors
 from joinery_runtime.hosts.spark import SparkHost, start_context
 from joinery_runtime.hosts.spark_internals import exchanged_rdd, placed_again_rdd, placed_rdd
 from joinery_runtime.hosts.spark_jobs import JobNames
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
-from joinery_runtime.sources.base import PartitionRef, Range
 
 # Slow: the secret of a Spark that another test has started in this process would be the cluster's, which refuses it.
 pytestmark = [pytest.mark.services, pytest.mark.slow]

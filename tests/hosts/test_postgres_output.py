@@ -1,5 +1,5 @@
 """Jobs that write into a Postgres table, run whole, without Spark: what becomes of the table when the job is edited or
-somebody drops it. What a sink does at each step: tests/sinks."""
+somebody drops it. What a sink does at each step: tests/connectors/postgres."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cli.commands import runner
+from joinery_runtime.connectors.postgres.external import ExternalPostgresSink
+from joinery_runtime.connectors.postgres.sink import PostgresSink
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.job import load_job
-from joinery_runtime.sinks.postgres import PostgresSink
-from joinery_runtime.sinks.postgres_external import ExternalPostgresSink
 
 pytestmark = pytest.mark.services
 JOB = """

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from e2e.jobs import fresh_name, json_rows, produce
+from formats.registry import Registry, registry
+from formats.test_avro_decoder import avro
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.status.board import Board, Liveness
 from joinery_runtime.job import Job, load_job
-from sources.registry import Registry, registry
-from sources.test_avro import avro
 
 JOB = """
 apiVersion: joinery.dev/v1alpha1

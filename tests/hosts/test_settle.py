@@ -14,6 +14,8 @@ import pytest
 
 from hosts.visits import JOB
 from joinery_runtime.cli.reset import drop_plan_command
+from joinery_runtime.connectors.files.sink import FileSink
+from joinery_runtime.connectors.sink import RecoveryContext
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.loop import JobListener, Outages
@@ -30,8 +32,6 @@ from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.definition import definition
-from joinery_runtime.sinks.base import RecoveryContext
-from joinery_runtime.sinks.files import FileSink
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, OwnershipToken
 

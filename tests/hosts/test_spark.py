@@ -24,15 +24,16 @@ from hosts.stand_ins import (
 )
 from joinery_devkit.processes import ChildProcess
 from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, start_context
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.trace import run_trace
 from joinery_runtime.job import StreamJoin, parse_job
-from joinery_runtime.sources.base import PartitionRef, Range
 from joinery_runtime.state.postgres import PostgresStore
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]

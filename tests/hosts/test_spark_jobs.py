@@ -16,14 +16,15 @@ from pyspark import SparkContext
 from e2e.spark_trace import TASK_CONF
 from hosts.stand_ins import PATIENCE_S, FailingWorker, NeverEnds
 from hosts.test_spark_progress import JOB
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.spark import SparkHost, start_context
 from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd, restore_names, step_names
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.job import job_from
-from joinery_runtime.sources.base import PartitionRef, Range
 
 
 def work(epoch: int) -> EpochWork:

@@ -18,10 +18,12 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.tasks import WorkerProcesses, deal_ranges
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts import spark, spark_internals, spark_tasks
 from joinery_runtime.hosts.exchange_key import write_key
 from joinery_runtime.hosts.spark import (
@@ -34,7 +36,6 @@ from joinery_runtime.hosts.spark import (
 )
 from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER, SECRET
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
-from joinery_runtime.sources.base import PartitionRef, Range
 
 Start = Callable[..., dict[str, str]]
 

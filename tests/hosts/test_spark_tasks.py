@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.plan import EpochPlan
@@ -19,9 +20,9 @@ from joinery_runtime.engine.read_report import ReadReport
 from joinery_runtime.engine.tasks import Threads, WorkerProcesses, deal_ranges
 from joinery_runtime.engine.worker import RowBlock
 from joinery_runtime.errors import SourceError
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts import spark_tasks
 from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup
-from joinery_runtime.sources.base import PartitionRef, Range
 
 SHARE = [Range(PartitionRef("l", "t", 0), 0, 5)]
 AWAY = SourceError("the broker is away")

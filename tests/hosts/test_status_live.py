@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from connectors.kafka.kafka_bench import eventually
 from e2e.jobs import Job, fresh_name, order, payment, produce, unbounded_job
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.processes import free_port
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.job.crd import DriverStatus, Ending
 from joinery_runtime.state.postgres import PostgresStore
-from sources.kafka_bench import eventually
 
 pytestmark = pytest.mark.services
 

@@ -91,7 +91,7 @@ def test_a_job_runs_on_spark_with_nothing_writable_but_tmp(runtime: Image, scrat
 
 def test_kernels_are_taken_from_the_image(runtime: Image, scratch: Path) -> None:
     program = """
-from joinery_runtime.sources.compiled import kernels
+from joinery_runtime.formats.compiled import kernels
 print(sum(kernels("json").decode.stats.cache_hits.values()))
 """
 
@@ -100,7 +100,7 @@ print(sum(kernels("json").decode.stats.cache_hits.values()))
 
 def test_protobuf_schemas_are_compiled(runtime: Image, scratch: Path) -> None:
     program = """
-from joinery_runtime.protobuf_schemas import compile_schema
+from joinery_runtime.formats.registry.protobuf_schemas import compile_schema
 time = 'import "google/protobuf/timestamp.proto"; message Order { google.protobuf.Timestamp at = 1; }'
 order = compile_schema('syntax = "proto3"; ' + time, {}).message_named("Order")
 print(order.fields_by_name["at"].message_type.full_name)

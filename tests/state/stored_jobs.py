@@ -28,6 +28,9 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
+from joinery_runtime.connectors.inputs import planner_for
+from joinery_runtime.connectors.outputs import dead_letter_sink, sink_for
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
@@ -36,8 +39,6 @@ from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import worker_of
 from joinery_runtime.job import Job, parse_job
-from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for
-from joinery_runtime.sources import planner_for
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 

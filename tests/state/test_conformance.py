@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.segment import encode
 from joinery_runtime.errors import Fenced, IncompatibleState, StateError
 from joinery_runtime.state import decisions
 from joinery_runtime.state.migrations import unchanged
 from joinery_runtime.state.store import JobRecord, OwnershipToken, StateStore
-from joinery_runtime.store_identity import StoreIdentity
 from state.values import DEFINITION, commit_of, live_keys, offsets_of, run_epoch, segment
 
 

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from connectors.rows import attempt
+from joinery_runtime.connectors.postgres.client import connect
+from joinery_runtime.connectors.postgres.external import drop_marks
+from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging, drop_staging
+from joinery_runtime.connectors.postgres.table import TargetTable
+from joinery_runtime.connectors.table_content import PostgresContent
 from joinery_runtime.errors import JoineryError, SinkError, StateError, Unavailable
-from joinery_runtime.postgres_client import connect
-from joinery_runtime.sinks.postgres import PostgresSink, Staging, drop_staging
-from joinery_runtime.sinks.postgres_external import drop_marks
-from joinery_runtime.sinks.postgres_table import TargetTable
-from joinery_runtime.sinks.table_content import PostgresContent
 from joinery_runtime.state.moving import MovableStore
 from joinery_runtime.state.postgres import PostgresStore
-from sinks.rows import attempt
 
 pytestmark = pytest.mark.services
 TEXTS = ["Zürich", "€ 20", "ѕ漢字", "\U0001f600"]

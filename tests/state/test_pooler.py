@@ -8,12 +8,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from connectors.rows import attempt, recovery
 from joinery_devkit.pgbouncer import pooled
+from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging
+from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.errors import Fenced
-from joinery_runtime.sinks.postgres import PostgresSink, Staging
-from joinery_runtime.sinks.postgres_table import TargetTable
 from joinery_runtime.state.postgres import PostgresStore
-from sinks.rows import attempt, recovery
 from state.values import commit_of, live_keys, run_epoch, segment
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]

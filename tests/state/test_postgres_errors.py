@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg import errors
 
+from joinery_runtime.connectors.postgres.client import advice, is_away
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.postgres_client import advice, is_away
 
 AWAY = {
     "08006": "can be reached",

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.cli.row_differences import Difference, DifferenceKind, RowComparison, most_like, origin_text
+from joinery_runtime.connectors.content import SEPARATOR, Content
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.content import SEPARATOR, Content
-from joinery_runtime.sinks.encode import rows_to_json
 
 _MEMORY = "512MB"
 _PAIRED = 1000  # rows of each side that are searched for pairs that differ only in some columns

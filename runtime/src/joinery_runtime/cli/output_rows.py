@@ -20,17 +20,17 @@ from psycopg import sql
 from psycopg.types.string import TextLoader
 from sqlglot import exp
 
+from joinery_runtime.connectors.content import KafkaRecords
+from joinery_runtime.connectors.kafka.target import KafkaTarget
+from joinery_runtime.connectors.lake.sink import LakeTable
+from joinery_runtime.connectors.outputs import lake_table, output_topic
+from joinery_runtime.connectors.postgres.client import connect, is_away
+from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import FileOutput, Timestamps
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.postgres_client import connect, is_away
-from joinery_runtime.sinks import lake_table, output_topic
-from joinery_runtime.sinks.content import KafkaRecords
-from joinery_runtime.sinks.kafka_target import KafkaTarget
-from joinery_runtime.sinks.lake import LakeTable
-from joinery_runtime.sinks.postgres_table import TargetTable
 
 OUTPUT = "output"
 _GROUP = "joinery.sql"
@@ -183,7 +183,7 @@ def _json_types(job: Job) -> Types:
 
 
 def _json_type(arrow: pa.DataType, timestamps: Timestamps) -> pl.DataType:
-    """The type of the JSON that the encoder writes for a column (`sinks.encode`)."""
+    """The type of the JSON that the encoder writes for a column (`formats.json.encode`)."""
     if pa.types.is_boolean(arrow):
         return pl.Boolean()
     if pa.types.is_uint64(arrow):  # ids of sessions are too large for int64

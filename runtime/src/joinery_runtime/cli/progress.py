@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from joinery_runtime.connectors.outputs import lake_table
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.driver import Driver
@@ -29,7 +30,6 @@ from joinery_runtime.engine.report import EpochReport, Rates, Totals, furthest
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks import lake_table
 
 RATE_WINDOW_S = 10.0
 _FIRST_REPEAT_S, _LAST_REPEAT_S = 60.0, 900.0

@@ -18,6 +18,9 @@ from joinery_runtime.cli.reset_target import (
     plan_reset,
 )
 from joinery_runtime.cli.state import durable, record_of
+from joinery_runtime.connectors.history import of_files
+from joinery_runtime.connectors.kafka.metadata import KafkaMetadata
+from joinery_runtime.connectors.kafka.settings import Cluster
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.job_state import live_segments
@@ -27,9 +30,6 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.job import Input, Job, KafkaInput, format_time
 from joinery_runtime.job.model.wording import counted, linked
-from joinery_runtime.sources.history import of_files
-from joinery_runtime.sources.kafka_metadata import KafkaMetadata
-from joinery_runtime.sources.kafka_settings import Cluster
 from joinery_runtime.state.store import JobRecord
 
 DRY_RUN = "Dry run: nothing was changed."

@@ -9,11 +9,11 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from joinery_runtime.connectors.history import of_files
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job.model.base import EpochMs
-from joinery_runtime.sources.base import PartitionRef
-from joinery_runtime.sources.history import of_files
 
 _OFFSET = re.compile(r"(?:(?P<topic>[a-zA-Z0-9._-]+):)?(?P<partition>\d+)=(?P<offset>\d+)", re.ASCII)
 _DIGITS = re.compile(r"\d+", re.ASCII)

@@ -14,9 +14,9 @@ import pyarrow as pa
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.core.table.columns import split_partition
+from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, rows_to_json
 from joinery_runtime.hosts.replay import ReplayedEpoch
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.encode import PLAIN, JsonStyle, rows_to_json
 
 SHOWN = 20
 """How many differences are listed; all are counted."""

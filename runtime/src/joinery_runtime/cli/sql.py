@@ -19,6 +19,9 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.cli.output_rows import OUTPUT, ask_postgres, output_rows
 from joinery_runtime.cli.state import durable, open_also_moved, record_of
+from joinery_runtime.connectors.files.rolling import held_parts
+from joinery_runtime.connectors.postgres.table import TargetTable
+from joinery_runtime.connectors.sink import life_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -30,9 +33,6 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.job import Job, with_stored_names
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks.base import life_of
-from joinery_runtime.sinks.postgres_table import TargetTable
-from joinery_runtime.sinks.rolling import held_parts
 from joinery_runtime.state.live_segments import flagged_rows, read_runs
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader

@@ -291,8 +291,8 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
     """
     from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415
     from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
+    from joinery_runtime.connectors.outputs import forget_output  # noqa: PLC0415
     from joinery_runtime.job.explain import output_place  # noqa: PLC0415
-    from joinery_runtime.sinks import forget_output  # noqa: PLC0415
 
     job = load(job_file)
     if in_memory(job):

@@ -20,9 +20,9 @@ from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.json.decoder import JsonDecoder
+from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.job import Job, KeyPair, StreamJoin
-from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.sources import JsonDecoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_co_partitions
+from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.job import Job, time_value
 from joinery_runtime.job.model.wording import agreeing
-from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.live_segments import flagged_rows, read_runs
 from joinery_runtime.state.store import JobRecord, StateReader
 

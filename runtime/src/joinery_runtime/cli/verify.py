@@ -19,11 +19,16 @@ from typing import Any
 
 from joinery_runtime.cli.output_diff import OutputDiff
 from joinery_runtime.cli.row_differences import RowComparison
+from joinery_runtime.connectors.content import Content
+from joinery_runtime.connectors.files.sink import published
+from joinery_runtime.connectors.outputs import StoreDatabase, dead_letter_content, output_content
+from joinery_runtime.connectors.sink import Receipt, life_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.json.encode import JsonStyle
 from joinery_runtime.hosts.replay import (
     Replay,
     Replayable,
@@ -35,11 +40,6 @@ from joinery_runtime.hosts.replay import (
 )
 from joinery_runtime.job import Job, StreamJoin, definition, is_same_definition
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks import StoreDatabase, dead_letter_content, output_content
-from joinery_runtime.sinks.base import Receipt, life_of
-from joinery_runtime.sinks.content import Content
-from joinery_runtime.sinks.encode import JsonStyle
-from joinery_runtime.sinks.files import published
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateReader
 
 

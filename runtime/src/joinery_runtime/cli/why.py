@@ -48,11 +48,11 @@ from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.hosts.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
 from joinery_runtime.hosts.trace_environment import sorted_json_rows
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.job.model.wording import agreeing, counted
-from joinery_runtime.sinks.encode import rows_to_json
 from joinery_runtime.state.store import StateReader
 
 MAX_EXPLAINED = 100

@@ -35,11 +35,11 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.engine.worker import InputAccess
+from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.hosts.replay import StoredState
 from joinery_runtime.job import format_time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import agreeing, counted
-from joinery_runtime.sources.base import PartitionRef, RawBatch
 from joinery_runtime.state.live_segments import decode_run
 
 LATER_RULES = {"late": "t10", "expired": "a2", "closed": "s2"}

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from joinery_runtime.cli.state_key import StepKey
 from joinery_runtime.cli.state_show import same_value
+from joinery_runtime.connectors.history import HistoryDecoder
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.future import FutureCheck
 from joinery_runtime.core.pipeline.prepare import too_far_ahead
 from joinery_runtime.core.pipeline.sides import Intake
@@ -20,11 +22,10 @@ from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.batch import PartitionRef, RawBatch
+from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.formats.records import Decoded, Decoder
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.encode import rows_to_json
-from joinery_runtime.sources import Decoded, Decoder
-from joinery_runtime.sources.base import PartitionRef, Range, RawBatch
-from joinery_runtime.sources.history import HistoryDecoder
 
 MAX_RECORDS = 1_000_000  # held in memory for one question
 

@@ -48,8 +48,8 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None,
 
 
 class ReplayableBatches(Generic[T]):
-    """Rows for a sink (`sinks.base.Rows`), made on demand and made again for each new read. `make` yields the batches
-    and then returns a result, which `result` hands out."""
+    """Rows for a sink (`connectors.sink.Rows`), made on demand and made again for each new read. `make` yields the
+    batches and then returns a result, which `result` hands out."""
 
     def __init__(self, make: Callable[[], Generator[pa.RecordBatch, None, T]]) -> None:
         self._make = make

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from joinery_runtime.connectors.sink import Receipt, RecoveryContext, Sink
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HotKeyTracker
@@ -47,14 +49,12 @@ from joinery_runtime.errors import (
     StoreUnavailable,
     Unavailable,
 )
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job import PeriodicSavepoints, definition_hash
-from joinery_runtime.sinks.base import Receipt, RecoveryContext, Sink
-from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state.migrations import MIGRATIONS
 from joinery_runtime.state.savepoints import save_if_due
 from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord, OwnershipToken
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
-from joinery_runtime.store_identity import StoreIdentity
 
 DEATHS = 2  # of a plan's processes, after which its records are decoded in another process first
 REJOINS_OF_A_DUPLICATE = 5

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
+from joinery_runtime.connectors.source import Bounds
 from joinery_runtime.engine.plan import partition_id
-from joinery_runtime.sources.base import Bounds, PartitionRef
+from joinery_runtime.formats.batch import PartitionRef
 
 # At most this much of the time between two observations counts. In a longer gap the driver was stopped, or the broker
 # could not be reached, so what the partitions held meanwhile is unknown.

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ColumnsRead, by_input
 from joinery_runtime.errors import MisreadInput
+from joinery_runtime.formats.convert import SECONDS_2000, SECONDS_2100
 from joinery_runtime.job.model.wording import counted, listed
-from joinery_runtime.sources.convert import SECONDS_2000, SECONDS_2100
 
 MOST_NAMED = 5  # columns in one message
 LONG_RUN = 1_000  # rows without a value, after rows that had one

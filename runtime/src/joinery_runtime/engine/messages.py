@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from joinery_runtime.connectors.sink import Receipt
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
-from joinery_runtime.sinks.base import Receipt
-from joinery_runtime.sources.base import PartitionRef
+from joinery_runtime.formats.batch import PartitionRef
 
 TRANSACTION_POINTS = ("transaction-begun", "transaction-sent", "transaction-committed")
 CRASH_POINTS = ("planned", "reading", "staged", *TRANSACTION_POINTS, "output-written", "before-commit", "after-commit")

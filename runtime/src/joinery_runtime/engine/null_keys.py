@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.errors import MisreadInput
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.sources.base import PartitionRef
 
 ENOUGH_RECORDS = 100
 

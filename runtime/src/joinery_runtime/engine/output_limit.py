@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from joinery_runtime.connectors.dead_letters import dead_letter_rows
+from joinery_runtime.connectors.sink import RowLimit
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.core.table.columns import split_partition
@@ -17,8 +19,7 @@ from joinery_runtime.engine.messages import ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import LateRecords
 from joinery_runtime.engine.step_task import SideBatches, StepTask
-from joinery_runtime.sinks import dead_letter_rows, rows_to_json
-from joinery_runtime.sinks.base import RowLimit
+from joinery_runtime.formats.json.encode import rows_to_json
 
 T = TypeVar("T")
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from joinery_runtime.connectors.source import Range, StoredOffsets
 from joinery_runtime.core.pipeline.future import FormerFutureRows, FutureCheck, FutureRows
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, InputTime, Watermark
 from joinery_runtime.core.table.columns import numbered_partition
 from joinery_runtime.engine.topic_numbers import TopicNumbers
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.sources.base import PartitionRef, Range, StoredOffsets
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.state.store import JobRecord
 
 FORMAT = 3

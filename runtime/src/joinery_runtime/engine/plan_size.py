@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.sources.base import PartitionRef, Range
+from joinery_runtime.formats.batch import PartitionRef
 
 UNKNOWN_BYTES = 1024.0
 """The assumed size of a record while no record of its input has been read."""

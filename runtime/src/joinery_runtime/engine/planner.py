@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.pipeline.watermark import (
     END_OF_TIME,
     InputClock,
@@ -35,8 +37,7 @@ from joinery_runtime.engine.table_order import (
     without_overtaking,
 )
 from joinery_runtime.errors import SourceError, Unavailable
-from joinery_runtime.sources.base import Bounds, PartitionRef, Range, SourcePlanner
-from joinery_runtime.store_identity import StoreIdentity
+from joinery_runtime.formats.batch import PartitionRef
 
 REJOINS_MS = 300_000
 

@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.connectors.dead_letters import dead_letter_rows
+from joinery_runtime.connectors.files.source import line_number
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.prepare import Prepared
 from joinery_runtime.core.pipeline.spec import InputSpec
@@ -18,10 +21,8 @@ from joinery_runtime.core.table.columns import OFFSET, PARTITION, TS, UNAVAILABL
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import KeyParts, missing_part
-from joinery_runtime.sinks import dead_letter_rows
-from joinery_runtime.sources import BadRecord, Decoded, line_number
-from joinery_runtime.sources.base import Range, RawBatch
-from joinery_runtime.sources.records import records_of
+from joinery_runtime.formats.batch import RawBatch
+from joinery_runtime.formats.records import BadRecord, Decoded, records_of
 
 RecordPaths = Callable[[str, bytes], tuple[str, ...]]
 """Lists the paths of the values in a record of an input."""

@@ -18,12 +18,12 @@ from queue import Queue
 from threading import Event
 from typing import Generic, Protocol, TypeVar
 
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary
 from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.worker import Block, Sent
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.sources.base import Range
 
 MAX_THREADS = 8
 """The most threads of one process: already with two, Python's lock was held a quarter of the time."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from joinery_runtime.sources.base import Bounds
+from joinery_runtime.connectors.source import Bounds
 
 
 @dataclass(frozen=True, slots=True)

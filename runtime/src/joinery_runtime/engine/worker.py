@@ -18,6 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.connectors.decoder_trial import carefully
+from joinery_runtime.connectors.parquet_trial import read_carefully
+from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, SinkWriter
+from joinery_runtime.connectors.source import Range, SourceReader
 from joinery_runtime.core.pipeline.future import FutureCheck, Timestamps
 from joinery_runtime.core.pipeline.late import LateRows
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
@@ -47,11 +51,8 @@ from joinery_runtime.engine.read_report import (
 )
 from joinery_runtime.engine.step_task import SideBatches, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
-from joinery_runtime.sinks.base import Attempt, AttemptId, RowLimit, SinkWriter
-from joinery_runtime.sources import BadRecord, Decoder, LeftOut
-from joinery_runtime.sources.base import Range, RawBatch, SourceReader
-from joinery_runtime.sources.parquet_trial import read_carefully
-from joinery_runtime.sources.trial import carefully
+from joinery_runtime.formats.batch import RawBatch
+from joinery_runtime.formats.records import BadRecord, Decoder, LeftOut
 from joinery_runtime.state.store import OwnershipToken, TaskStore
 
 STAGED_BYTES = 16 << 20

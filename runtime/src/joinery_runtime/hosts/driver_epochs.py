@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
+from joinery_runtime.connectors.kafka.producers import PRODUCERS
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.errors import JoineryError, Superseded
@@ -23,7 +24,6 @@ from joinery_runtime.hosts.spark_security import is_on_this_machine
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import local_worker
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.kafka_producers import PRODUCERS
 from joinery_runtime.state.store import StateStore
 
 WAIT_FOR_SPARK = "JOINERY_WAIT_FOR_SPARK"

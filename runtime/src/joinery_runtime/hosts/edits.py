@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from joinery_runtime.connectors.outputs import dead_letter_sink, sink_for
+from joinery_runtime.connectors.sink import Sink
 from joinery_runtime.engine.driver import takeover_of
 from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.errors import (
@@ -22,8 +24,6 @@ from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.job import Job, under_definition
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks import dead_letter_sink, sink_for
-from joinery_runtime.sinks.base import Sink
 from joinery_runtime.state.store import JobRecord, StateStore
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from joinery_runtime.connectors.outputs import row_limit
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -28,12 +29,11 @@ from joinery_runtime.engine.plan import EpochPlan, input_states, partition_id
 from joinery_runtime.engine.report import behind_watermark, result_json
 from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
 from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.trace_environment import LocalCapture
 from joinery_runtime.job import Job, definition, definition_hash, reads_alike, under_definition
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sinks import row_limit
-from joinery_runtime.sources.base import PartitionRef
 from joinery_runtime.state import migrations
 from joinery_runtime.state.live_segments import decode_run
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, OwnershipToken, SegmentReader, StateReader

@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Literal, cast
 import pyarrow as pa
 from py4j.protocol import Py4JError
 
+from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
+from joinery_runtime.connectors.inputs import check_registry, planner_for
+from joinery_runtime.connectors.outputs import dead_letter_sink, sink_for, topic_row_limit
+from joinery_runtime.connectors.sink import Sink
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
@@ -53,9 +57,6 @@ from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_s
 from joinery_runtime.hosts.worker_builder import WorkerBuilder, load_kernels
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition, with_stored_names
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.sinks import DEAD_LETTER_SCHEMA, dead_letter_sink, sink_for, topic_row_limit
-from joinery_runtime.sinks.base import Sink
-from joinery_runtime.sources import check_registry, planner_for
 from joinery_runtime.state.decisions import is_new
 from joinery_runtime.state.memory import MemoryStore
 

@@ -10,19 +10,20 @@ from functools import partial
 
 import numpy as np
 
+from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
+from joinery_runtime.connectors.kafka.planner import newest_ranges
+from joinery_runtime.connectors.source import Range, StoredOffsets
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.disorder import behind_highest
 from joinery_runtime.core.pipeline.future import FutureRows, Timestamps
 from joinery_runtime.core.pipeline.prepare import usable_times
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.engine.late_rows import format_percent
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job import Job, format_duration
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.sources import decoder_for, guarded, planner_for, reader_for
-from joinery_runtime.sources.base import PartitionRef, Range, StoredOffsets
-from joinery_runtime.sources.kafka_planner import newest_ranges
-from joinery_runtime.store_identity import StoreIdentity
 
 SAMPLED = 100_000
 """The most records of an input that are read."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pyspark import SparkFiles, TaskContext
 
+from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.exchange import LocalParcel, LocalParcels, Parcel, opened, packed
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
@@ -35,7 +36,6 @@ from joinery_runtime.engine.tasks import (
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
 from joinery_runtime.garbage import collect_rarely
-from joinery_runtime.sources.base import Range
 
 WorkerFactory = Callable[[Path], TaskWorker]
 Carried = tuple[int, Parcel | LocalParcel | Sent | TaskFailure]  # the receiving peer, and what it gets

@@ -24,10 +24,10 @@ from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.lowering import lower_watermarks
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.formats.json.encode import JsonStyle
 from joinery_runtime.hosts.trace_environment import TraceEnvironment, local_environment, sort_rows, sorted_json_rows
 from joinery_runtime.hosts.trace_steps import ScriptedIdleness, Step, StepLog, check_step, rows_by_input
 from joinery_runtime.job import Job
-from joinery_runtime.sinks.encode import JsonStyle
 from joinery_runtime.state.store import StateStore
 
 _OF_DEAD_LETTERS = ("input", "partition", "offset", "reason", "text")

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.connectors.history import READ, of_files
+from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.batch import PartitionRef, RawBatch
+from joinery_runtime.formats.table_decoder import DELETE
 from joinery_runtime.job import Input
 from joinery_runtime.job.model.inputs import Table
-from joinery_runtime.sources import DELETE
-from joinery_runtime.sources.base import Bounds, PartitionRef, Range, RawBatch, StoredOffsets, UnsharedSource
-from joinery_runtime.sources.history import READ, of_files
 
 Step = Mapping[str, Any]
 MAX_SHARDS = 4096

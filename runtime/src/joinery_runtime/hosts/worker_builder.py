@@ -9,23 +9,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from joinery_runtime.connectors.inputs import decoder_for, guarded, reader_for
+from joinery_runtime.connectors.outputs import dead_letter_sink, replaces_rows, row_limit, sink_for
+from joinery_runtime.connectors.source import SourceReader
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.formats.compiled import kernels
+from joinery_runtime.formats.compiled_hash import compiled_key_hash
+from joinery_runtime.formats.record_paths import paths_of
+from joinery_runtime.formats.records import Decoder
 from joinery_runtime.hosts.own_secrets import with_own_secrets
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.quantity import parse_bytes
-from joinery_runtime.sinks import dead_letter_sink, replaces_rows, row_limit, sink_for
-from joinery_runtime.sources import Decoder, decoder_for, guarded, reader_for
-from joinery_runtime.sources.base import SourceReader
-from joinery_runtime.sources.compiled import kernels
-from joinery_runtime.sources.compiled_hash import compiled_key_hash
-from joinery_runtime.sources.record_paths import paths_of
 from joinery_runtime.state.store import TaskStore
 
 CACHE_BYTES = "JOINERY_CACHE_BYTES"

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
+from joinery_runtime.connectors.postgres.client import CATALOG_ONLY, advice, connect, is_away, is_stale, parse_dsn
 from joinery_runtime.errors import StateError, StoreUnavailable
-from joinery_runtime.postgres_client import CATALOG_ONLY, advice, connect, is_away, is_stale, parse_dsn
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from psycopg import sql
 
+from joinery_runtime.connectors.postgres.client import CATALOG_ONLY, create_schema
 from joinery_runtime.errors import IncompatibleState
-from joinery_runtime.postgres_client import CATALOG_ONLY, create_schema
 from joinery_runtime.state.connection import Connection
 
 # state_blob is EXTERNAL: blobs are compressed already, and an UPDATE of other columns copies an 18-byte pointer, not

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.state import decisions
 from joinery_runtime.state.decisions import SegmentStatus, StoredJob, StoredSegment, decode_optional, encode_json
 from joinery_runtime.state.migrations import check_chain, migrate_segment, readable_from
@@ -27,7 +28,6 @@ from joinery_runtime.state.store import (
     SegmentMeta,
     StoredSavepoint,
 )
-from joinery_runtime.store_identity import StoreIdentity
 
 _WRITTEN = {"output", "dead_letters"}  # keys of an epoch's result that say what it wrote where
 

@@ -15,8 +15,9 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg.types.json import Jsonb
 
+from joinery_runtime.connectors.postgres.client import OWN_PATH, check_name
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.errors import StateError
-from joinery_runtime.postgres_client import OWN_PATH, check_name
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnections
 from joinery_runtime.state.ddl import ensure_schema, installed_version
@@ -41,7 +42,6 @@ from joinery_runtime.state.store import (
     SegmentMeta,
     StoredSavepoint,
 )
-from joinery_runtime.store_identity import StoreIdentity
 
 _T = TypeVar("_T")
 

@@ -30,8 +30,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.store_identity import StoreIdentity
 
 __all__ = [
     "Admin",

@@ -1,0 +1,168 @@
+"""Decodes batches in a process of their own first, to find the record that ends a process (rule T8).
+
+An error of a decoder is caught (`guarded`); a crash in C, or a record that takes all memory, is not. So an epoch whose
+drivers have died twice tries each batch out in another process. If that one dies, the batch is halved, down to the
+record that ends it: a bad record by name. Only this process runs while it tries, and the kernel takes it first where
+memory ends. So no record is blamed before a process like the one that died has decoded a batch of no records: where
+that process dies as well, the limit of memory is to blame, and the batches are decoded without a trial.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joinery_runtime.connectors.history import HistoryDecoder
+from joinery_runtime.connectors.inputs import decoder_for
+from joinery_runtime.formats.batch import RawBatch
+from joinery_runtime.formats.guarded import Guarded, halves
+from joinery_runtime.formats.records import Decoded, Decoder
+from joinery_runtime.job.model.inputs import Input
+
+_COMMAND = (sys.executable, "-m", __name__)
+_SECONDS = 300.0  # for one batch; a process that takes longer is ended
+_TRIES = 2  # of a record alone, before it is blamed
+_LENGTH = struct.Struct(">Q")
+_READY, _DONE = b"r", b"d"
+_STARTS = 60.0  # seconds
+
+
+class Tried:
+    """Decodes as `decoder` does, after a trial in another process, which ends with this object at the latest."""
+
+    def __init__(self, decoder: Guarded, command: Sequence[str] = _COMMAND) -> None:
+        self._decoder, self._command = decoder, command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._dies_of_nothing = False
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        count = len(raw.offsets)
+        death = None if self._dies_of_nothing else self._death(raw)
+        if death is not None:
+            self._dies_of_nothing = self._death(raw.take(np.arange(0))) is not None
+        if death is None or self._dies_of_nothing:
+            return self._decoder.decode_batch(raw)
+        if count > 1:
+            return halves(self.decode_batch, raw)
+        for _ in range(_TRIES - 1):
+            if self._death(raw) is None:
+                return self._decoder.decode_batch(raw)
+        reason = f"reading it ended the process ({death}) {_TRIES} times, and the job's own process before"
+        return self._decoder.decode_batch(replace(raw, refusal=reason))
+
+    def close(self) -> None:
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+    def _death(self, raw: RawBatch) -> str | None:
+        """How the other process died of the batch; None if it has decoded it, or if there can be no other process."""
+        process = self._started()
+        if process is None:
+            return None
+        with suppress(BrokenPipeError):
+            _send(process, _picklable(raw))
+        if _answer(process, _SECONDS) == _DONE:
+            return None
+        self.close()
+        return name_of_death(process.returncode)
+
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        if self._process is None:
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=trial_environment()
+            )
+            self._process = process
+            weakref.finalize(self, _end, process)
+            with suppress(BrokenPipeError):
+                _send(process, self._decoder.model)
+            if _answer(process, _STARTS) != _READY:
+                self.close()
+        return self._process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def carefully(decoder: Decoder) -> Decoder:
+    """A decoder of an input that tries each batch first. One that is not of an input stays as it is."""
+    if isinstance(decoder, HistoryDecoder):
+        return decoder.within(carefully)
+    return Tried(decoder) if isinstance(decoder, Guarded) else decoder
+
+
+def _send(process: subprocess.Popen[bytes], value: Any) -> None:
+    assert process.stdin is not None, "it is a pipe"
+    data = pickle.dumps(value)
+    process.stdin.write(_LENGTH.pack(len(data)) + data)
+    process.stdin.flush()
+
+
+def _answer(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    assert process.stdout is not None, "it is a pipe"
+    readable, _, _ = select.select([process.stdout], [], [], seconds)
+    return os.read(process.stdout.fileno(), 1) if readable else b""
+
+
+def trial_environment() -> dict[str, str]:
+    """The environment of a process that tries something: it finds the modules that this one finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def volunteer_for_oom_killer() -> None:
+    """Has the kernel end this process first if memory runs out."""
+    with suppress(OSError):  # where there is no such file, the kernel decides
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def name_of_death(code: int | None) -> str:
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def _picklable(raw: RawBatch) -> RawBatch:
+    """The batch with its timestamps as numbers."""
+    if raw.timestamps is None:
+        return raw
+    return replace(raw, timestamps=raw.timestamps(np.arange(len(raw.offsets))).__getitem__)
+
+
+def serve(make: Callable[[Input], Decoder] = decoder_for) -> None:
+    """The other process: reads the input's model and then batches from standard input, and answers each."""
+    source, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no answer
+    volunteer_for_oom_killer()
+    model = pickle.loads(_received(source))
+    decoder = make(model)
+    os.write(answers, _READY)
+    while data := _received(source):
+        with suppress(Exception):  # an error is no death
+            decoder.decode_batch(pickle.loads(data))
+        os.write(answers, _DONE)
+
+
+def _received(source: Any) -> bytes:
+    length = source.read(_LENGTH.size)
+    data: bytes = source.read(_LENGTH.unpack(length)[0]) if length else b""
+    return data
+
+
+if __name__ == "__main__":
+    serve()

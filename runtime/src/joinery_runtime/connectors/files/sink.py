@@ -1,0 +1,413 @@
+"""JSON lines and Parquet files, exactly once: one part per shard and epoch, visible only after the epoch's commit.
+
+A task writes `<directory>/.staging/<attempt>.<suffix>`. The driver renames the files that a commit named to
+`epoch-<12 digits>-shard-<5 digits>.<suffix>`. With `Rolling` it first holds small files back and merges them
+(`connectors.files.rolling`). Everything is on one file system that driver and tasks share. Receipts name the format, so
+that a job whose format was edited still publishes what was staged in the former one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from joinery_runtime.connectors.files.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, life_of
+from joinery_runtime.disk import is_full
+from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, json_lines, rows_to_json
+from joinery_runtime.job.model.outputs import FileFormat
+from joinery_runtime.job.model.wording import counted
+
+MAKE_ROOM = "Make room there: the job goes on by itself"
+
+_STAGING = ".staging"
+_NAME = re.compile(r"epoch-(\d+)-(?:shard-\d+|since-(\d+))")
+_SUFFIXES: dict[FileFormat, str] = {"json": ".jsonl", "parquet": ".parquet"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileWriter:
+    """The task half. Files of fewer bytes than `hold_below` are held."""
+
+    directory: str
+    format: FileFormat = "json"
+    style: JsonStyle = PLAIN
+    hold_below: int = 0
+
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        path = _staged(Path(self.directory), str(attempt.id), self.format)
+        lines = partial(_write_lines, style=self.style)
+        encode = write_parquet if self.format == "parquet" else lines
+        count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
+        written = {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
+        held_receipt = {**written, "held": True, "life": life_of(attempt.incarnation)}
+        return held_receipt if size < self.hold_below else written
+
+
+def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, int]:
+    """Writes a file, and makes it and its name durable. Returns what `write` returns, and the file's size."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            count = write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _problem(path, error) from error
+    return count, size
+
+
+def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch], style: JsonStyle) -> int:
+    count = 0
+    for batch in batches:
+        file.write(json_lines(batch, style))
+        count += batch.num_rows
+    return count
+
+
+def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
+    """Writes one row group per batch. Returns the number of rows."""
+    count, writer = 0, None
+    for batch in batches:
+        writer = writer or pq.ParquetWriter(file, batch.schema, compression="zstd")
+        writer.write_batch(batch)
+        count += batch.num_rows
+    assert writer is not None, "an attempt that writes has a row"
+    writer.close()
+    return count
+
+
+class FileSink(NamesNoStore):
+    """The driver half. `wall` is a clock in seconds since 1970, like the file system's. `life` says whose held files it
+    merges, until `recover` sets it. Held files of others stay: another life of the job writes the rows of
+    this one again, and another job may be at work."""
+
+    def __init__(
+        self,
+        directory: str,
+        file_format: FileFormat = "json",
+        style: JsonStyle = PLAIN,
+        rolling: Rolling | None = None,
+        wall: Callable[[], float] = time.time,
+        life: str = "",
+    ) -> None:
+        self._directory, self._format, self._style = Path(directory), file_format, style
+        self._rolling, self._wall, self._life = rolling, wall, life
+        self._held_parts: dict[str, Part] | None = None  # by name; None: has to be listed
+
+    def prepare(self, schema: pa.Schema) -> str | None:
+        created = None if self._directory.exists() else f"the folder {self._directory}"
+        try:
+            for name in (_STAGING, *([HELD] if self._rolling else [])):
+                (self._directory / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _problem(self._directory, error) from error
+        return created
+
+    def writer(self) -> FileWriter:
+        hold_below = self._rolling.size if self._rolling is not None else 0
+        return FileWriter(str(self._directory), self._format, self._style, hold_below)
+
+    # --- what is held -----------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        return sum(part.rows for part in self._parts().values())
+
+    def due(self, *, last: bool) -> bool:
+        return self._due(self._parts().values(), last=last)
+
+    def _parts(self) -> dict[str, Part]:
+        if self._held_parts is None:
+            self._held_parts = {part.name: part for part in held_parts(self._directory, self._life)}
+        return self._held_parts
+
+    def _due(self, parts: Iterable[Part], *, last: bool) -> bool:
+        listed = list(parts)
+        if not listed or last or self._rolling is None:
+            return bool(listed)
+        # A clock that was set back must not hold rows for the time by which it was: they are then due.
+        waits_ms = abs(1000 * (self._wall() - min(part.since for part in listed)))
+        return sum(part.size for part in listed) >= self._rolling.size or waits_ms >= self._rolling.wait_ms
+
+    def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> list[Receipt]:
+        try:
+            staged = [self._staged_part(epoch, receipt) for receipt in receipts if receipt.get("held")]
+        except FileNotFoundError:
+            return []  # `in_transaction` reports it
+        parts = [*self._parts().values(), *staged]
+        if not self._due(parts, last=last):
+            return []
+        try:
+            return [self._merge(f"{generation}-{epoch}-roll-{uuid.uuid4().hex}", group) for group in groups(parts)]
+        except ValueError as error:  # Arrow's errors included
+            raise SinkError(
+                f"Output that is held in {self._directory / HELD} cannot be merged",
+                facts=str(error),
+                todo="Only this job may change what is there: put back what is gone. Or go on without the rows of a "
+                "file that is gone or torn: remove it, and start the job again",
+            ) from error
+
+    def _staged_part(self, epoch: int, receipt: Receipt) -> Part:
+        path = _staged(self._directory, receipt["attempt"], _format_of(receipt))
+        status = path.stat()
+        return Part(
+            epoch, receipt["shard"], receipt["rows"], path, status.st_size, status.st_mtime, receipt.get("life", "")
+        )
+
+    def _merge(self, attempt: str, parts: Sequence[Part]) -> Receipt:
+        file_format: FileFormat = "parquet" if parts[0].path.suffix == _SUFFIXES["parquet"] else "json"
+        _write_staged(_staged(self._directory, attempt, file_format), partial(merge, parts))
+        rows: dict[int, int] = {}
+        for part in parts:
+            rows[part.epoch] = rows.get(part.epoch, 0) + part.rows
+        merged = {"attempt": attempt, "format": file_format, "rows": sum(rows.values()), "life": parts[0].life}
+        return {**merged, "rolled": [[epoch, count] for epoch, count in rows.items()]}
+
+    # --- commit -----------------------------------------------------------------------------------------------------
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Checks that the files are there: they become visible only after the commit."""
+        for receipt in receipts:
+            staged = _staged(self._directory, receipt["attempt"], _format_of(receipt))
+            if not staged.exists():
+                raise SinkError(
+                    f"The output of epoch {epoch} cannot be seen from the driver",
+                    facts=f"a task has written {staged}, and it is not there; nothing of the epoch was committed",
+                    todo="Driver and tasks must share the directory: name one on a shared file system",
+                )
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Gives files their names. Merged files are removed only once the file with their rows has its name."""
+        for receipt in receipts:
+            if "life" in receipt:
+                self._be(receipt["life"])
+        # Receipts come in the order in which shards end. A job that watches the folder rejects names that come before
+        # the last one it has seen.
+        in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
+        missing = [receipt for receipt in in_order if not self._publish(epoch, receipt)]
+        if missing:
+            given_up = shlex.join(str(self._given_up(receipt)) for receipt in missing)
+            raise SinkError(
+                f"Output of epoch {epoch}, the newest one, is gone: {len(missing)} of {counted(len(receipts), 'file')}",
+                facts=f"neither {self._part(epoch, missing[0])} nor what was staged for it is there: somebody "
+                "deleted it, or driver and tasks do not share the folder",
+                todo="Put it back. Or go on without its rows, which are not written again: "
+                f"touch {given_up}. Or start anew, and write all rows again: "
+                "empty the folder, then joinery state delete JOB.yaml --yes",
+            )
+        if not receipts:
+            return
+        _sync_folder(self._directory)
+        if any("rolled" in receipt for receipt in receipts):
+            self._drop(lambda part_epoch: part_epoch <= epoch)  # the file with their rows has its name
+        if (self._directory / HELD).exists():
+            _sync_folder(self._directory / HELD)  # the next recovery no longer looks at this epoch
+        # Removes what repeated attempts wrote. Not of this epoch: another sink may still have to publish it.
+        self._sweep(lambda _, staged_epoch: staged_epoch < epoch)
+
+    def _part(self, epoch: int, receipt: Receipt) -> Path:
+        """The path of a part. The name of a merged file sorts after those of the epoch's shards."""
+        suffix = _SUFFIXES[_format_of(receipt)]
+        if "rolled" in receipt:
+            first, _ = receipt["rolled"][0]
+            return self._directory / f"epoch-{epoch:012d}-since-{first:012d}{suffix}"
+        return self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
+
+    def _given_up(self, receipt: Receipt) -> Path:
+        """The file whose existence says that the part may be missing. Readers of the folder ignore such names. It is
+        named after the attempt, because a job that starts from the beginning uses the same epochs and shards again."""
+        return self._directory / f".{receipt['attempt']}.gone"
+
+    def _publish(self, epoch: int, receipt: Receipt) -> bool:
+        """Gives a part its name. Returns whether it is there now, or was given up."""
+        staged, part = _staged(self._directory, receipt["attempt"], _format_of(receipt)), self._part(epoch, receipt)
+        try:
+            if receipt.get("held"):
+                held_part = self._staged_part(epoch, receipt)
+                named = replace(held_part, path=self._directory / HELD / held_part.name)
+                named.path.parent.mkdir(exist_ok=True)
+                staged.replace(named.path)
+                self._parts()[held_part.name] = named
+            else:
+                staged.replace(part)
+        except FileNotFoundError:
+            present = part.exists() or (receipt.get("held") and self._has(epoch, receipt))
+            return present or self._given_up(receipt).exists()
+        except OSError as error:
+            raise _problem(part, error) from error
+        return True
+
+    def _be(self, life: str) -> None:
+        if life != self._life:
+            self._life, self._held_parts = life, None
+
+    def _has(self, epoch: int, receipt: Receipt) -> bool:
+        """Whether a part is held or was merged later. After a return to a savepoint, its epoch is the newest again."""
+        self._held_parts = None  # another driver may have changed it
+        is_held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
+        return is_held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
+
+    def _drop_merged(self) -> None:
+        """Drops held files that were merged, but not dropped by a driver that died, if the job has since started anew
+        (without a `publish`)."""
+        rolled = _rolled(self._directory)
+        self._drop(lambda part_epoch: any(first <= part_epoch <= last for first, last, _ in rolled))
+
+    def _drop(self, merged: Callable[[int], bool]) -> None:
+        for part in held_parts(self._directory, self._life):
+            if merged(part.epoch):
+                part.path.unlink(missing_ok=True)
+        self._held_parts = None
+
+    # --- recover ----------------------------------------------------------------------------------------------------
+
+    def recover(self, recovery: RecoveryContext) -> bool:
+        """Sweeps, but leaves the committed epoch's files to `publish`; those not named go at the next recovery.
+
+        Rejects parts of later epochs than the committed one. They are not this job's, which would overwrite them one by
+        one.
+        """
+        self._be(life_of(recovery.incarnation))
+        self._refuse_foreign(recovery.committed_epoch)
+        self._drop_merged()
+        self._tell_of_others(recovery.warn)
+        self._sweep(lambda generation, epoch: generation < recovery.generation and epoch != recovery.committed_epoch)
+        return False
+
+    def _tell_of_others(self, warn: Callable[[str], None]) -> None:
+        foreign = [part for part in held_parts(self._directory) if part.life != self._life]
+        if foreign:
+            warn(
+                f"{held_names(self._directory, {part.life for part in foreign})} hold "
+                f"{counted(sum(part.rows for part in foreign), 'row')} of another job, or of this one before its "
+                "state was deleted: this job does not show them. If no other job writes there, remove these files"
+            )
+
+    def _sweep(self, garbage: Callable[[int, int], bool]) -> None:
+        """Removes staged files for whose generation and epoch `garbage` is true."""
+        for staged in _with_suffix((self._directory / _STAGING).glob("*")):
+            generation, epoch = map(int, staged.name.split("-")[:2])
+            if garbage(generation, epoch):
+                staged.unlink(missing_ok=True)
+
+    def _refuse_foreign(self, committed_epoch: int) -> None:
+        parts = [(last, path) for _, last, path in _files(self._directory)]
+        parts += [(part.epoch, part.path) for part in held_parts(self._directory)]
+        newest, path = max(parts, default=(0, self._directory))
+        if newest > committed_epoch:
+            raise SinkError(
+                f"The folder {self._directory} holds output of another job, or of this one before its state was lost",
+                facts=f"{path.relative_to(self._directory)} is there, and this job has committed up to epoch "
+                f"{committed_epoch}",
+                todo="Move the files away, or name another folder",
+            )
+
+    def close(self) -> None:
+        """Does nothing: no file stays open."""
+
+
+def published(
+    directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]], life: str
+) -> Iterator[bytes]:
+    """Yields the visible and held rows of an epoch, as lines of JSON without line breaks, also while the job runs.
+    `receipts_of` gives the receipts that an epoch's commit named. `life` is the job's, as in its receipts."""
+    folder = Path(directory)
+    for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
+        yield from _lines(part)
+    # Held files come first: they are removed only after the file into which they were merged has its name.
+    held_lines: list[bytes] = []
+    missing: SinkError | None = None
+    try:
+        held_lines = [line for part in held_parts(folder, life) if part.epoch == epoch for line in _lines(part.path)]
+    except SinkError as error:
+        missing = error
+    merged = False
+    for first, last, path in _rolled(folder):
+        if first <= epoch <= last:
+            counts: dict[int, int] = {}
+            for receipt in receipts_of(last):
+                named = dict(receipt.get("rolled", ()))
+                if named and (min(named), _SUFFIXES[_format_of(receipt)]) == (first, path.suffix):
+                    counts = named
+            before = sum(count for part_epoch, count in counts.items() if part_epoch < epoch)
+            # Rows that no commit has named are yielded once, with the file's last epoch.
+            yield from islice(_lines(path), before, None if epoch == last else before + counts.get(epoch, 0))
+            merged |= epoch in counts
+    if merged:
+        return
+    if missing is not None:
+        raise missing
+    yield from held_lines
+
+
+def _lines(part: Path) -> Iterator[bytes]:
+    try:
+        if part.suffix == _SUFFIXES["parquet"]:
+            yield from (line for batch in pq.ParquetFile(part).iter_batches() for line in rows_to_json(batch))
+        else:
+            with part.open("rb") as file:
+                yield from (line.rstrip(b"\n") for line in file)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SinkError(
+            f"The output file {part} cannot be read",
+            facts=getattr(error, "strerror", None) or str(error),
+            todo="Check that this user may read there, and that nobody has changed the file",
+        ) from error
+
+
+def _files(directory: Path) -> list[tuple[int, int, Path]]:
+    """The visible files: the first and the last epoch of each, and its path."""
+    named = [(_NAME.fullmatch(path.stem), path) for path in _with_suffix(directory.glob("epoch-*"))]
+    return [(int(name[2] or name[1]), int(name[1]), path) for name, path in named if name is not None]
+
+
+def _rolled(directory: Path) -> list[tuple[int, int, Path]]:
+    """The visible files that were merged."""
+    return [file for file in _files(directory) if "-since-" in file[2].stem]
+
+
+def _format_of(receipt: Receipt) -> FileFormat:
+    """A receipt's format. Receipts of earlier releases name none."""
+    named: FileFormat = receipt.get("format", "json")
+    return named
+
+
+def _staged(directory: Path, attempt: str, file_format: FileFormat) -> Path:
+    return directory / _STAGING / f"{attempt}{_SUFFIXES[file_format]}"
+
+
+def _with_suffix(paths: Iterable[Path]) -> list[Path]:
+    """The paths with a suffix that sinks write, sorted by name."""
+    return sorted(path for path in paths if path.suffix in _SUFFIXES.values())
+
+
+def _sync_folder(directory: Path) -> None:
+    """Makes new names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _problem(path: Path, error: OSError) -> SinkError:
+    what, facts = f"The output file {path} cannot be written", error.strerror or str(error)
+    if is_full(error):
+        return OutputUnavailable(what, facts=facts, todo=MAKE_ROOM)
+    return SinkError(what, facts=facts, todo="Check output.file.path and that this user may write there")

@@ -1,0 +1,375 @@
+"""What all Kafka writers share: the topic and how to reach it, the client's settings, and its errors made ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import stamina
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from joinery_runtime.connectors.kafka.errors import (
+    ASK_SECONDS,
+    SILENT,
+    LastError,
+    check_address,
+    is_away,
+    silence,
+    soon_back,
+    tls_port,
+)
+from joinery_runtime.connectors.kafka.records import Records
+from joinery_runtime.connectors.sink import AttemptRows
+from joinery_runtime.errors import OutputUnavailable, RecordTooLarge, SinkError
+from joinery_runtime.formats.json.encode import PLAIN, JsonStyle
+from joinery_runtime.formats.registry.output import SchemaOutput
+from joinery_runtime.job.model.wording import counted
+
+ANSWER_SECONDS = 15.0  # how long a broker may take to answer a question
+DELIVERY_SECONDS = 120.0  # how long brokers may accept no row at all, unless the job sets delivery.timeout.ms
+TRANSACTION_MS = 900_000  # the longest that brokers allow by default
+BATCH_BYTES = 2**20
+_TURN_SECONDS = 1.0  # how often a wait is checked for an error for which waiting does not help
+_NEWS_SECONDS = 2.0  # how much later than others a broker may learn of a new topic
+
+_DELIVERY = ("delivery.timeout.ms", "message.timeout.ms")  # one property with two names
+_CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.properties"
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_RAISE_LIMITS = (
+    "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again. Rows "
+    "over message.max.bytes go to spec.deadLetter if the job names it, so a lower value lets it go on, too"
+)
+_CLIENT_LIMIT = 1_000_000  # librdkafka's message.max.bytes
+_FIXED_BYTES, _ESCAPED = 64, 6  # of a number or a time; of a byte of text in JSON
+_SHOWN_BYTES = 200
+RECORD_OVERHEAD = 128  # more than the bytes that a record takes besides its key, value and headers, alone in its batch
+
+# By default, stamina reports every retry on standard output, where `joinery run` prints JSON lines.
+stamina.instrumentation.set_on_retry_hooks(())
+
+Client = TypeVar("Client")
+Target = TypeVar("Target", bound="KafkaTarget")
+T = TypeVar("T")
+
+_OWNED = {
+    "bootstrap.servers": "write it as bootstrapServers",
+    "enable.idempotence": "it is always on",
+    "transactional.id": "it is made of the job's name and the shard",
+    "delivery.report.only.error": "the sink needs it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTarget:
+    """A topic to write to. `properties` are librdkafka's and may hold secrets. `key` names columns of the rows.
+    `headers` maps headers to columns. Values are JSON in this `style`, or what `schema_output` makes of the rows."""
+
+    TITLE: ClassVar[str] = "Output topic"
+
+    topic: str
+    bootstrap_servers: str
+    key: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    style: JsonStyle = PLAIN
+    schema_output: SchemaOutput | None = None
+
+    def __post_init__(self) -> None:
+        refused = [name for name in self.properties if name in _OWNED]
+        if refused:
+            reasons = "; ".join(f"{name}: {_OWNED[name]}" for name in refused)
+            raise self.problem(f"kafka.properties may not set {', '.join(refused)}", reasons, "Remove it")
+        delivery = self._milliseconds(*_DELIVERY)
+        transaction = self._milliseconds("transaction.timeout.ms")
+        if delivery is not None and transaction is not None and delivery > transaction:
+            raise self.problem(
+                "kafka.properties do not go together",
+                f"delivery.timeout.ms is {delivery}, and transaction.timeout.ms is {transaction}: the brokers would "
+                "end a transaction before its rows have had their time",
+                "Set transaction.timeout.ms to the same or more, or leave it out",
+            )
+
+    @property
+    def delivery_seconds(self) -> float:
+        """How long brokers may accept no row at all: the job's `delivery.timeout.ms`. Brokers that accept rows slowly,
+        because of a quota, may take as long as a transaction may."""
+        delivery = self._milliseconds(*_DELIVERY)
+        return DELIVERY_SECONDS if delivery is None else delivery / 1000
+
+    @property
+    def transaction_ms(self) -> int:
+        """The time after which brokers end a transaction."""
+        return self._milliseconds("transaction.timeout.ms") or max(
+            TRANSACTION_MS, self._milliseconds(*_DELIVERY) or TRANSACTION_MS
+        )
+
+    @property
+    def named_columns(self) -> Mapping[str, Collection[str]]:
+        """The columns of the rows that the job names, by field of the output."""
+        return {"key": self.key, "headers": self.headers.values()}
+
+    @property
+    def client_limit(self) -> int:
+        """The size (key, value and headers) over which the client rejects a record."""
+        limit = str(self.properties.get("message.max.bytes", _CLIENT_LIMIT))
+        return (int(limit) if limit.isdecimal() else _CLIENT_LIMIT) - RECORD_OVERHEAD
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the job compresses records: then their size alone does not say whether the topic takes them."""
+        names = ("compression.type", "compression.codec")
+        return any(self.properties.get(name, "none") != "none" for name in names)
+
+    def topic_limit(self) -> int | None:
+        """The size over which the topic rejects a record. None if this user may not read the topic's settings."""
+        limit = self.topic_setting("max.message.bytes")
+        return None if limit is None else int(limit) - RECORD_OVERHEAD
+
+    def topic_setting(self, name: str) -> str | None:
+        """Asks for a setting of the topic. None also if this user may not read it."""
+        admin: Any = self.admin(LastError())
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
+        (answer,) = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS).values()
+        try:
+            return str(answer.result(ANSWER_SECONDS)[name].value)
+        except (KafkaException, KeyError, TimeoutError):
+            return None
+
+    def in_batches_of(self, size: int) -> Self:
+        """The same target for batches of at most this size: a broker rejects a batch that is larger than a record may
+        be, also one of small records."""
+        batch = min(size, int(self.properties.get("batch.size", size)))
+        return replace(self, properties={**self.properties, "batch.size": str(batch)})
+
+    def for_smaller_records(self) -> Self | None:
+        """What to try after records were rejected as too large. None: nothing; the records themselves do not fit."""
+        limit = self.topic_limit()
+        batch = int(self.properties.get("batch.size", BATCH_BYTES))
+        return self.in_batches_of(limit) if limit is not None and limit < batch else None
+
+    def _milliseconds(self, *names: str) -> int | None:
+        """The value of a property that has these names; None if it is not set."""
+        properties = {name: self.properties[name] for name in names if name in self.properties}
+        if not properties:
+            return None
+        if len(properties) > 1 or not all(str(value).isdecimal() and int(value) for value in properties.values()):
+            facts = ", ".join(f"{name}: {value}" for name, value in properties.items())
+            raise self.problem("kafka.properties are not valid", facts, "Name one of them, in milliseconds above 0")
+        return int(next(iter(properties.values())))
+
+    def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Settings of a client that only asks. The job's properties override `defaults`."""
+        own = {"bootstrap.servers": self.bootstrap_servers}
+        return {**soon_back(self.properties), **(defaults or {}), **self.properties, **own}
+
+    def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a producer. The job's properties override `defaults`; both override those of all producers."""
+        # Fewer, larger requests: a task waits for all of its rows anyway. The queue has room for the records of one
+        # chunk of rows and the next. librdkafka's own limit, 1 GiB, would be most of a task's memory.
+        queue = {"queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 64 * 2**10}
+        shared = {"linger.ms": 5, "batch.size": BATCH_BYTES, **queue}
+        # A row may stay in the client's queue for the time of the whole transaction. `Patience` ends the wait for
+        # brokers that accept nothing; brokers that accept rows slowly only slow the job down.
+        own = {
+            "enable.idempotence": True,
+            "delivery.report.only.error": True,
+            "message.timeout.ms": self.transaction_ms,
+        }
+        settings = {**self.client_settings({**shared, **defaults}), **own}
+        settings.pop("delivery.timeout.ms", None)  # another name of the same property
+        return settings
+
+    def connect(
+        self, client: Callable[[dict[str, Any]], Client], settings: Mapping[str, Any], errors: LastError
+    ) -> Client:
+        """Makes a client, which connects later on its own. Raises SinkError for a property that librdkafka rejects."""
+        try:
+            return client({**settings, "error_cb": errors, "log_level": 0, "logger": SILENT})
+        except KafkaException as error:
+            raise self.problem("kafka.properties are not valid", error.args[0].str()) from error
+
+    def admin(self, errors: LastError) -> AdminClient:
+        """Makes a client that only asks. Raises SinkError as `connect` does."""
+        return self.connect(AdminClient, self.client_settings(), errors)
+
+    def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
+        """Checks that key and headers name columns of the rows, registers the rows' schema, and checks that the topic
+        exists. Raises SinkError."""
+        for setting, columns in self.named_columns.items():
+            missing = [name for name in columns if name not in schema.names]
+            if missing:
+                todo = f"Correct output.kafka.{setting}"
+                raise self.problem(f"{setting} names no output column", ", ".join(missing), todo)
+        if self.schema_output is not None:
+            self.schema_output.registered()
+        topics = self._topics(client, errors)
+        deadline = time.monotonic() + _NEWS_SECONDS
+        while self.topic not in topics and time.monotonic() < deadline:
+            time.sleep(_NEWS_SECONDS / 10)
+            topics = self._topics(client, errors)
+        if self.topic not in topics:
+            raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
+
+    def records(self, rows: pa.Table | pa.RecordBatch) -> Records:
+        """Makes one record per row. Raises SinkError as a schema registry does."""
+        values = None if self.schema_output is None else self.schema_output.registered().encode(rows)
+        return Records.of(rows, self.key, self.headers, self.style, values)
+
+    def _topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
+        """Asks for the topics in short turns. Stops early if a refused login is reported in between."""
+        errors.forget()
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                # Asking for this topic alone would create it if the broker creates topics automatically.
+                topics: Mapping[str, Any] = client.list_topics(timeout=min(_TURN_SECONDS, ANSWER_SECONDS)).topics
+                return topics
+            except KafkaException as error:
+                client.poll(0)
+                if errors.denied is not None:
+                    raise self.problem("access is denied", errors.denied.str(), _CHECK_LOGIN) from error
+                if time.monotonic() >= deadline:
+                    secure = tls_port(self.bootstrap_servers, self.properties)
+                    if secure is not None:
+                        todo = "Set security.protocol: SSL (or SASL_SSL, with a login) in kafka.properties"
+                        summary = "the port speaks TLS, and the job does not"
+                        raise self.problem(summary, secure, todo) from error
+                    raise self.silent(f"waited {ANSWER_SECONDS:.0f} s; {errors}") from error
+
+    def silent(self, facts: str) -> OutputUnavailable:
+        return self.away("the Kafka broker does not answer", facts)
+
+    def too_slow(self, rows: int, errors: LastError) -> SinkError:
+        summary = f"{counted(rows, 'row', 'were')} not written, and none was for {self.delivery_seconds:.0f} s"
+        return (
+            self.away(summary, str(errors))
+            if errors.denied is None
+            else self.problem(summary, str(errors), _CHECK_LOGIN)
+        )
+
+    def away(self, summary: str, facts: str) -> OutputUnavailable:
+        """An error for which waiting may help."""
+        todo = check_address(self.bootstrap_servers, facts)
+        return OutputUnavailable(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
+
+    def failure(self, error: KafkaError, errors: LastError, summary: str, facts: str, todo: str = "") -> SinkError:
+        """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A refused login shows
+        only in `errors`, which the client reports in the background."""
+        if error.code() in _TOO_LARGE:
+            return RecordTooLarge(
+                f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=_RAISE_LIMITS
+            )
+        if not is_away(error):
+            return self.problem(summary, facts, todo)
+        facts = f"{facts}; {errors}"
+        return self.away(summary, facts) if errors.denied is None else self.problem(summary, facts, _CHECK_LOGIN)
+
+    def problem(self, summary: str, facts: str, todo: str = "") -> SinkError:
+        return SinkError(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
+
+    def _with_place(self, facts: str) -> str:
+        return f"{facts} (bootstrapServers {self.bootstrap_servers})"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLimit:
+    """The size over which the client rejects a record of the target, or the topic if it takes less than the client
+    (`connectors.sink.RowLimit`)."""
+
+    target: KafkaTarget
+    of_topic: int | None = None
+
+    @property
+    def words(self) -> str:
+        setting = "message.max.bytes" if self.of_topic is None else "its max.message.bytes"
+        return f"topic {self.target.topic} takes {self._size:,} ({setting})"
+
+    def at_most(self, size: int | None) -> RecordLimit:
+        return replace(self, of_topic=size) if size is not None and size < self.target.client_limit else self
+
+    @property
+    def _size(self) -> int:
+        return self.target.client_limit if self.of_topic is None else self.of_topic
+
+    def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        if _bound(rows) <= self._size:
+            return None
+        records = self.target.records(rows)
+        sizes = records.values.sizes.clip(0)
+        if records.keys is not None:
+            sizes = sizes + records.keys.sizes.clip(0)
+        if records.headers is not None:
+            sizes = sizes + np.array([sum(len(name) + len(text) for name, text in row) for row in records.headers])
+        large = sizes > self._size
+        return np.where(large, sizes, 0) if large.any() else None
+
+
+def _bound(rows: pa.RecordBatch) -> float:
+    """More bytes than any of the rows takes in any format, in its value, its key and its headers together."""
+    longest = 0.0
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+        size = pc.max(pc.binary_length(column)).as_py() or 0 if text else _FIXED_BYTES
+        longest += _ESCAPED * size + len(name.encode()) + _FIXED_BYTES
+    return 3 * longest
+
+
+class BrokerCheck:
+    """Checks whether the brokers answer, with its own client, which is made at the first check."""
+
+    def __init__(self, target: KafkaTarget) -> None:
+        self._target, self._errors = target, LastError()
+        self._client: AdminClient | None = None
+
+    def away(self) -> OutputUnavailable | None:
+        if self._client is None:
+            self._client = self._target.admin(self._errors)
+        reason = silence(self._client, self._errors, ASK_SECONDS)
+        patience = f"what is being written waits for it, for {self._target.delivery_seconds:.0f} s at a time"
+        return None if reason is None else self._target.silent(f"{reason}; {patience}")
+
+
+def write_in_fitting_batches(target: Target, rows: AttemptRows, write: Callable[[Target], T]) -> T:
+    """Writes the rows to the target, and again as `for_smaller_records` says while the brokers reject records as too
+    large. Raises RecordTooLarge that shows the row if there is no other way."""
+    while True:
+        try:
+            return write(target)
+        except RecordTooLarge as error:
+            smaller = target.for_smaller_records()
+            if smaller is None:
+                shown = _largest(target, rows)
+                raise RecordTooLarge(error.summary, facts=f"{error.facts}{shown}", todo=error.todo) from error
+            target = smaller
+
+
+def _largest(target: KafkaTarget, rows: AttemptRows) -> str:
+    """The largest of the rows in words, with its beginning, for a person who looks for where it comes from."""
+    largest, beginning = 0, b""
+    for batch in rows.to_batches():
+        values = target.records(batch).values
+        row = int(values.sizes.argmax())
+        if values.sizes[row] > largest:
+            largest, beginning = int(values.sizes[row]), (values.to_pylist(row, row + 1)[0] or b"")[:_SHOWN_BYTES]
+    return f"; the largest row has {largest:,} bytes and begins {beginning.decode(errors='replace')}" if largest else ""
+
+
+def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:
+    """Repeats the call, until the time is up, after each KafkaException for which `on` is true."""
+    for trial in stamina.retry_context(
+        on=lambda error: isinstance(error, KafkaException) and on(error.args[0]),
+        attempts=None,
+        timeout=max(0.0, within_seconds),
+        wait_initial=0.01,
+        wait_max=0.5,
+        wait_jitter=0.01,
+    ):
+        with trial:
+            call()

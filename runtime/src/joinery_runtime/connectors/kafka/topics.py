@@ -1,0 +1,124 @@
+"""Finds an input's present topics (the named one, or those that match its pattern) and what became of others."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from joinery_runtime.connectors.kafka.metadata import KafkaMetadata, Topic
+from joinery_runtime.connectors.kafka.settings import Cluster, logger
+from joinery_runtime.connectors.source import StoredOffsets
+from joinery_runtime.errors import DataLoss
+from joinery_runtime.formats.batch import PartitionRef
+from joinery_runtime.job.model.inputs import KafkaInput
+
+_LIST_SECONDS = 5.0  # how often matching topics are listed
+_INTERNAL = "__"
+
+
+class InputTopics:
+    """Resolves `topic` or `topicPattern`, and judges topics that were deleted or recreated."""
+
+    def __init__(self, cluster: Cluster, kafka: KafkaInput, admin: KafkaMetadata) -> None:
+        self._cluster, self._kafka, self._admin = cluster, kafka, admin
+        self._pattern = re.compile(kafka.topic_pattern) if kafka.topic_pattern is not None else None
+        self._matching: set[str] = {kafka.topic} if kafka.topic is not None else set()
+        self._listed_at = float("-inf")
+        self._settled: set[tuple[str, str]] = set()  # former topics (name, id) that were reported and are not an error
+        self._waiting = False
+
+    def named(self, topic: str) -> bool:
+        """Whether a topic with this name belongs to the input."""
+        if self._pattern is None:
+            return topic == self._kafka.topic
+        return not topic.startswith(_INTERNAL) and self._pattern.fullmatch(topic) is not None
+
+    def existing(self, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
+        """The topics that exist, by name. `ends` are the newest known ends of partitions.
+
+        Raises SourceError if the named topic does not exist, and DataLoss if a matching one was deleted before it was
+        read to its known end.
+        """
+        read_before = {ref.topic for ref in stored.offsets}
+        if self._pattern is not None and time.monotonic() - self._listed_at >= _LIST_SECONDS:
+            self._matching = {name for name in self._admin.names() if self.named(name)}
+            self._listed_at = time.monotonic()
+        topics = self._admin.topics(self._matching | read_before)
+        if self._pattern is None and not topics:
+            raise self._cluster.missing("the broker knows no such topic")
+        for topic in sorted(read_before - set(topics)):
+            self._judge_deleted(topic, stored, ends)
+        if not topics and not self._waiting:
+            logger.warning("input %s: no topic matches yet (%s)", self._cluster.input, self._cluster)
+        self._waiting = not topics
+        return topics
+
+    def valid(self, stored: StoredOffsets, topics: Mapping[str, Topic]) -> StoredOffsets:
+        """The stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""
+        valid = {name for name, topic in topics.items() if not self._is_another(topic, stored)}
+        offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic in valid}
+        return replace(stored, offsets=offsets, stops={r: stop for r, stop in stored.stops.items() if r.topic in valid})
+
+    def find_replaced_partitions(
+        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+    ) -> set[PartitionRef]:
+        """Planned partitions of topics that were deleted or recreated. Raises DataLoss unless the job allows it."""
+        topics = {ref.topic for ref in partitions}
+        existing = self._admin.topics(topics)
+        former = {name for name in topics if self._is_former(name, topic_ids.get(name, ""), existing.get(name))}
+        return {ref for ref in partitions if ref.topic in former}
+
+    def _is_former(self, name: str, planned_id: str, topic: Topic | None) -> bool:
+        if topic is not None and not _differ(planned_id, topic.id):
+            return False
+        now = f"the broker has one with id {topic.id}" if topic is not None else "the broker has none of this name"
+        self._report(
+            name, planned_id, "was deleted while an epoch of it was planned", f"its id was {planned_id}, {now}"
+        )
+        return True
+
+    def _is_another(self, topic: Topic, stored: StoredOffsets) -> bool:
+        stored_id = stored.topic_ids.get(topic.name, "")
+        if not _differ(stored_id, topic.id):
+            return False
+        offsets = _listed({ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic.name})
+        facts = f"the stored offsets ({offsets}) are of id {stored_id}, the broker has one with id {topic.id}"
+        self._report(topic.name, stored_id, "was deleted and recreated", facts)
+        return True
+
+    def _judge_deleted(self, topic: str, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> None:
+        topic_id = stored.topic_ids.get(topic, "")
+        offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic}
+        last = {ref: min(end, stored.stops.get(ref, end)) for ref, end in ends.items() if ref.topic == topic}
+        if offsets.keys() <= last.keys() and all(offsets.get(ref, -1) >= end for ref, end in last.items()):
+            self._warn(topic, topic_id, "was deleted after it had been read to its end", _listed(offsets))
+            return
+        facts = f"it was read up to {_listed(offsets)}, its last known end is {_listed(last) or 'not known'}"
+        self._report(topic, topic_id, "was deleted before it was read to its end", facts)
+
+    def _report(self, topic: str, topic_id: str, change: str, facts: str) -> None:
+        if (topic, topic_id) not in self._settled and self._kafka.on_data_loss == "fail":
+            raise DataLoss(
+                f"Input {self._cluster.input}: topic {topic} {change}",
+                facts=f"{facts} ({self._cluster.at(topic)})",
+                todo="Set onDataLoss: continue if the job can do without what was lost (a new topic of that name is "
+                "read from its earliest record), or start the job with new state",
+            )
+        self._warn(topic, topic_id, change, facts)
+
+    def _warn(self, topic: str, topic_id: str, change: str, facts: str) -> None:
+        """Warns once for each former topic."""
+        if (topic, topic_id) not in self._settled:
+            logger.warning("input %s: topic %s %s: %s", self._cluster.input, topic, change, facts)
+        self._settled.add((topic, topic_id))
+
+
+def _differ(stored_id: str, topic_id: str) -> bool:
+    """Whether the ids are known to differ. A broker without topic ids cannot tell."""
+    return bool(stored_id and topic_id and stored_id != topic_id)
+
+
+def _listed(offsets: Mapping[PartitionRef, int]) -> str:
+    return ", ".join(f"{ref.topic}-{ref.partition}@{offset}" for ref, offset in sorted(offsets.items()))

@@ -1,0 +1,296 @@
+"""Kafka topics, exactly once for `read_committed` readers. The rows of a shard and epoch are written in one transaction
+with a marker that says so. This needs no two-phase commit: an epoch's plan is replayed unchanged until every shard has
+its marker, and only then committed to the state store.
+
+Safety rests on these rules for each attempt:
+
+1. It owns a transactional id that belongs to its process. Initialising an id ends the transactions of its former owner.
+2. It claims its shard in the state store, which refuses older drivers and past epochs. The first attempt to claim it
+   goes on: nothing of this epoch and shard can be in the topic yet.
+3. If another attempt was first, it looks for the shard's marker, and writes nothing if the epoch is in the topic. If
+   not, it takes over the other's id, looks again, and takes over the claim: only the claim's owner can commit.
+4. Rows and marker become visible together, or not at all.
+
+A new driver takes over the ids of all claims that it finds, and nobody can claim under the older driver any more. Ids
+belong to processes and not to shards, because Spark moves shards between processes and initialising an id takes 0.02 to
+0.5 s (docs/decisions/0005).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from joinery_runtime.connectors.kafka.markers import EpochMarker, EpochMarkerReader
+from joinery_runtime.connectors.kafka.producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
+from joinery_runtime.connectors.kafka.records import Records
+from joinery_runtime.connectors.kafka.target import BrokerCheck, KafkaTarget, write_in_fitting_batches
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, ImmediateSink, Receipt, RecoveryContext, life_of
+from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded, Unavailable
+
+_SIBLING_SECONDS = 1.0  # how long the first attempt may take before it is considered dead
+_SUCCESSOR_SECONDS = 5.0  # how long an attempt that took over may take
+_POLL_SECONDS = 0.05
+_TAKEOVERS = 3
+_TAKEOVER_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PartNames:
+    """The names of the parts of an epoch's output, which are the names of their claims and of the groups that hold
+    their markers. Output has one part per shard, dead letters have one. The names contain the job's life in its store
+    (`incarnation`), so a job of the same name with another store has other names. Those of earlier releases, the
+    `former` names, do not."""
+
+    job: str
+    dead_letters: bool = False
+
+    @property
+    def signature(self) -> str:
+        """The group in which drivers of jobs with this name sign the topic."""
+        return f"{self.job}-driver"
+
+    def of(self, shard: int, incarnation: str) -> str:
+        return f"{self.job}-{life_of(incarnation)}-{self._part(shard)}"
+
+    def former(self, shard: int) -> str:
+        return f"{self.job}-{self._part(shard)}"
+
+    def below(self, shards: int, incarnation: str) -> list[str]:
+        """Each name of shards 0 to `shards` - 1 once, former names included."""
+        both = ((self.of(shard, incarnation), self.former(shard)) for shard in range(shards))
+        return list(dict.fromkeys(name for names in both for name in names))
+
+    def owns(self, name: str) -> bool:
+        """Whether a claim of the job has one of these names."""
+        return name.endswith("-dead") == self.dead_letters
+
+    def _part(self, shard: int) -> str:
+        return "dead" if self.dead_letters else str(shard)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTransactionsWriter:
+    """The task half. A receipt with `repeated` says that the rows were in the topic already."""
+
+    target: KafkaTarget
+    names: PartNames
+
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        return write_in_fitting_batches(
+            self.target, rows, lambda target: PartWrite(target, self.names, attempt, rows, PRODUCERS).run()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartWrite:
+    """One attempt at writing a part."""
+
+    target: KafkaTarget
+    names: PartNames
+    attempt: Attempt
+    rows: AttemptRows
+    producers: Producers = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        shard = self.attempt.id.shard
+        return self.names.former(shard) if self.attempt.former_names else self.names.of(shard, self.attempt.incarnation)
+
+    def run(self) -> Receipt:
+        for producer in self._candidates():
+            try:
+                return self._with(producer)
+            except Disowned as error:
+                cause = error
+        # Another attempt at this epoch, or a newer driver, took over this one's id.
+        if self._is_written_within(_SUCCESSOR_SECONDS):
+            return self._repeated()
+        raise self._lost(str(cause)) from cause
+
+    def _candidates(self) -> Iterator[OwningProducer]:
+        """Yields the process's producer, then a new one: the former may have lost its id to whoever took over an
+        earlier attempt."""
+        idle = self.producers.take(self.target, self.names.job)
+        if idle is not None:
+            yield idle
+        yield OwningProducer(self.target, new_id(self.names.job))
+
+    def _with(self, producer: OwningProducer) -> Receipt:
+        try:
+            receipt = self._steps(producer)
+        except BaseException as error:
+            producer.close()
+            if isinstance(error, OutputUnavailable):
+                self.producers.close_idle()  # they know the same brokers, which may have been replaced by now
+            raise
+        self.producers.put(self.target, self.names.job, producer)
+        return receipt
+
+    def _steps(self, producer: OwningProducer) -> Receipt:
+        if not self._claim(producer):
+            return self._repeated()
+        producer.begin()
+        self.attempt.failpoint("transaction-begun")
+        sent: list[int] = []
+
+        def chunks() -> Iterator[Records]:
+            for batch in self.rows.to_batches():
+                sent.append(batch.num_rows)
+                yield self.target.records(batch)
+
+        marker = EpochMarker(self.attempt.id.epoch, self.attempt.incarnation, self.attempt.id.generation)
+        producer.send(self.target.topic, chunks(), self.name, marker)
+        self.attempt.failpoint("transaction-sent")
+        producer.commit()
+        self.attempt.failpoint("transaction-committed")
+        return {"attempt": str(self.attempt.id), "rows": sum(sent)}
+
+    def _claim(self, producer: OwningProducer) -> bool:
+        """Claims the part. Returns whether this attempt has to write it; False: another one has written it."""
+        holder = self.attempt.claim(self.name, producer.name, None)
+        if holder is None:
+            return True
+        for _ in range(_TAKEOVERS):
+            if holder and holder != producer.name:
+                if self._is_written_within(_SIBLING_SECONDS):
+                    return False
+                take_over(self.target, holder)
+            if self._is_written(EpochMarkerReader(self.target).newest(self.name)):
+                return False
+            if holder == producer.name:
+                return True
+            holder = self.attempt.claim(self.name, producer.name, holder)
+        raise self._lost("attempts keep taking it from one another")
+
+    def _is_written(self, marker: EpochMarker | None) -> bool:
+        """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are."""
+        if marker is None or marker.incarnation != self.attempt.incarnation:
+            return False
+        if marker.epoch > self.attempt.id.epoch:
+            raise Fenced(
+                f"Epoch {self.attempt.id.epoch} is over",
+                facts=f"{self.target.TITLE.lower()} {self.target.topic} has epoch {marker.epoch} of {self.name} "
+                f"already, by generation {marker.generation}",
+                todo="A newer driver runs the job; this one ends",
+            )
+        return marker.epoch == self.attempt.id.epoch
+
+    def _is_written_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while (remaining := deadline - time.monotonic()) > 0:
+            if self._is_written(EpochMarkerReader(self.target).newest_within(self.name, remaining)):
+                return True
+            time.sleep(min(remaining, _POLL_SECONDS))
+        return False
+
+    def _lost(self, why: str) -> Superseded:
+        return Superseded(
+            f"{self.target.TITLE} {self.target.topic}: another attempt took {self.name} over",
+            facts=f"nothing was written by this one: {why}",
+            todo="The task is tried again",
+        )
+
+    def _repeated(self) -> Receipt:
+        rows = sum(batch.num_rows for batch in self.rows.to_batches())
+        return {"attempt": str(self.attempt.id), "rows": rows, "repeated": True}
+
+
+class KafkaTransactionsSink(ImmediateSink):
+    """The driver half, which has nothing to do at the commit."""
+
+    def __init__(self, target: KafkaTarget, names: PartNames) -> None:
+        self._target, self._names, self._check = target, names, BrokerCheck(target)
+        self._store: StoreIdentity | None = None
+
+    def prepare(self, schema: Any) -> None:
+        """Takes an id and reads a marker. Missing rights show now, and new brokers create the topics for transactions
+        and offsets. `recover` aborts transactions that an older driver has open."""
+        reader = EpochMarkerReader(self._target)
+        reader.require_topic(schema)
+        reader.may_read(self._names.signature)
+        take_over(self._target, f"{self._names.job}-driver")
+
+    def writer(self) -> KafkaTransactionsWriter:
+        return KafkaTransactionsWriter(self._target, self._names)
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Does nothing: rows are in the topic already."""
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Does nothing: rows are in the topic already."""
+
+    def recover(self, recovery: RecoveryContext) -> bool:
+        """Takes over every id that has a claim. This aborts whatever its owner has not committed, and the owner can no
+        longer commit. Also raises SinkError if topic and state store no longer belong together."""
+        owners = {owner for name, owner in recovery.claims.items() if owner and self._names.owns(name)}
+        with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
+            list(threads.map(lambda owner: take_over(self._target, owner), sorted(owners)))
+        self._sign(recovery)
+        names = self._names.below(max(recovery.shards, recovery.pending_shards), recovery.incarnation)
+        read_markers = zip(names, EpochMarkerReader(self._target).read(names), strict=True)
+        markers = {
+            name: marker
+            for name, marker in read_markers
+            if marker is not None and marker.incarnation == recovery.incarnation
+        }
+        self._refuse_older_state(recovery, markers)
+        self._refuse_expired(recovery, markers)
+        return any(marker.epoch == recovery.pending for marker in markers.values())
+
+    def _sign(self, recovery: RecoveryContext) -> None:
+        if not self._names.dead_letters:
+            EpochMarkerReader(self._target).sign(self._names.signature, recovery.generation, recovery.store)
+            self._store = recovery.store
+
+    def other_store(self) -> StoreIdentity | None:
+        """The store of another job that signed the topic after this driver. Raises SinkError."""
+        if self._store is None:
+            return None
+        newest = EpochMarkerReader(self._target).signed(self._names.signature)
+        return newest if newest is not None and newest.id != self._store.id else None
+
+    def _refuse_older_state(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
+        """Raises SinkError for a marker of an epoch that is neither committed nor pending with a claim. No part is
+        written before it is planned and claimed, so the store must have been set back since."""
+        for name, marker in sorted(markers.items()):
+            claimed = marker.epoch == recovery.pending and name in recovery.claims
+            if marker.epoch > recovery.committed_epoch and not claimed:
+                raise SinkError(
+                    f"{self._target.TITLE} {self._target.topic} is ahead of the state",
+                    facts=f"it has epoch {marker.epoch} of {name}, the state store has committed epoch "
+                    f"{recovery.committed_epoch} and knows nothing of that one",
+                    todo="Was the database restored from a backup, or did it fail over? Restore a newer one; or run "
+                    "with `delivery: atLeastOnce` until the job is past that epoch (rows will repeat)",
+                )
+
+    def _refuse_expired(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
+        """Raises SinkError if a marker of the pending epoch may have expired. A part that nobody claimed was not
+        written, nor was one without a marker if the plan is young. The markers of an old plan may have expired."""
+        planned = self._names.below(recovery.pending_shards, recovery.incarnation)
+        unknown = [name for name in planned if name in recovery.claims and name not in markers]
+        if unknown and recovery.pending_for_ms > (retention_ms := EpochMarkerReader(self._target).retention_ms()):
+            named = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
+            raise SinkError(
+                f"{self._target.TITLE} {self._target.topic}: it cannot be told whether epoch {recovery.pending} was "
+                "written",
+                facts=f"its plan is {recovery.pending_for_ms / 3_600_000:.0f} h old, the brokers keep markers for "
+                f"{retention_ms / 3_600_000:.0f} h, and there is none for {named}",
+                todo="Run the job once with `delivery: atLeastOnce`: it writes the rows of this epoch, again if they "
+                "were written",
+            )
+
+    def away(self) -> Unavailable | None:
+        return self._check.away()
+
+    def close(self) -> None:
+        """Does nothing: producers end with their processes."""
+
+
+def take_over(target: KafkaTarget, name: str) -> None:
+    """Ends the open transaction of this transactional id's owner, which can then no longer commit."""
+    OwningProducer(target, name).close()

@@ -1,0 +1,190 @@
+"""The port between the engine and the targets of output rows.
+
+A sink has a driver half (`Sink`) and a task half (`SinkWriter`). A writer stages or sends the rows of one attempt at
+one shard. Its *receipt* travels to the driver in the task's result, and the commit names the receipts that count. The
+driver makes exactly these visible: inside the commit's transaction (`in_transaction`), or right after it and again at
+recovery (`publish`, which must be idempotent). Rows of a receipt that no commit names stay invisible; a later
+`recover` sweeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.errors import Unavailable
+
+Receipt = Mapping[str, Any]  # JSON-able; stored in the epoch log
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptId:
+    """The name of one attempt at one shard's work. Later attempts and drivers never reuse it."""
+
+    generation: int
+    epoch: int
+    shard: int
+    attempt: str  # unique per task attempt; letters, digits and dashes
+
+    def __str__(self) -> str:
+        return f"{self.generation}-{self.epoch}-{self.shard}-{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt as its writer sees it. `incarnation` identifies the job's life in its state store: it tells what this
+    job wrote to the target from what a job of the same name in another store wrote there.
+
+    A writer whose rows are visible before the commit first claims its part of the epoch. `claim(name, owner,
+    replacing)` returns None if this attempt is the first to claim it, else the present owner (see `StateStore.claim`).
+    It raises Fenced unless the attempt's generation and plan are the store's newest. `failpoint` names points of the
+    work for fault injection and otherwise does nothing. `former_names`: an earlier release planned the epoch and may
+    resume it, so the parts keep the names of that release (docs/decisions/0026).
+    """
+
+    id: AttemptId
+    incarnation: str
+    claim: Callable[[str, str, str | None], str | None]
+    failpoint: Callable[[str], None]
+    former_names: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryContext:
+    """What a driver finds when it takes over a job. Attempts of older generations may still be running; they have
+    claimed whatever they may make visible."""
+
+    generation: int
+    committed_epoch: int
+    store: StoreIdentity  # of the job
+    incarnation: str = ""
+    claims: Mapping[str, str] = field(default_factory=dict)  # owner by name; "": already fenced
+    shards: int = 0  # of the newest committed epoch
+    pending: int | None = None  # the epoch whose plan is about to be replayed
+    pending_shards: int = 0
+    pending_for_ms: int = 0  # since its plan was stored
+    warn: Callable[[str], None] = lambda _: None  # about things that need a person's attention
+
+
+def life_of(incarnation: str) -> str:
+    """The short form of an incarnation in names of files, markers and claims: 12 hex digits (docs/decisions/0026)."""
+    return incarnation.replace("-", "")[:12]
+
+
+class AttemptRows(Protocol):
+    """All rows of an attempt, at least one. A `pa.Table` is one; the rows of a step are computed as they are read."""
+
+    def to_batches(self) -> Iterable[pa.RecordBatch]:
+        """Yields batches of one schema. Several copies of one batch fit into memory; all batches together may not. A
+        second call gives the same rows."""
+        ...
+
+
+class RowLimit(Protocol):
+    """How large a row may be for a target. Follows from the job and the plan alone, so that every attempt and every
+    replay finds the same rows too large."""
+
+    @property
+    def words(self) -> str:
+        """The target and its limit."""
+        ...
+
+    def at_most(self, size: int | None) -> RowLimit:
+        """This limit, or a lower one that the plan has (None: it has none)."""
+        ...
+
+    def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        """The sizes of the rows that are too large, 0 for the others; None if all rows fit."""
+        ...
+
+
+class SinkWriter(Protocol):
+    """The task half. It can be pickled; one task uses it at a time."""
+
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, or Superseded if
+        another attempt at the same shard took over: the task then has to be retried."""
+        ...
+
+
+class Sink(Protocol):
+    """The driver half."""
+
+    def prepare(self, schema: pa.Schema) -> str | None:
+        """Creates or checks the target. Returns what it created, in words, or None if the target existed. Raises
+        SinkError naming what does not fit."""
+        ...
+
+    def writer(self) -> SinkWriter: ...
+
+    @property
+    def held(self) -> int:
+        """The number of committed rows that are not visible yet. They are held for fewer and larger files."""
+        ...
+
+    def due(self, *, last: bool) -> bool:
+        """Whether held rows are due to become visible; with `last`, any held rows are. The next commit publishes them,
+        if need be that of an epoch without rows."""
+        ...
+
+    def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
+        """Called right before an epoch's commit. Returns receipts of held rows that the commit names as well."""
+        ...
+
+    def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Runs inside the state commit. `connection` is the store's (psycopg for Postgres, None for memory)."""
+        ...
+
+    def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Makes the rows of these receipts visible. Called after the commit, and again at recovery for the last
+        committed epoch: must be idempotent."""
+        ...
+
+    def recover(self, recovery: RecoveryContext) -> bool:
+        """Sweeps what attempts of older generations wrote and no commit named. Once this returns, none of them
+        can make anything visible. Called before anything is planned or replayed.
+
+        Returns whether rows of the pending epoch are visible: its plan then has to be replayed unchanged."""
+        ...
+
+    def other_store(self) -> StoreIdentity | None:
+        """The store of another job of the same name that has started to write to this target since `recover`, if the
+        target shows such a job."""
+        ...
+
+    def away(self) -> Unavailable | None:
+        """What the tasks and the driver need for writing and cannot reach right now; None also if the sink cannot tell.
+        Called while they wait, from another thread than the other methods."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ImmediateSink:
+    """The trivial part of `Sink`, where rows become visible with their epoch and a waiting call soon raises."""
+
+    @property
+    def held(self) -> int:
+        return 0
+
+    def due(self, *, last: bool) -> bool:
+        return False
+
+    def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
+        return ()
+
+    def away(self) -> Unavailable | None:
+        return None
+
+
+class NamesNoStore(ImmediateSink):
+    """The trivial part of `Sink`, where nothing in the target says which store the job that writes to it has."""
+
+    def other_store(self) -> StoreIdentity | None:
+        return None

@@ -1,0 +1,217 @@
+"""CSV records without a header line, decoded in whole batches.
+
+Commas and double quotes, unless the input's dialect says otherwise. A quote inside quotes is doubled (RFC 4180); one
+inside a field without quotes is text. A record may end with a line break and may contain others inside quotes. A BOM at
+its start is not part of it.
+An empty field is null. A quoted empty field is the empty string (or no bytes, for binary), and null for every other
+type. `convert` reads numbers and times. The result does not depend on how records are cut into batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from joinery_runtime.formats.batch import Cut
+from joinery_runtime.formats.convert import convert, convert_with_comma
+from joinery_runtime.formats.csv.header import csv_header
+from joinery_runtime.formats.foreign import looks_like
+from joinery_runtime.formats.opened_files import files_of, of_input
+from joinery_runtime.formats.records import (
+    NULL_VALUE,
+    BadRecord,
+    ByValue,
+    Decoded,
+    Fault,
+    FormatDecoder,
+    IntArray,
+    RefusedError,
+    all_bad,
+    drop_rows,
+    in_pieces,
+    is_json,
+    joined,
+    may_contain,
+    set_aside,
+    with_bad,
+    without_bom,
+)
+from joinery_runtime.job.model.base import OFF
+from joinery_runtime.job.model.inputs import CsvDialect, Input
+
+_USUAL = CsvDialect()
+_NO_CSV = "not CSV"
+_PARTS = 16  # a failed batch is cut into this many
+
+
+class CsvDecoder(ByValue, FormatDecoder):
+    """Decodes records whose fields come in the order of `names` (default: the schema's) into rows of `schema`.
+
+    Columns in `names` that the schema does not have are skipped.
+    """
+
+    @classmethod
+    def cut(cls, model: Input, /) -> Cut:
+        dialect = model.csv or _USUAL
+        quote = None if dialect.quote == OFF else ord(dialect.quote)
+        return Cut(quote, dialect.header, dialect.separator, dialect.skip_initial_space)
+
+    @classmethod
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        """Makes a decoder. The header of a file gives the order of its columns."""
+        names = None
+        if model.file is not None and (model.csv or _USUAL).header:
+            with of_input(model.name):
+                names = csv_header(files_of(model.file.path)[0], schema.names, cls.cut(model))
+        return cls(schema, names, model.csv or _USUAL)
+
+    def __init__(self, schema: pa.Schema, names: Sequence[str] | None = None, dialect: CsvDialect = _USUAL) -> None:
+        self._schema = schema
+        self._quote = None if dialect.quote == OFF else dialect.quote.encode()
+        self._parse = {"delimiter": dialect.separator, "quote_char": False if self._quote is None else dialect.quote}
+        separator = re.escape(dialect.separator)
+        field = rf"[^{separator}\r\n]*"
+        if self._quote is not None:
+            quote = re.escape(dialect.quote)
+            field = rf"(?:{quote}(?:[^{quote}]|{quote}{quote})*{quote}|[^{quote}{separator}\r\n][^{separator}\r\n]*|)"
+        self._well_formed = rf"\A{field}(?:{separator}{field})*\z"
+        self._blanks = rf"(\A|{separator})[ \t]+({field})" if dialect.skip_initial_space else None
+        self._decimal_comma = dialect.decimal == ","
+        self._names = list(names or schema.names)
+        self._convert = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(schema.names, pa.string()),
+            include_columns=schema.names,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        decoded = self._read_all(values)
+        return replace(decoded, bad=[_recognised(values, bad) for bad in decoded.bad]) if decoded.bad else decoded
+
+    def _read_all(self, values: pa.BinaryArray) -> Decoded:
+        index = np.arange(len(values), dtype=np.int64)
+        foreign: list[BadRecord] = []
+        if may_contain(values, b"\0"):
+            # Binary data or UTF-16 text may happen to have as many separators as a record.
+            strange = [
+                value is not None and b"\0" in value and looks_like(value) is not None for value in values.to_pylist()
+            ]
+            values, index, foreign = set_aside(values, index, pa.array(strange, pa.bool_()), _NO_CSV)
+        values, index, null = set_aside(values, index, values.is_null(), NULL_VALUE)
+        values = without_bom(values)
+        if may_contain(values, b"\n") or may_contain(values, b"\r"):
+            values = pc.replace_substring_regex(values, r"[\r\n]+\z", "")
+        values, index, empty = set_aside(values, index, pc.equal(pc.binary_length(values), 0), "empty record")
+        if self._blanks is not None:
+            values = pc.replace_substring_regex(values, self._blanks, r"\1\2")
+        malformed: list[BadRecord] = []
+        odd = (b"\n", b"\r") if self._quote is None else (self._quote, b"\n", b"\r")
+        if any(may_contain(values, byte) for byte in odd):
+            stray = pc.invert(pc.match_substring_regex(values, self._well_formed))
+            values, index, malformed = set_aside(
+                values, index, stray, f"{_NO_CSV}: a quote or a line break out of place"
+            )
+        return with_bad(self._decode(values, index), [*foreign, *null, *empty, *malformed])
+
+    def _decode(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
+        if not len(values):
+            return Decoded(self._schema.empty_table(), index, [])
+        try:
+            text, misshapen = self._read(values)
+        except RefusedError as refusal:
+            if len(values) == 1:
+                return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(refusal)))
+            return in_pieces(self._decode, values, index, -(-len(values) // _PARTS))
+        bad = [BadRecord(int(index[row]), reason) for row, reason in misshapen.items()]
+        return with_bad(self._typed(text, np.delete(index, list(misshapen))), bad)
+
+    def _read(self, values: pa.BinaryArray) -> tuple[pa.Table, dict[int, str]]:
+        """Returns all columns as text, and by row the reason for each record with too few or too many fields.
+
+        The records are well formed and not blank, so each gives exactly one row.
+        """
+        try:
+            values.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise RefusedError("not UTF-8") from error
+        lines = joined(values)
+        misshapen: dict[int, str] = {}
+
+        def skip(row: pyarrow.csv.InvalidRow) -> str:
+            misshapen[row.number - 1] = f"{_NO_CSV}: {row.actual_columns} fields instead of {row.expected_columns}"
+            return "skip"
+
+        try:
+            text = pyarrow.csv.read_csv(
+                pa.BufferReader(lines),
+                read_options=pyarrow.csv.ReadOptions(
+                    column_names=self._names, use_threads=False, block_size=len(lines)
+                ),
+                parse_options=pyarrow.csv.ParseOptions(
+                    newlines_in_values=self._quote is not None, invalid_row_handler=skip, **self._parse
+                ),
+                convert_options=self._convert,
+            )
+        except pa.ArrowInvalid as error:
+            raise RefusedError(f"{_NO_CSV}: {error}") from error
+        if text.num_rows + len(misshapen) != len(values):
+            raise RefusedError(f"{_NO_CSV}: not one row")
+        return text, misshapen
+
+    def _typed(self, text: pa.Table, index: IntArray) -> Decoded:
+        faults: list[Fault] = []
+        columns: list[pa.Array | pa.ChunkedArray] = []
+        for field in self._schema:
+            if pa.types.is_string(field.type):
+                columns.append(text[field.name])
+                continue
+            written = _text(text[field.name], field.type)
+            if not _has_fraction(field.type):
+                column, fault = convert(field.name, written, field.type)
+            elif self._decimal_comma:
+                column, fault = convert_with_comma(field.name, written, field.type)
+            else:
+                column, fault = convert(field.name, written, field.type)
+                fault = [(rows, list(map(_with_hint, reasons))) for rows, reasons in fault]
+            columns.append(column)
+            faults += fault
+        return drop_rows(pa.table(columns, schema=self._schema), index, faults)
+
+
+def _recognised(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
+    """Adds to a bad record's reason what the record looks like, if it is recognised."""
+    record = values[bad.index].as_py() or b""
+    text = record.strip()
+    nested = text[:1] + text[-1:] in (b"{}", b"[]")
+    looks = looks_like(record) or ("JSON; write format: json" if nested and is_json(text) else None)
+    return bad if looks is None else replace(bad, reason=f"{_NO_CSV}: it looks like {looks}")
+
+
+def _has_fraction(target: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(target) or pa.types.is_decimal(target))
+
+
+def _with_hint(reason: str) -> str:
+    """Says how to read a decimal comma, where the value that a reason quotes has one."""
+    has_comma = re.search(r": '[+-]?\d[\d.]*,\d+' is", reason)
+    return f'{reason}; for a decimal comma write csv: {{decimal: ","}}' if has_comma else reason
+
+
+def _text(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:
+    text = pl.Series(column, dtype=pl.String)
+    if pa.types.is_binary(target):
+        return text
+    return text.to_frame("t").select(pl.when(pl.col("t") != "").then(pl.col("t")))["t"]
+
+
+DECODER = CsvDecoder

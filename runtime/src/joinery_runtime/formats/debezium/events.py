@@ -1,0 +1,352 @@
+"""Change events of Debezium: an envelope with the row before and after a change of a database, and what was done.
+
+    {"op": "u", "before": {...}, "after": {...}, "source": {...}, "ts_ms": 1700000000000}
+
+Rows that were created, read by a snapshot or updated (`c`, `r`, `u`) are the row after. A stream may leave some of them
+out (`debezium.ops`). A deletion (`d`) has the row before; some databases log only its key. In a table a deletion
+deletes; in a stream, which has no deletions, it is dropped and counted, as is the record without a value that follows
+each deletion for the sake of compaction.
+Anything else (`t`, a table was emptied) is a bad record.
+
+Dates are days since 1970. Where the connector's schema is beside the envelope (JSON) or each record names it (Avro), it
+says what numbers of timestamp columns count, and which text is the bytes of a decimal. MongoDB's rows are
+documents, which are text of JSON (`_Documents`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.table.columns import UNAVAILABLE
+from joinery_runtime.formats.connect_types import TIMES, name_in_json, scale_in_json
+from joinery_runtime.formats.convert import convert
+from joinery_runtime.formats.debezium.unavailable import NOT_THERE, UnavailableValues, names_of, placeholders
+from joinery_runtime.formats.debezium.values import counted_times, days, with_digits
+from joinery_runtime.formats.json.texts import is_number_in_json
+from joinery_runtime.formats.records import (
+    BadRecord,
+    BoolArray,
+    ByValue,
+    Decoded,
+    Fault,
+    IntArray,
+    all_bad,
+    drop_rows,
+    with_bad,
+)
+from joinery_runtime.job.model.inputs import Debezium, Input
+from joinery_runtime.job.model.paths import Path
+
+DELETE = "$delete"
+_OP = "$op"
+BEFORE = "before."
+_FIRST = "first."
+_ROWS = pa.array(["c", "r", "u"])
+_SCHEMA = "$schema"
+_NO_CHANGE = "not a change of a row by Debezium"
+_NO_ROW_BEFORE = (
+    "its op 'd' comes without the row before, and so without a key; have the connector send that row "
+    "(MongoDB: capture.mode change_streams_update_full_with_pre_image)"
+)
+_NO_ROW_AFTER = (
+    "its op {!r} comes without the row after; have the connector send that row "
+    "(MongoDB: capture.mode change_streams_update_full)"
+)
+_MOST_SCHEMAS = 64  # of the connector's that a decoder remembers
+_NO_SCALE = 100_000  # stands for scale 0, so that 0 says that there is none
+# What MongoDB's extended JSON wraps values in. Inside of JSON's texts quotes are escaped, so that none of the patterns
+# begins there.
+_WRAPPERS = {"$oid", "$date", "$numberInt", "$numberLong", "$numberDouble", "$numberDecimal"}
+_UNWRAPPED = (
+    (r'\{\s*"\$number(?:Int|Long|Double|Decimal)"\s*:\s*"(-?[0-9][-+.0-9eE]*)"\s*\}', "$1"),
+    (r'\{\s*"\$number(?:Double|Decimal)"\s*:\s*"[^"]*"\s*\}', "null"),
+    (r'\{\s*"\$(?:oid|date)"\s*:\s*("[^"]*"|-?[0-9]+)\s*\}', "$1"),
+)
+
+Make = Callable[[pa.Schema, Mapping[str, Path]], ByValue]
+
+
+class ChangeEvents(ByValue):
+    """Decodes change events into rows of `schema`, which for a table has DELETE last. `make` makes a decoder of records
+    into columns by their paths, `make_json` one of texts of JSON; the envelope may be inside of the record at one of
+    the places `around`."""
+
+    def __init__(
+        self, schema: pa.Schema, model: Input, make: Make, make_json: Make, around: Sequence[Path] = ((),)
+    ) -> None:
+        self._schema, self._deletes = schema, DELETE in schema.names
+        self._rows = pa.schema([field for field in schema if field.name not in (DELETE, UNAVAILABLE)])
+        of_envelope = {column.name: column.steps for column in model.columns if column.origin == "envelope"}
+        of_row = {column.name: column.steps for column in model.columns if column.origin is None}
+        key = model.table.key if model.table is not None else ()
+        self._ops = pa.array((model.debezium or Debezium()).ops)
+        # A deletion has its key, and perhaps its event time, in the row before.
+        self._before = [name for name in self._rows.names if name in {*key, model.event_time} and name in of_row]
+        # Of an array without its values only the first item says so.
+        self._firsts = {
+            name: _FIRST + name for name, path in of_row.items() if isinstance(path[-1], int) and path[-1] > 0
+        }
+        self._decoders = [_Envelope(*self._wire(of_envelope, of_row), envelope_path, make) for envelope_path in around]
+        large = [name for name in of_row if _may_be_large(self._rows.field(name).type)]
+        self._large = pa.schema([self._rows.field(name) for name in large])
+        self._beside = [name for name in of_envelope if _may_be_large(self._rows.field(name).type)]
+        self._fixed = {*key, model.event_time}
+        self._unavailable = UnavailableValues(self._large, of_row, make, around)
+        texts = {
+            f"{side}{number}": (*envelope_path, side)
+            for number, envelope_path in enumerate(around)
+            for side in ("after", "before")
+        }
+        self._texts = make(pa.schema([pa.field(name, pa.string()) for name in texts]), texts)
+        self._documents = _Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row, make_json)
+
+    def _wire(self, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]) -> tuple[pa.Schema, dict[str, Path]]:
+        """The columns of an envelope, and their paths."""
+        paths: dict[str, Path] = {_OP: ("op",)}
+        for name in self._rows.names:
+            paths[name] = of_envelope[name] if name in of_envelope else ("after", *of_row[name])
+        before = self._before if self._deletes else []
+        paths |= {BEFORE + name: ("before", *of_row[name]) for name in before}
+        paths |= {first: ("after", *of_row[name][:-1], 0) for name, first in self._firsts.items()}
+        fields = [
+            pa.field(_OP, pa.string()),
+            *self._rows,
+            *(pa.field(column, pa.string()) for column in self._firsts.values()),
+        ]
+        return pa.schema([*fields, *(self._rows.field(name).with_name(BEFORE + name) for name in before)]), paths
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+        present_values = values if len(present) == len(values) else values.take(pa.array(present))
+        events = self._events(present_values)
+        decoded = self._changes(present_values, self._with_documents(present_values, events)).at(present)
+        without_value = len(values) - len(present)
+        dropped = {**decoded.dropped, **({"tombstone": without_value} if without_value else {})}
+        return Decoded(decoded.rows, decoded.index, decoded.bad, dropped=dropped)
+
+    def _events(self, values: pa.BinaryArray) -> Decoded:
+        """By the first decoder, and what has no envelope there by the next."""
+        first, *fallbacks = self._decoders
+        decoded = first.decode(values)
+        for number, other in enumerate(fallbacks, start=1):
+            without = decoded.rows[_OP].is_null().to_numpy(zero_copy_only=False)
+            if not without.any():
+                break
+            positions = decoded.index[without]
+            redecoded = other.decode(values.take(pa.array(positions))).at(positions)
+            if without.all():  # the topic's form, most likely: begin with it
+                self._decoders.insert(0, self._decoders.pop(number))
+            with_envelope = Decoded(decoded.rows.filter(pa.array(~without)), decoded.index[~without], decoded.bad)
+            decoded = _together(with_envelope, redecoded)
+        return decoded
+
+    def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
+        """The same, with the columns of rows that are documents. Only where an event has no value for any column of its
+        row does one look for a document, and whether there is a row at all."""
+        rows, names = events.rows, self._documents.names
+        deletion = pc.fill_null(pc.equal(rows[_OP], "d"), False).to_numpy()
+        row = pc.fill_null(pc.is_in(rows[_OP], self._ops), False).to_numpy()
+        before = [BEFORE + name for name in self._before] if self._deletes else []
+        lacks = (row & _all_null(rows, names)) | (deletion & _all_null(rows, before))
+        if not names or not lacks.any():
+            return events
+        texts = self._texts.decode(values.take(pa.array(events.index[lacks]))).at(np.flatnonzero(lacks))
+        sides = {
+            side: [texts.rows[name] for name in texts.rows.column_names if name.startswith(side)]
+            for side in ("after", "before")
+        }
+        is_deletion = pa.array(deletion[texts.index])
+        written = pc.if_else(is_deletion, pc.coalesce(*sides["before"]), pc.coalesce(*sides["after"]))
+        is_written = pc.is_valid(written).to_numpy()
+        unread = [replace(bad, index=int(events.index[bad.index])) for bad in texts.bad]
+        for position in texts.index[~is_written].tolist():
+            reason = _NO_ROW_BEFORE if deletion[position] else _NO_ROW_AFTER.format(rows[_OP][position].as_py())
+            unread.append(BadRecord(int(events.index[position]), f"{_NO_CHANGE}: {reason}"))
+        positions = texts.index[is_written]
+        documents = self._documents.decode(written.filter(pa.array(is_written)))
+        decoded_positions = positions[documents.index]
+        is_deletion, table = pa.array(deletion[decoded_positions]), rows.take(pa.array(decoded_positions))
+        for name in names:
+            value, nothing = documents.rows[name], pa.scalar(None, documents.rows[name].type)
+            table = _replaced(table, name, pc.if_else(is_deletion, nothing, value))
+            if BEFORE + name in before:
+                table = _replaced(table, BEFORE + name, pc.if_else(is_deletion, value, nothing))
+        complete = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
+        return with_bad(
+            _together(complete, Decoded(table, documents.index, documents.bad).at(events.index[positions])), unread
+        )
+
+    def _changes(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
+        op = events.rows[_OP]
+        row = pc.fill_null(pc.is_in(op, _ROWS), False).to_numpy()
+        deletion = pc.fill_null(pc.equal(op, "d"), False).to_numpy()
+        bad: list[BadRecord] = []
+        for position in np.flatnonzero(~row & ~deletion).tolist():
+            done = op[position].as_py()
+            reason = "it has no op" if done is None else f"its op {done!r} changes no row"
+            bad += all_bad(events.index[position : position + 1], f"{_NO_CHANGE}: {reason}")
+        changes = row | deletion if self._deletes else row
+        change_rows = events.rows.filter(pa.array(changes))
+        deleted = pa.array(deletion[changes])
+        columns = {name: self._column(change_rows, name, deleted) for name in self._rows.names}
+        columns |= {first: change_rows[first] for first in self._firsts.values()}
+        completed, lacking = self._unavailable.without(pa.table(columns), events.index[changes], values, self._firsts)
+        columns = {name: completed[name] for name in self._rows.names}
+        lacking |= {name: lacks for name in self._beside if (lacks := placeholders(completed[name])).any()}
+        if self._deletes:
+            columns[DELETE] = deleted
+        dropped = {} if self._deletes or not deletion.any() else {"deletion": int(deletion.sum())}
+        if UNAVAILABLE in self._schema.names:
+            columns[UNAVAILABLE] = names_of(lacking, len(deleted))
+        rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
+        usable = drop_rows(rows, events.index[changes], self._lost(lacking, change_rows[_OP]))
+        return with_bad(with_bad(replace(usable, dropped=dropped), events.bad), bad)
+
+    def _lost(self, lacking: Mapping[str, BoolArray], ops: pa.ChunkedArray) -> list[Fault]:
+        """The rows whose values are nowhere: of a stream, of a key or of what is beside the row. Events that are left
+        out need none."""
+        is_selected = pc.is_in(ops, self._ops).to_numpy() if lacking else np.empty(0, np.bool_)
+        nowhere = {*lacking} if UNAVAILABLE not in self._schema.names else {*lacking} & {*self._fixed, *self._beside}
+        masks = {name: lacking[name] & is_selected for name in lacking if name in nowhere}
+        return [(mask, [f"column {name}: {NOT_THERE}"] * int(mask.sum())) for name, mask in masks.items()]
+
+    def _column(self, rows: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
+        if not self._deletes or name not in self._before:
+            return rows[name]
+        return pc.if_else(deleted, rows[BEFORE + name], rows[name])
+
+
+def _may_be_large(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+class _Envelope(ByValue):
+    """Decodes an envelope at one place of a record into `columns`, whose `paths` are from there on."""
+
+    def __init__(self, columns: pa.Schema, paths: Mapping[str, Path], envelope_path: Path, make: Make) -> None:
+        self._columns, self._paths = columns, paths
+        self._dates = [field for field in columns if pa.types.is_date(field.type)]
+        # Only beside a payload there is a schema, and only of rows does it name times and decimals.
+        in_rows = [field for field in columns if paths[field.name][0] in ("before", "after")] if envelope_path else []
+        self._times = [field for field in in_rows if pa.types.is_timestamp(field.type)]
+        self._decimals = [field for field in in_rows if pa.types.is_decimal(field.type)]
+        text = {field.name for field in (*self._dates, *self._times, *self._decimals)}
+        wire = pa.schema([field.with_type(pa.string()) if field.name in text else field for field in columns])
+        inside: dict[str, Path] = {name: (*envelope_path, *path) for name, path in paths.items()}
+        if self._times or self._decimals:
+            wire, inside[_SCHEMA] = wire.append(pa.field(_SCHEMA, pa.string())), (*envelope_path[:-1], "schema")
+        self._decoder, self._inside = make(wire, inside), inside
+        self._factors_by_schema: dict[str, Mapping[str, int]] = {}
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        decoded = self._decoder.decode(values)
+        rows, faults = decoded.rows, list[Fault]()
+        for field in self._dates:
+            column, fault = days(field, pl.Series(rows[field.name], dtype=pl.String))
+            rows, faults = _replaced(rows, field.name, column), [*faults, *fault]
+        if self._times or self._decimals:
+            schemas = rows[_SCHEMA].combine_chunks().dictionary_encode()
+            units = [self._units(text) for text in schemas.dictionary.to_pylist()]
+            of_record = pc.fill_null(schemas.indices, len(units)).to_numpy()
+            for field in (*self._times, *self._decimals):
+                named = np.array([*(factors.get(field.name, 0) for factors in units), 0], np.int64)[of_record]
+                text = pl.Series(rows[field.name], dtype=pl.String)
+                if pa.types.is_timestamp(field.type):
+                    column, fault = counted_times(field, text, named)
+                else:
+                    numbers = self._without_base64(field, text, named, values, decoded.index)
+                    column, fault = convert(field.name, numbers, field.type)
+                rows, faults = _replaced(rows, field.name, column), [*faults, *fault]
+        return with_bad(drop_rows(rows.select(self._columns.names), decoded.index, faults), decoded.bad)
+
+    def _without_base64(
+        self, field: pa.Field, text: pl.Series, scales: IntArray, values: pa.BinaryArray, index: IntArray
+    ) -> pl.Series:
+        """The texts of numbers, with digits in place of what the schemas say is the bytes of a decimal."""
+        path = self._inside[field.name]
+
+        def is_number(row: int) -> bool:
+            return is_number_in_json(values[int(index[row])].as_py(), path)
+
+        return with_digits(text, scales - _NO_SCALE, scales != 0, is_number)
+
+    def _units(self, written: str) -> Mapping[str, int]:
+        """By column what the schema says that its times count, or the scale of its decimals, counted from _NO_SCALE."""
+        if written not in self._factors_by_schema:
+            if len(self._factors_by_schema) >= _MOST_SCHEMAS:
+                self._factors_by_schema.clear()
+            schema: Any = None
+            with suppress(ValueError, RecursionError):  # text that is no schema names nothing
+                schema = json.loads(written)
+            names = {field.name: name_in_json(schema, self._paths[field.name]) or "" for field in self._times}
+            scales = {field.name: scale_in_json(schema, self._paths[field.name]) for field in self._decimals}
+            self._factors_by_schema[written] = {
+                **{column: TIMES[name] for column, name in names.items() if name in TIMES},
+                **{column: scale + _NO_SCALE for column, scale in scales.items() if scale is not None},
+            }
+        return self._factors_by_schema[written]
+
+
+class _Documents:
+    r"""Decodes documents of MongoDB into rows of `schema`, by paths from the document on: text of JSON, in which
+    MongoDB's extended JSON has the types. `make_json` makes a decoder of JSON.
+
+        {"after": "{\"_id\": {\"$oid\": \"65f...\"}, \"amount\": {\"$numberLong\": \"7\"}}", "op": "c"}
+
+    Numbers, times and object ids are read as the values that they wrap; what has no value of its own in JSON (NaN) is
+    null. A path may name the wrapper, as the document has it, or not: `_id.$oid` is `_id`. Other wrappers (`$binary`)
+    are objects as any.
+    """
+
+    def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], make_json: Make) -> None:
+        self._schema = schema
+        inside = {name: tuple(step for step in path if step not in _WRAPPERS) for name, path in paths.items()}
+        self._decoder = make_json(schema, {name: inside[name] or paths[name] for name in schema.names})
+
+    @property
+    def names(self) -> Sequence[str]:
+        names: list[str] = self._schema.names
+        return names
+
+    def decode(self, written: pa.ChunkedArray) -> Decoded:
+        """Rows of all of these texts. One that is no document gives a row of nulls."""
+        present = np.flatnonzero(pc.fill_null(pc.starts_with(written, "{"), False).to_numpy())
+        texts = pl.Series(written.take(pa.array(present)), dtype=pl.String)
+        for pattern, value in _UNWRAPPED:
+            texts = texts.str.replace_all(pattern, value)
+        decoded = self._decoder.decode(texts.to_arrow().cast(pa.binary())).at(present)
+        bad = [replace(record, reason=f"the document: {record.reason}") for record in decoded.bad]
+        fine = np.setdiff1d(np.arange(len(written)), [record.index for record in bad])
+        rows, _ = decoded.in_place(len(written))
+        return Decoded(rows.take(pa.array(fine)), fine, bad)
+
+
+def _replaced(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return rows.set_column(rows.schema.get_field_index(name), pa.field(name, values.type), values)
+
+
+def _all_null(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
+    """Which rows have none of these columns."""
+    all_null = np.full(rows.num_rows, bool(names))
+    for name in names:
+        if not all_null.any():
+            break
+        all_null &= rows[name].is_null().to_numpy()
+    return all_null
+
+
+def _together(first: Decoded, second: Decoded) -> Decoded:
+    """Two parts of a batch as one, in the records' order."""
+    index = np.concatenate([first.index, second.index])
+    order = np.argsort(index, kind="stable")
+    rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))
+    return with_bad(Decoded(rows, index[order], first.bad), second.bad)

@@ -1,0 +1,202 @@
+"""Decodes ordinary JSON records by a kernel: prepares the tables that it reads, and turns its output into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from joinery_runtime.formats.json.texts import WantedValue, tree
+from joinery_runtime.formats.records import IntArray
+from joinery_runtime.job.model.paths import Path
+
+_NO_NAME = -1
+_ROOM = 16  # bytes that the kernel may read or write beyond a text
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBatch:
+    """The kernel's result for a batch: `rows` of the records `accepted`, in order. The others were `rejected`."""
+
+    rows: pa.Table
+    accepted: IntArray
+    rejected: IntArray
+
+
+class JsonKernel:
+    """Decodes ordinary records into rows of `schema`. `paths` maps columns to paths, for which `follows` must be true.
+    Other columns are fields of the record."""
+
+    def __init__(self, kernel: Any, schema: pa.Schema, paths: Mapping[str, Path] = MappingProxyType({})) -> None:
+        self._kernel, self._schema = kernel, schema
+        self._kinds = np.array([_kind(kernel, field.type) for field in schema], np.int64).reshape(-1, 3)
+        self._names, self._table, self._buckets, self._items, self._arrays = _tables(
+            kernel, [paths.get(name, (name,)) for name in schema.names]
+        )
+        self._powers = _powers(kernel.MAX_POWER)
+        self._exact = 10.0 ** np.arange(23)
+
+    def decode(self, values: pa.BinaryArray) -> KernelBatch:
+        count = len(values)
+        offsets, data = _offsets(values), values.buffers()[2]
+        missing = values.is_null().cast(pa.uint8()).to_numpy() if values.null_count else np.empty(0, np.uint8)
+        slots = np.empty((len(self._schema), count), np.int64)
+        valid = np.empty((len(self._schema), count), np.uint8)
+        accepted, rejected = np.empty(count, np.int64), np.empty(count, np.int64)
+        arena = np.empty(int(offsets[-1] - offsets[0]) + _ROOM, np.uint8)
+        address = 0 if data is None else data.address
+        size = 0 if data is None else data.size
+        kernel = self._kernel
+        predicted, around = np.zeros((kernel.PREDICTED, 4), np.int64), np.zeros(2 * kernel.DEEPEST, np.int64)
+        seen = np.full(len(self._kinds) + len(self._arrays), -1, np.int64)
+        looked_at, rows = kernel.decode(
+            address, size, offsets, missing, self._names.ctypes.data, self._table, self._buckets, self._items,
+            self._arrays, self._kinds, self._powers, self._exact, arena.ctypes.data, predicted, around, seen, slots,
+            valid, accepted, rejected,
+        )  # fmt: skip
+        memory = _TextMemory(kernel, address, address + size, arena)
+        columns = [
+            _column(field.type, memory, slots[at, :rows], valid[at, :rows]) for at, field in enumerate(self._schema)
+        ]
+        rest = np.arange(looked_at, count)
+        return KernelBatch(
+            pa.table(columns, schema=self._schema),
+            accepted[:rows],
+            np.concatenate([rejected[: looked_at - rows], rest]) if looked_at < count else rejected[: looked_at - rows],
+        )
+
+
+def _offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
+    buffer = values.buffers()[1]
+    if buffer is None or not buffer.size:
+        return np.zeros(1, np.int32)
+    return np.frombuffer(buffer, np.int32, len(values) + 1, values.offset * 4)
+
+
+def _kind(kernel: ModuleType, arrow: pa.DataType) -> tuple[int, int, int]:
+    """The kind of a column, with its precision and scale."""
+    if pa.types.is_decimal(arrow):
+        return kernel.DECIMAL, arrow.precision, arrow.scale
+    kinds = {
+        pa.bool_(): kernel.BOOL,
+        pa.int32(): kernel.INT32,
+        pa.int64(): kernel.INT64,
+        pa.float32(): kernel.FLOAT,
+        pa.float64(): kernel.DOUBLE,
+        pa.string(): kernel.STRING,
+        pa.date32(): kernel.DATE,
+        pa.timestamp("ms", tz="UTC"): kernel.TIMESTAMP,
+    }
+    return kinds.get(arrow, kernel.OTHER), 0, 0
+
+
+def follows(paths: Sequence[Path]) -> bool:
+    """Whether the kernel can find all of these paths: none occurs twice, none leads into a value that another one takes
+    as a whole, and no value would have to be both an object and an array."""
+
+    def plain(node: WantedValue) -> bool:
+        kinds = {type(step) for step in node.inner}
+        return len(node.columns) + len(kinds) <= 1 and all(map(plain, node.inner.values()))
+
+    return plain(tree(paths))
+
+
+def _tables(
+    kernel: ModuleType, paths: Sequence[Path]
+) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray, IntArray, IntArray]:
+    """Returns tables as described in the kernel's `decode`: the names, each with a quote and room for a word; where
+    each name is and what it stands for; the first entry of each bucket; the items of arrays; which nodes are arrays."""
+    text = b""
+    table: list[list[int]] = []
+    items: list[list[int]] = []
+    arrays = [0]
+    buckets = np.full(kernel.BUCKETS, _NO_NAME, np.int64)
+    waiting = [(0, tree(paths))]
+    while waiting:
+        at, node = waiting.pop()
+        for step, inner in node.inner.items():
+            if inner.columns:
+                target = inner.columns[0]
+            else:
+                target = len(paths) + len(arrays)
+                waiting.append((len(arrays), inner))
+                arrays.append(int(any(isinstance(inner_step, int) for inner_step in inner.inner)))
+            if isinstance(step, int):
+                items.append([at, step, target])
+                continue
+            quoted = b'"' + step.encode() + b'"'
+            entry = [len(text), len(quoted) - 1, _NO_NAME, at, target]
+            text += quoted[1:] + bytes(8)
+            if not _needs_escape(step):
+                bucket = (quoted[1] + 31 * quoted[-2] + 7 * (len(quoted) - 1)) % kernel.BUCKETS
+                entry[2], buckets[bucket] = buckets[bucket], len(table)
+            table.append(entry)
+    names = np.frombuffer(text + bytes(8), np.uint8).copy()
+    in_arrays = np.array(items, np.int64).reshape(-1, 3)
+    return names, np.array(table, np.int64).reshape(-1, 5), buckets, in_arrays, np.array(arrays, np.int64)
+
+
+def _needs_escape(name: str) -> bool:
+    """Whether JSON has to write the name with escapes. The kernel gives up such names."""
+    return any(letter in '"\\' or letter < " " for letter in name)
+
+
+def _powers(largest: int) -> IntArray:
+    """The upper 128 bits of powers of ten, lower word first, as Eisel and Lemire define them: rounded down, or up for
+    negative powers."""
+    words = []
+    for power in range(-largest, largest + 1):
+        if power >= 0:
+            bits = 10**power
+            bits = bits << 128 >> bits.bit_length()
+        else:
+            divisor = 10**-power
+            bits = (1 << 127 + divisor.bit_length()) // divisor
+            bits = bits + 1 if bits < 1 << 128 else (bits >> 1) + 1
+        words += [bits & (1 << 64) - 1, bits >> 64]
+    return np.array(words, np.uint64).view(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _TextMemory:
+    """Where texts are stored: the addresses of the records' bytes and of their end, and the memory for texts that had
+    escapes."""
+
+    kernel: ModuleType
+    data: int
+    end: int
+    arena: npt.NDArray[np.uint8]
+
+
+def _column(arrow: pa.DataType, memory: _TextMemory, slots: IntArray, valid: npt.NDArray[np.uint8]) -> pa.Array:
+    nulls = len(valid) - int(np.count_nonzero(valid))
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+    if pa.types.is_string(arrow):
+        buffers = _texts(memory, slots)
+    elif pa.types.is_boolean(arrow):
+        buffers = [np.packbits(slots != 0, bitorder="little")]
+    elif pa.types.is_float32(arrow):
+        buffers = [slots.view(np.float64).astype(np.float32)]
+    elif pa.types.is_decimal(arrow):
+        buffers = [np.stack([slots, slots >> 63], axis=1)]
+    elif pa.types.is_int32(arrow) or pa.types.is_date32(arrow):
+        buffers = [slots.astype(np.int32)]
+    elif pa.types.is_binary(arrow):
+        return pa.nulls(len(slots), arrow)
+    else:
+        buffers = [slots]
+    return pa.Array.from_buffers(arrow, len(slots), [bitmap, *map(pa.py_buffer, buffers)], nulls)
+
+
+def _texts(memory: _TextMemory, slots: IntArray) -> list[npt.NDArray[Any]]:
+    """The offsets and the bytes of a text column."""
+    offsets = np.empty(len(slots) + 1, np.int32)
+    size = memory.kernel.lay_out(slots, offsets)
+    text = np.empty(size + _ROOM, np.uint8)
+    memory.kernel.gather(memory.data, memory.end, memory.arena.ctypes.data, slots, offsets, text.ctypes.data)
+    return [offsets, text[:size]]

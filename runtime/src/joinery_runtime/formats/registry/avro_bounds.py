@@ -1,0 +1,195 @@
+"""Checks a record of Avro against limits before the library reads it.
+
+The library reads by recursion in C, which ends the process if a record is nested too deep, and it makes a value for
+each item of an array of nulls, of which a record of ten bytes may have a billion. Most schemas allow neither, which is
+known from the schema alone: their records are not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from fastavro.read import LOGICAL_READERS
+
+from joinery_runtime.formats.connect_types import decimal_of, named_schemas
+from joinery_runtime.formats.records import varint
+from joinery_runtime.formats.registry.avro_times import with_own_times
+
+DEEPEST = 100
+"""How deep records, arrays and maps may be nested."""
+_DEEPEST_TEXT = 500  # objects and arrays in a schema's text
+_VALUES = 10_000  # that any record may have
+_VALUES_PER_BYTE = 16  # that a longer record may have; a union and its null are two values of one byte
+_MOST_SCHEMAS = 1_000  # that are remembered
+_WIDTHS = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
+
+# By the id() of schemas, which this keeps alive. With the named types of those that are risky.
+_judged: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
+
+
+def schema_document(text: str) -> Any:
+    """A schema's text as JSON, for the library to parse. Raises ValueError if it is nested too deep for the library,
+    which would end the process."""
+    try:
+        document = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested deeper than {_DEEPEST_TEXT}") from error
+    level, depth = [document], 0
+    while level:
+        if depth > _DEEPEST_TEXT:
+            raise ValueError(f"it is nested deeper than {_DEEPEST_TEXT}")
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [inner for value in nested for inner in (value.values() if isinstance(value, dict) else value)]
+        depth += 1
+    return with_own_times(document)
+
+
+class OutOfBounds(Exception):
+    """A record is over a limit, or no record of its schema. The text says why."""
+
+
+def check(record: bytes, start: int, schema: Any) -> None:
+    """Raises OutOfBounds if reading the record by this schema, as fastavro has parsed it, would be over a limit."""
+    judged = _judged.get(id(schema))  # one look: other threads clear it
+    if judged is None:
+        if len(_judged) >= _MOST_SCHEMAS:
+            _judged.clear()
+        named = named_schemas(schema)
+        judged = _judged[id(schema)] = schema, named if _is_risky(schema, named) else None
+    if judged[1] is not None:
+        _Walk(record, start, judged[1]).value(schema, 0)
+
+
+def _is_risky(schema: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a record of this schema may be nested without end, or have many more values than bytes. One with a name
+    that the schema does not define is left to the library, which says so."""
+    try:
+        judge = _Judge(named)
+        surplus = judge.surplus(schema, ())
+    except KeyError:
+        return False
+    return judge.risky or surplus > _VALUES
+
+
+class _Judge:
+    """Counts by how many values a value may exceed what its bytes allow, without looking at a record."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named, self._surplus = named, dict[str, float]()
+        self.risky = False  # whether an array or a map may have a surplus with each item, or there is a cycle
+
+    def surplus(self, node: Any, inside: tuple[str, ...]) -> float:
+        """The most values that a value is made of, less the values that its bytes allow. It is a part of the records
+        that are named `inside`. Raises KeyError if a name is not defined."""
+        if isinstance(node, list):
+            branches = [self.surplus(branch, inside) for branch in node]
+            return 1 - _VALUES_PER_BYTE + max(branches, default=0)
+        kind = node["type"] if isinstance(node, dict) else node
+        if isinstance(kind, dict | list):
+            return self.surplus(kind, inside)
+        if kind in ("enum", "fixed"):
+            width = int(node["size"]) if kind == "fixed" else _WIDTHS[kind]
+            self._surplus[node["name"]] = 1 - _VALUES_PER_BYTE * width
+            return self._surplus[node["name"]]
+        if kind in _WIDTHS:
+            return 1 - _VALUES_PER_BYTE * _WIDTHS[kind]
+        if kind in ("array", "map"):
+            item = self.surplus(node["items" if kind == "array" else "values"], inside)
+            self.risky |= item > _VALUES_PER_BYTE * (kind == "map")  # a key has a byte or more
+            return 1 - _VALUES_PER_BYTE  # of one without items; none that is not risky adds to it
+        if kind in ("record", "error"):
+            name = node.get("name", "")
+            if name in inside:
+                return self._endless()
+            fields = [self.surplus(field["type"], (*inside, name)) for field in node["fields"]]
+            self._surplus[name] = 1 + sum(fields)
+            return self._surplus[name]
+        if kind in self._surplus:
+            return self._surplus[kind]
+        if kind in inside or len(inside) > DEEPEST:
+            return self._endless()
+        return self.surplus(self._named[kind], inside)
+
+    def _endless(self) -> float:
+        self.risky = True
+        return math.inf
+
+
+class _Walk:
+    """Goes through a record without making anything of it."""
+
+    def __init__(self, record: bytes, start: int, named: Mapping[str, Any]) -> None:
+        self._record, self._at, self._named = record, start, named
+        self._left = _VALUES + _VALUES_PER_BYTE * len(record)
+
+    def value(self, schema: Any, depth: int) -> None:
+        self._count(1)
+        if depth > DEEPEST:
+            raise OutOfBounds(f"it is nested deeper than {DEEPEST}")
+        if isinstance(schema, list):
+            branch = self._number()
+            if not 0 <= branch < len(schema):
+                raise OutOfBounds(f"a union has no branch {branch}")
+            self.value(schema[branch], depth)
+            return
+        kind = schema["type"] if isinstance(schema, dict) else schema
+        if isinstance(kind, dict | list):
+            self.value(kind, depth)
+        elif kind in ("array", "map"):
+            self._items(schema, kind, depth)
+        elif kind in ("record", "error"):
+            for field in schema["fields"]:
+                self.value(field["type"], depth + 1)
+        elif kind == "fixed" or kind in _WIDTHS:
+            self._plain(kind, schema)
+        else:
+            self.value(self._named[kind], depth)
+
+    def _plain(self, kind: str, schema: Any) -> None:
+        if kind in ("int", "long", "enum"):
+            self._number()
+        elif kind in ("bytes", "string"):
+            self._skip(self._number())
+        else:
+            self._skip(int(schema["size"]) if kind == "fixed" else _WIDTHS[kind])
+
+    def _items(self, schema: Mapping[str, Any], kind: str, depth: int) -> None:
+        while (count := self._number()) != 0:
+            if count < 0:  # the block's length follows
+                count = -count
+                self._number()
+            if count > self._left:
+                raise OutOfBounds(f"it has a block of {count:,} items in {len(self._record):,} bytes")
+            for _ in range(count):
+                if kind == "map":
+                    self._skip(self._number())
+                self.value(schema["items" if kind == "array" else "values"], depth + 1)
+
+    def _count(self, values: int) -> None:
+        self._left -= values
+        if self._left < 0:
+            raise OutOfBounds(f"it has more values than {len(self._record):,} bytes can hold")
+
+    def _skip(self, size: int) -> None:
+        if size < 0 or self._at + size > len(self._record):
+            raise OutOfBounds("it ends too early")
+        self._at += size
+
+    def _number(self) -> int:
+        try:
+            number, self._at = varint(self._record, self._at)
+        except ValueError as error:
+            raise OutOfBounds(str(error)) from error
+        return number >> 1 ^ -(number & 1)
+
+
+def _decimal(data: Any, written: dict[Any, Any] | None = None, _: dict[Any, Any] | None = None) -> Decimal:
+    return decimal_of(data, int((written or {}).get("scale", 0)))
+
+
+# fastavro's own reader takes quadratic time, rounds to the schema's precision, and shares a context between threads.
+LOGICAL_READERS["bytes-decimal"] = LOGICAL_READERS["fixed-decimal"] = _decimal

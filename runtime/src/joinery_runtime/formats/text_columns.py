@@ -1,0 +1,234 @@
+"""Decodes columns with a `format`: first as text, which is then read by the format.
+
+A format names the unit of numbers (`s`, `ms`, `us`, `ns`), or the usual forms of ISO 8601 (`iso`), or a pattern of
+strptime. Digits below a millisecond are cut off. `text` also accepts numbers and booleans in quotes. A local time that
+occurs twice in its zone is the first of the two. One that the zone skips is a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from joinery_runtime.formats.batch import RawBatch
+from joinery_runtime.formats.convert import YEAR_9999_END, convert, in_years, shown
+from joinery_runtime.formats.records import BoolArray, Decoded, Decoder, Fault, IntArray, drop_rows, with_bad
+from joinery_runtime.job.model.inputs import Column
+from joinery_runtime.job.model.time_patterns import MONTHS, TimePattern, parse_pattern
+from joinery_runtime.job.model.times import EPOCH_UNITS, ISO, TEXT
+
+_T = pl.col("t")
+_MS_OF_A_DAY = 86_400_000
+_YEAR_2100 = 4_102_444_800_000  # the end of Polars' table of zones, in milliseconds by the zone's clocks
+_OFFSET = r"(?:[Zz]|[+-]\d{2}(?::?\d{2})?)$"
+_ISO = r"^(\d{4}-\d{2}-\d{2})(?:[Tt ](\d{2}:\d{2})(:\d{2})?(?:[.,](\d+))?)?\s?([Zz]|[+-]\d{2}(?::?\d{2})?)?$"
+
+
+def as_text(schema: pa.Schema, columns: Sequence[Column]) -> pa.Schema:
+    """The schema with text in place of the columns that have a format."""
+    named = {column.name for column in columns}
+    return pa.schema([pa.field(field.name, pa.string()) if field.name in named else field for field in schema])
+
+
+class TextDecoder:
+    """Reads `columns`, which have a format, into the types of `schema`. `texts` decodes them as text."""
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[Column], texts: Decoder) -> None:
+        self._texts = texts
+        self._columns = [(schema.field(column.name), column) for column in columns]
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        decoded = self._texts.decode_batch(raw)
+        rows, faults = decoded.rows, list[Fault]()
+        for field, column in self._columns:
+            text = pl.Series(rows[field.name], dtype=pl.String)
+            values, fault = read_texts(field, column, text)
+            rows = rows.set_column(rows.schema.get_field_index(field.name), field, values)
+            faults += fault
+        return with_bad(
+            replace(drop_rows(rows, decoded.index, faults), deleted=decoded.deleted, dropped=decoded.dropped),
+            decoded.bad,
+        )
+
+
+def read_texts(field: pa.Field, column: Column, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
+    """Reads texts of a column as its format says. Returns the column, and at most one fault: those that do not fit."""
+    written = column.format or ""
+    if written == TEXT:
+        return convert(field.name, text, field.type)
+    values = in_years(_reader(written, column.zone)(text))
+    if pa.types.is_date(field.type):
+        values = (values // _MS_OF_A_DAY).cast(pl.Int32)
+    typed = values.to_arrow().cast(field.type)
+    if typed.null_count == text.null_count():
+        return typed, []
+    failed = values.is_null() & text.is_not_null()
+    return typed, [(failed.to_numpy(), [_fault(column, value) for value in text.filter(failed).to_list()])]
+
+
+def _fault(column: Column, value: str) -> str:
+    lacks_zone = column.format == ISO and column.zone is None and not pl.Series([value]).str.contains(_OFFSET)[0]
+    hint = " without a zone: name the column's `zone`" if lacks_zone else ""
+    return f"column {column.name}: {shown(value)} is no time of format {column.format}{hint}"
+
+
+def _reader(written: str, zone: str | None) -> Callable[[pl.Series], pl.Series]:
+    """Makes a function that reads texts as milliseconds since 1970; null for texts that are not times."""
+    if written in EPOCH_UNITS:
+        return lambda text: _since_1970(text, EPOCH_UNITS[written])
+    if written == ISO:
+        return lambda text: _iso(text, zone)
+    try:
+        pattern = parse_pattern(written, complete=False)
+    except ValueError:  # of a plan of an earlier release
+        return lambda text: _by_polars(text, written, zone)
+    return lambda text: _pattern(text, pattern, zone)
+
+
+def _since_1970(text: pl.Series, factor: int) -> pl.Series:
+    integers = text.cast(pl.Int64, strict=False)
+    if integers.null_count() == text.null_count():
+        return _scaled(integers, factor)
+    # Numbers with a fraction, which counts only for seconds: for milliseconds and less it is cut off.
+    parts = text.to_frame("t").select(
+        whole=_T.str.extract(r"^([+-]?\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False),
+        part=_T.str.extract(r"\.(\d{1,3})").str.pad_end(3, "0").cast(pl.Int64).fill_null(0),
+        less=_T.str.starts_with("-"),
+        number=pl.when(_T.str.contains(r"[eE]")).then(_T.cast(pl.Float64, strict=False)),
+    )
+    exact = _scaled(parts["whole"], factor)
+    if factor > 1:
+        exact = exact + parts.select(pl.when("less").then(-pl.col("part")).otherwise("part"))["part"]
+    scale = factor if factor > 0 else -1 / factor
+    rough = (parts["number"] * scale).round().cast(pl.Int64, strict=False)
+    return pl.DataFrame({"exact": exact, "rough": rough}).select(pl.coalesce("exact", "rough"))["exact"]
+
+
+def _scaled(numbers: pl.Series, factor: int) -> pl.Series:
+    if factor < 0:
+        return numbers // -factor
+    # Numbers that would overflow are far outside the valid years.
+    return pl.select(pl.when(numbers.abs() < 2**53).then(numbers)).to_series() * factor
+
+
+def _iso(text: pl.Series, zone: str | None) -> pl.Series:
+    parts = (
+        text.str.strip_chars()
+        .to_frame("t")
+        .select(
+            day=_T.str.extract(_ISO, 1),
+            minute=_T.str.extract(_ISO, 2).fill_null("00:00"),
+            second=_T.str.extract(_ISO, 3).fill_null(":00"),
+            part=_T.str.extract(_ISO, 4).str.slice(0, 3).str.pad_end(3, "0").fill_null("000"),
+            offset=_T.str.extract(_ISO, 5).str.to_uppercase().str.replace("Z", "+00:00", literal=True),
+        )
+    )
+    local = pl.format("{}T{}{}.{}", "day", "minute", "second", "part")
+    minutes = pl.col("offset").str.replace(r"^([+-]\d{2})$", "${1}:00").str.replace(r"^([+-]\d{2})(\d{2})$", "$1:$2")
+    times = parts.select(
+        zoned=pl.concat_str(local, minutes)
+        .str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", strict=False, time_unit="ms")
+        .dt.epoch("ms"),
+        naive=pl.when(pl.col("offset").is_null())
+        .then(local)
+        .str.to_datetime("%Y-%m-%dT%H:%M:%S%.f", strict=False, time_unit="ms")
+        .dt.epoch("ms"),
+    )
+    if zone is None:
+        return times["zoned"]
+    return times.select(pl.coalesce("zoned", _in_zone(times["naive"], zone)))["zoned"]
+
+
+def _pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl.Series:
+    groups = text.str.extract_groups(f"^(?i:{pattern.expression})$").struct.unnest()
+    fits = groups[min(pattern.parts - {"fraction"})].is_not_null()
+    parts = {name: _numbers(name, groups[name]) for name in pattern.parts}
+    zero = np.zeros(len(text), np.int64)
+    fraction = parts.get("fraction", zero)
+    if "epoch" in parts:
+        before_1970 = groups["epoch"].str.starts_with("-").fill_null(False).to_numpy()
+        times = parts["epoch"] * 1000 + fraction * np.where(before_1970, -1, 1)
+    else:
+        days, on_calendar = _days(parts, len(text))
+        hours = parts.get("hour", zero) + parts.get("hour_of_half", zero) % 12 + parts.get("half", zero)
+        minutes = hours * 60 + parts.get("minute", zero)
+        seconds = minutes * 60 + parts.get("second", zero) - parts.get("offset", zero)
+        times = days * 86_400_000 + seconds * 1000 + fraction
+        fits &= pl.Series(on_calendar)
+    read = pl.select(pl.when(fits).then(pl.Series(times))).to_series()
+    return read if zone is None or pattern.has_offset else _in_zone(read, zone)
+
+
+def _by_polars(text: pl.Series, written: str, zone: str | None) -> pl.Series:
+    """Reads texts as earlier releases did, which left patterns to Polars: it knows more directives (`%C`, `%q`), and
+    takes one twice."""
+    has_offset = re.search(r"%:?z|%s", written) is not None
+    pattern = written.replace(".%f", "%.f")  # a fraction in Python's patterns and in those of Polars
+    utc = "UTC" if has_offset else None
+    times = text.str.to_datetime(pattern, strict=False, time_unit="ms", time_zone=utc).dt.epoch("ms")
+    return times if zone is None or has_offset else _in_zone(times, zone)
+
+
+def _numbers(part: str, text: pl.Series) -> IntArray:
+    """Reads one part of each time as a number; 0 where the text does not fit the pattern."""
+    match part:
+        case "month_name":
+            numbers = text.str.slice(0, 3).str.to_lowercase().replace_strict(MONTHS, range(1, 13), default=None)
+        case "half":
+            numbers = text.str.to_lowercase().replace_strict(["am", "pm"], [0, 12], default=None)
+        case "fraction":
+            numbers = text.str.slice(0, 3).str.pad_end(3, "0").cast(pl.Int64)
+        case "offset":
+            digits = text.str.to_uppercase().str.replace("Z", "+", literal=True).str.replace_all(":", "", literal=True)
+            hours, minutes, seconds = (digits.str.pad_end(7, "0").str.slice(at, 2).cast(pl.Int64) for at in (1, 3, 5))
+            numbers = (hours * 60 + minutes) * 60 + seconds
+            numbers = numbers * pl.select(pl.when(digits.str.starts_with("-")).then(-1).otherwise(1)).to_series()
+        case "year_of_century":
+            numbers = text.cast(pl.Int64)
+            numbers = numbers + pl.select(pl.when(numbers < 69).then(2000).otherwise(1900)).to_series()
+        case _:
+            numbers = text.str.strip_chars().cast(pl.Int64)
+    return numbers.cast(pl.Int64).fill_null(0).to_numpy()
+
+
+def _days(parts: Mapping[str, IntArray], count: int) -> tuple[IntArray, BoolArray]:
+    """Return the days since 1970, and which of them the calendar has. What a pattern does not name is the first."""
+    first_of = np.ones(count, np.int64)
+    years = parts.get("year", parts.get("year_of_century", first_of)) - 1970
+    months = parts.get("month", parts.get("month_name"))
+    if months is None and "day_of_year" in parts:
+        first, day = years.astype("datetime64[Y]"), parts["day_of_year"]
+    else:
+        months = first_of if months is None else months
+        first, day = (years * 12 + months - 1).astype("datetime64[M]"), parts.get("day", first_of)
+    start, end = (edge.astype("datetime64[D]").astype(np.int64) for edge in (first, first + 1))
+    return start + day - 1, day <= end - start
+
+
+def _in_zone(local: pl.Series, zone: str) -> pl.Series:
+    """Converts milliseconds since 1970 by a zone's clocks to those of UTC; null for times that the zone skips."""
+    times = local.cast(pl.Datetime("ms")).dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+    utc = times.dt.epoch("ms")
+    if not (local >= _YEAR_2100).any():
+        return utc
+    # Polars knows no summer time after 2099. Few rows are from then on, and most of these have the same time.
+    later = local.filter((local >= _YEAR_2100) & (local <= YEAR_9999_END)).unique()
+    own = [_by_zoneinfo(time, ZoneInfo(zone)) for time in later.to_list()]
+    return pl.select(
+        pl.when(local >= _YEAR_2100)
+        .then(local.replace_strict(later, pl.Series(own, dtype=pl.Int64), default=None))
+        .otherwise(utc)
+    ).to_series()
+
+
+def _by_zoneinfo(local: int, zone: ZoneInfo) -> int | None:
+    moment = datetime(1970, 1, 1) + timedelta(milliseconds=local)
+    before, after = (moment.replace(tzinfo=zone, fold=fold).utcoffset() or timedelta() for fold in (0, 1))
+    return None if before < after else local - round(before / timedelta(milliseconds=1))

@@ -1,0 +1,100 @@
+"""What a reader hands out of what its client has, without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from joinery_runtime.connectors.kafka import errors as kafka_errors
+from joinery_runtime.connectors.kafka import reader as kafka_reader
+from joinery_runtime.connectors.kafka.reader import KafkaReader
+from joinery_runtime.connectors.kafka.record_clients import ConsumerEvent
+from joinery_runtime.connectors.source import Range
+from joinery_runtime.errors import SourceUnavailable
+from joinery_runtime.formats.batch import PartitionRef, RawBatch
+from joinery_runtime.job.model.inputs import KafkaInput
+
+PLACE = PartitionRef("orders", "orders", 0)
+
+
+def batch(first: int, stop: int) -> RawBatch:
+    """Record n has the key k<n>, the value v<n>, the header h<n> and the timestamp 1000 n."""
+    numbers = np.arange(first, stop)
+    texts = {name: pa.array([f"{name}{n}".encode() for n in numbers], pa.binary()) for name in "kvh"}
+    return RawBatch(PLACE, numbers, texts["v"], texts["k"], (numbers * 1000).__getitem__, headers={"trace": texts["h"]})
+
+
+class Client:
+    """Has all batches at once. Each question for offsets has the next answer, the last one for ever."""
+
+    def __init__(self, batches: Iterable[RawBatch], *answers: tuple[int, int]) -> None:
+        self.batches, self.answers = list(batches), list(answers)
+
+    def assign(self, at: Mapping[PartitionRef, int]) -> None:
+        pass
+
+    def unassign(self, refs: Iterable[PartitionRef]) -> None:
+        pass
+
+    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
+        given, self.batches = self.batches, []
+        return given, []
+
+    def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def close(self) -> None:
+        pass
+
+
+def read(monkeypatch: pytest.MonkeyPatch, sizes: Iterable[int], *ends: int) -> list[list[RawBatch]]:
+    """What comes of ranges up to these offsets, from batches of these sizes."""
+    cuts = [0, *np.cumsum(list(sizes)).tolist()]
+    client = Client(batch(first, stop) for first, stop in pairwise(cuts))
+    monkeypatch.setattr(kafka_reader, "open_client", lambda *_, **__: client)
+    kafka = KafkaInput(bootstrap_servers="broker:9092", topic="orders")
+    reader = KafkaReader("orders", kafka, keyed=True, headers=("trace",))
+    return [list(reader.read(Range(PLACE, start, end))) for start, end in zip((0, *ends), ends, strict=False)]
+
+
+def test_small_batches_are_handed_out_as_one_with_all_that_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((one,),) = read(monkeypatch, [1, 9, 30, 60], 100)
+    assert one.offsets.tolist() == list(range(100))
+    for given, name in ((one.values, "v"), (one.keys, "k"), (one.headers["trace"], "h")):
+        assert given is not None
+        assert given.to_pylist() == [f"{name}{n}".encode() for n in range(100)]
+    assert one.timestamps is not None
+    assert one.timestamps(np.array([99, 0, 10])).tolist() == [99_000, 0, 10_000]
+
+
+def test_large_ones_go_out_as_they_are_between_the_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = read(monkeypatch, [10, 20, 300, 5, 400, 7], 742)
+    assert [len(each.offsets) for each in found] == [30, 300, 5, 400, 7]
+    assert np.concatenate([each.offsets for each in found]).tolist() == list(range(742))
+
+
+def test_a_range_ends_in_the_middle_of_a_batch_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = read(monkeypatch, [10, 300, 10], 200, 320)
+    assert [each.offsets.tolist() for each in first] == [list(range(200))]
+    assert [each.offsets.tolist() for each in second] == [list(range(200, 320))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [([(-1001, -1001), (0, 3)], "has come to a halt"), ([(0, -1001)], "the broker answered -1001")],
+)
+def test_a_starting_broker_that_answers_no_offsets_has_truncated_nothing(
+    answers: list[tuple[int, int]], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again for a while, then it is away: taken for an end of the log, the answer would stop the job."""
+    monkeypatch.setattr(kafka_reader, "_STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(kafka_errors, "SETTLE_SECONDS", 60.0 if len(answers) > 1 else 0.0)
+    monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(kafka_reader, "open_client", lambda *_, **__: Client([], *answers))
+    reader = KafkaReader("orders", KafkaInput(bootstrap_servers="broker:9092", topic="orders"))
+    with pytest.raises(SourceUnavailable, match=words):
+        list(reader.read(Range(PLACE, 0, 3)))

@@ -1,0 +1,108 @@
+"""A topic that is deleted and made again under the same name."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.kafka.kafka_bench import EAGER, eventually, joined, kafka_input, plain, planning, ref, send, unique
+from joinery_runtime.connectors.source import Bounds, StoredOffsets
+from joinery_runtime.errors import DataLoss, SourceError
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture
+def topic(broker) -> str:
+    name = unique("recreated")
+    broker.create_topic(name, 2)
+    send(broker.bootstrap, name, [b"old"] * 3)
+    return name
+
+
+def recreate(broker, topic: str, records: int, partitions: int = 2) -> None:
+    broker.delete_topic(topic)
+    broker.create_topic(topic, partitions)
+    send(broker.bootstrap, topic, [b"new"] * records)
+
+
+def ids(planner) -> dict[str, str]:
+    return {each.partition.topic: each.topic_id for each in joined(planner)}
+
+
+def test_is_not_read_from_the_old_offset_in_silence(broker, topic) -> None:
+    model = kafka_input(broker.bootstrap, topic, properties=EAGER)
+    with planning(model) as planner:
+        known = StoredOffsets({ref(topic): 2, ref(topic, 1): 0}, topic_ids=ids(planner))
+        assert [each.start for each in joined(planner, known)] == [2, 0]
+        recreate(broker, topic, records=5)
+        facts = rf"topic {topic} was deleted and recreated: the stored offsets \({topic}-0@2, {topic}-1@0\) are of id "
+        with pytest.raises(DataLoss, match=facts + known.topic_ids[topic]):
+            eventually(lambda: not planner.bounds(known))
+    with planning(model) as restarted, pytest.raises(DataLoss, match="Set onDataLoss: continue"):
+        restarted.bounds(known)
+
+
+def test_is_read_from_its_earliest_record_where_the_job_allows_it(broker, topic, caplog) -> None:
+    model = kafka_input(
+        broker.bootstrap, topic, onDataLoss="continue", startFrom="latest", stopAt="latest", properties=EAGER
+    )
+    with planning(model) as planner:
+        known = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, {ref(topic): 3, ref(topic, 1): 0}, ids(planner))
+        recreate(broker, topic, records=5)
+        for _ in range(2):
+            found = joined(planner, known)
+            assert plain(found)[0] == Bounds(ref(topic), 0, 5, final=True, stop=5), "its stored stop is void, too"
+        assert found[0].topic_id not in {"", known.topic_ids[topic]}
+        assert caplog.text.count("was deleted and recreated") == 1
+        later = StoredOffsets({ref(topic): 4, ref(topic, 1): 0}, {ref(topic): 5}, {topic: found[0].topic_id})
+        assert joined(planner, later)[0].start == 4
+
+
+def test_may_have_fewer_partitions(broker, topic) -> None:
+    model = kafka_input(broker.bootstrap, topic, onDataLoss="continue", properties=EAGER)
+    with planning(model) as planner:
+        known = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, topic_ids=ids(planner))
+        recreate(broker, topic, records=1, partitions=1)
+        assert plain(joined(planner, known)) == [Bounds(ref(topic), 0, 1)]
+
+
+def test_without_stored_ids_nothing_is_compared(broker, topic) -> None:
+    with planning(kafka_input(broker.bootstrap, topic)) as planner:
+        assert [each.start for each in joined(planner, StoredOffsets({ref(topic): 3}))] == [3, 0]
+        assert [each.start for each in joined(planner, StoredOffsets({ref(topic): 3}, topic_ids={topic: ""}))] == [3, 0]
+
+
+def test_a_named_topic_that_is_deleted_while_it_is_read(broker, topic) -> None:
+    with planning(kafka_input(broker.bootstrap, topic, properties=EAGER)) as planner:
+        joined(planner)
+        broker.delete_topic(topic)
+        with pytest.raises(SourceError, match=f"topic {topic} does not exist"):
+            eventually(lambda: not planner.bounds(StoredOffsets({ref(topic): 3})))
+
+
+@pytest.mark.parametrize("remade", [True, False], ids=["recreated", "deleted"])
+def test_planned_partitions_of_a_topic_that_is_no_more(broker, topic, remade) -> None:
+    other = unique("recreated")
+    broker.create_topic(other)
+    model = kafka_input(broker.bootstrap, topicPattern=f"{topic}|{other}", properties=EAGER)
+    with planning(model) as planner:
+        planned_ids = ids(planner)
+        planned = [ref(topic), ref(topic, 1), ref(other)]
+        assert planner.find_replaced_partitions(planned, planned_ids) == set()
+        broker.delete_topic(topic)
+        if remade:
+            broker.create_topic(topic, 2)
+        with pytest.raises(DataLoss, match=f"topic {topic} was deleted while an epoch .*{planned_ids[topic]}"):
+            eventually(lambda: not planner.find_replaced_partitions(planned, planned_ids))
+    assert model.kafka is not None
+    tolerant = model.model_copy(update={"kafka": model.kafka.model_copy(update={"on_data_loss": "continue"})})
+    with planning(tolerant) as planner:
+        assert planner.find_replaced_partitions(planned, planned_ids) == {ref(topic), ref(topic, 1)}
+        assert planner.find_replaced_partitions([ref(other)], planned_ids) == set()
+
+
+def test_a_plan_is_held_before_any_bounds_were_asked_for(broker, topic) -> None:
+    with planning(kafka_input(broker.bootstrap, topic, properties=EAGER)) as planner:
+        assert not planner.pin([ref(topic)])
+        eventually(lambda: planner.pin([ref(topic)]))
+        assert planner.is_pinned()
