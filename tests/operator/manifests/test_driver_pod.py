@@ -4,6 +4,7 @@ import shlex
 import pytest
 
 from joinery_operator.manifests import MAIN_CONTAINER, ManifestError
+from joinery_operator.manifests.spark import executor_template
 from joinery_runtime.job import STORED_JOB
 
 
@@ -209,3 +210,34 @@ def test_placement(job):
     found = job.with_spark(driver=part).driver()["spec"]
     assert found["nodeSelector"] == {"pool": "small"}
     assert found["tolerations"] == [{"operator": "Exists", "effect": "NoExecute"}]
+
+
+LOST = [
+    {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 20}
+    for taint in ("not-ready", "unreachable")
+]
+
+
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        ([], LOST),
+        ([{"key": "dedicated", "operator": "Exists", "effect": "NoExecute"}], LOST),
+        ([{"operator": "Exists", "effect": "NoSchedule"}], LOST),
+        ([{**LOST[1], "tolerationSeconds": 600}], LOST[:1]),
+        ([{"key": "node.kubernetes.io/unreachable", "operator": "Exists"}], LOST[:1]),
+        ([{"operator": "Exists"}], []),
+    ],
+    ids=["nothing", "another taint", "another effect", "longer", "for ever", "everything"],
+)
+def test_pods_stay_briefly_on_a_lost_node_unless_the_job_says_otherwise(job, own, added):
+    placed = job.with_spark(driver={"tolerations": own}, executor={"tolerations": own})
+    drivers, executors = placed.driver(), executor_template(placed.revision)
+    assert drivers["spec"]["tolerations"] == executors["spec"]["tolerations"] == [*own, *added]
+
+
+def test_a_templates_toleration_of_lost_nodes_counts(job):
+    own = "{key: node.kubernetes.io/unreachable, operator: Exists, tolerationSeconds: 5}"
+    text = f"{{kind: Pod, spec: {{tolerations: [{own}]}}}}"
+    (unreachable, not_ready) = job.with_template(text).driver()["spec"]["tolerations"]
+    assert (unreachable["tolerationSeconds"], not_ready) == (5, LOST[0])

@@ -14,7 +14,7 @@ from joinery_operator.reconcile import desired
 from joinery_operator.reconcile.context import read_status
 from joinery_runtime.job.crd import KINDS, DriverStatus, HotKey, InputStatus, Waiting
 from simulated_cluster.resources import hash_of
-from simulated_cluster.simulation import START, Killed, SimulatedCluster, resource
+from simulated_cluster.simulation import START, Killed, SimulatedCluster, resource, stamp
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
 TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
@@ -168,6 +168,28 @@ def test_the_next_attempt_starts_at_once_when_others_took_the_pod(running: Simul
     driver = running.status.driver
     assert driver is not None
     assert (driver.number, driver.failures) == (2, 0)
+
+
+def test_the_status_says_why_a_pod_was_evicted(running: SimulatedCluster) -> None:
+    running.evict(FIRST)
+    running.step()
+    words = "Evicted: The node was low on resource: memory."
+    assert running.status.last_error == words
+    assert running.condition("Ready") == ("False", "Interrupted")
+    assert words in running.status.conditions[0].message
+
+
+def test_the_status_says_why_a_pod_that_ended_well_was_taken_away(running: SimulatedCluster) -> None:
+    running.end(FIRST, {"outcome": "stopped"}, 0)
+    message = "default-scheduler: preempting to accommodate a higher priority pod"
+    running.pods[FIRST]["status"]["conditions"].append(
+        {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": message}
+    )
+    running.step()
+    driver = running.status.driver
+    assert driver is not None
+    assert (driver.outcome, driver.reason) == ("Interrupted", "PreemptionByScheduler")
+    assert running.status.last_error == f"PreemptionByScheduler: {message}"
 
 
 def test_a_pod_that_is_taken_away_at_once_is_not_made_in_a_loop(running: SimulatedCluster) -> None:
@@ -427,6 +449,74 @@ def test_a_pod_on_a_dead_node_is_waited_for_and_then_left_behind(running: Simula
     running.step()
     assert "orders-driver-2" in running.pods
     assert "deletionTimestamp" in running.pods[FIRST]["metadata"]
+
+
+def test_a_driver_on_a_lost_node_is_replaced_within_90_seconds(running: SimulatedCluster) -> None:
+    lost_at = running.now
+    running.lose_node(FIRST)
+    running.step()
+    assert "orders-driver-2" in running.pods
+    assert running.now - lost_at <= timedelta(seconds=90)
+    assert running.status.last_error == "NodeUnreachable: the node has not answered since 10:00:50 UTC"
+    # The first pod is there until its node answers, or is deleted.
+    assert "deletionTimestamp" in running.pods[FIRST]["metadata"]
+    assert running.started(2) == "orders-driver-2"
+    assert running.condition("Ready") == ("True", "Running")
+    assert quiescent(running)
+
+
+def test_a_driver_that_had_not_started_on_its_lost_node_is_replaced_as_soon(cluster: SimulatedCluster) -> None:
+    cluster.step()
+    cluster.run(FIRST)
+    cluster.pods[FIRST]["status"]["conditions"] = [
+        {"type": "Ready", "status": "False", "lastTransitionTime": stamp(cluster.now)}
+    ]
+    cluster.lose_node(FIRST)
+    cluster.step()
+    assert "orders-driver-2" in cluster.pods
+
+
+def test_a_driver_on_a_tainted_node_that_answers_finishes_its_epoch(running: SimulatedCluster) -> None:
+    running.taint_node(FIRST)
+    assert running.step().again_after == 120
+    # The kubelet asks the driver, which ends, whether it is ready.
+    running.pass_time(5)
+    (ready,) = [each for each in running.pods[FIRST]["status"]["conditions"] if each["type"] == "Ready"]
+    ready |= {"status": "False", "lastTransitionTime": stamp(running.now)}
+    running.step()
+    assert list(running.pods) == [FIRST]
+    running.stopped(FIRST)
+    running.pass_time(5)
+    running.step()
+    assert list(running.pods) == ["orders-driver-2"]
+
+
+def test_a_rollout_does_not_wait_for_a_driver_on_a_lost_node(running: SimulatedCluster) -> None:
+    running.tell(FIRST)
+    running.edit(trigger={"maxRecordsPerEpoch": 8})
+    running.step()
+    running.run(running.check())
+    running.check_result(running.check(), fits=True)
+    running.step()
+    assert running.status.rollout is not None
+    assert running.status.rollout.stage == "Stopping"
+    running.lose_node(FIRST)
+    for _ in range(3):
+        running.step()
+    assert "orders-driver-2" in running.pods
+
+
+def test_a_check_on_a_lost_node_is_made_again(running: SimulatedCluster) -> None:
+    running.edit(trigger={"maxRecordsPerEpoch": 8})
+    running.step()
+    name = running.check()
+    uid = running.pods[name]["metadata"]["uid"]
+    running.run(name)
+    running.get_ready(name)
+    running.lose_node(name)
+    for _ in range(3):
+        running.step()
+    assert running.pods[name]["metadata"]["uid"] != uid
 
 
 def test_a_container_beside_the_driver_does_not_keep_it_alive(running: SimulatedCluster) -> None:

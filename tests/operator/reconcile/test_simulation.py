@@ -249,6 +249,11 @@ class Simulation(RuleBasedStateMachine):
             self.cluster.dead.add(name)
             self.cluster.delete_child("Pod", name)
 
+    @rule(data=st.data())
+    def node_is_lost(self, data: Any) -> None:
+        if name := self._pick(data, running=True):
+            self.cluster.lose_node(name)
+
     @rule()
     def children_are_lost(self) -> None:
         self.cluster.services.clear()
@@ -302,6 +307,8 @@ class Simulation(RuleBasedStateMachine):
         for older, newer in pairwise(alive):
             deleted = older["metadata"].get("deletionTimestamp")
             assert deleted, f"{older['metadata']['name']} and {newer['metadata']['name']} run"
+            if any(condition["type"] == "DisruptionTarget" for condition in older["status"].get("conditions", ())):
+                continue  # its node is lost
             waited = _time(newer["metadata"]["creationTimestamp"]) - _time(deleted)
             assert waited >= timedelta(seconds=self.cluster.settings.stuck_seconds - 1)
 

@@ -24,6 +24,10 @@ Manifest = dict[str, Any]
 START = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 IMAGE = "joinery:1"
 SOON = 1  # seconds
+NODE_MONITOR_GRACE_SECONDS = 50
+"""As --node-monitor-grace-period of Kubernetes 1.34 by default."""
+DEFAULT_TOLERATION_SECONDS = 300
+"""What the API server gives a pod that tolerates no such taint."""
 
 
 def resource(kind: ResourceKind = KINDS[0], **spec: Any) -> Manifest:
@@ -360,6 +364,29 @@ class SimulatedCluster:
         message = "The node was low on resource: memory."
         self.pods[name]["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
 
+    def lose_node(self, name: str) -> None:
+        """The pod's node dies: Kubernetes marks its pods after 50 s, and deletes them after what they tolerate."""
+        pod = self.pods[name]
+        self.dead.add(name)
+        self.pass_time(NODE_MONITOR_GRACE_SECONDS)
+        conditions = pod["status"].setdefault("conditions", [])
+        ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
+        if ready is not None:
+            ready |= {"status": "False", "lastTransitionTime": stamp(self.now)}
+        self.pass_time(_tolerated_seconds(pod, "node.kubernetes.io/unreachable"))
+        self._taint_manager_deletes(name)
+
+    def taint_node(self, name: str) -> None:
+        """Someone taints the pod's node, whose kubelet is alive."""
+        self._taint_manager_deletes(name)
+
+    def _taint_manager_deletes(self, name: str) -> None:
+        message = "Taint manager: deleting due to NoExecute taint"
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        condition |= {"message": message, "lastTransitionTime": stamp(self.now)}
+        self.pods[name]["status"].setdefault("conditions", []).append(condition)
+        self.delete_child("Pod", name)
+
     def commit(self, name: str) -> bool:
         uid = self.pods[name]["metadata"]["uid"]
         done = self.database.commit(self.generations[uid], self.revision_of(name))
@@ -462,6 +489,11 @@ class SimulatedCluster:
         assert "deletionTimestamp" in self.pods[name]["metadata"], f"nobody deleted {name}"
         self.end(name, {"outcome": "stopped"}, code=0, reason="Completed")
         self.gone(name)
+
+
+def _tolerated_seconds(pod: Manifest, taint: str) -> float:
+    tolerations = [toleration for toleration in pod["spec"].get("tolerations", ()) if toleration.get("key") == taint]
+    return min((toleration["tolerationSeconds"] for toleration in tolerations), default=DEFAULT_TOLERATION_SECONDS)
 
 
 def _is_of_a_pod(action: Action) -> bool:

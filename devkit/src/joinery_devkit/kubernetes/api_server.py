@@ -38,11 +38,12 @@ class ApiServer:
     """The API server, as a context manager; `kubeconfig` is an administrator's. Ends with this process, however that
     ends.
 
-    `controllers` are those that kube-controller-manager runs beside it; none if empty.
+    `controllers` are those that kube-controller-manager runs beside it, with these `options`; none if empty.
     """
 
-    def __init__(self, controllers: Sequence[str] = CONTROLLERS) -> None:
+    def __init__(self, controllers: Sequence[str] = CONTROLLERS, options: Sequence[str] = ()) -> None:
         self._controllers = tuple(controllers)
+        self._controller_options = tuple(options)
         self._stack = ExitStack()
         self._processes: dict[str, ChildProcess] = {}
 
@@ -58,7 +59,8 @@ class ApiServer:
             self._start("kube-apiserver", self._plane.api_server("--endpoint-reconciler-type=none"))
             self._wait_until_ready()
             if self._controllers:
-                self._start("kube-controller-manager", self._plane.controller_manager(self._controllers))
+                manager = self._plane.controller_manager(self._controllers)
+                self._start("kube-controller-manager", [*manager, *self._controller_options])
             self._stack = stack.pop_all()
         return self
 

@@ -63,8 +63,8 @@ class Applier:
         with the child's name. Empty once one of that kind was created, or is there: a create may take effect although
         its answer is an error."""
         uid = uid_of(job)
-        refused = self._refusals.get(uid, {}).values()
-        return "; ".join(refusal.message for refusal in refused if not self._is_child(refusal.key, uid))
+        refused = [(refusal.message, self._cache.get(refusal.key)) for refusal in self._refusals.get(uid, {}).values()]
+        return "; ".join(message for message, existing in refused if existing is None or owner_uid(existing) != uid)
 
     def delete_refused(self, job: Manifest) -> Mapping[str, str]:
         """Which children of the job could not be deleted, by their uid, and the API server's answer. One that is gone
@@ -77,10 +77,6 @@ class Applier:
     def _is_live(self, key: ObjectKey, uid: str) -> bool:
         cached = self._cache.get(key)
         return cached is not None and uid_of(cached) == uid and not cached["metadata"].get("deletionTimestamp")
-
-    def _is_child(self, key: ObjectKey, uid: str) -> bool:
-        cached = self._cache.get(key)
-        return cached is not None and owner_uid(cached) == uid
 
     def has_news(self, job: Manifest) -> bool:
         """Whether answers since the last call told of the job's children what no watch reports any more: a watch brings

@@ -61,6 +61,11 @@ SCRATCH_ENV = [{"name": "HOME", "value": SCRATCH}]
 SCRATCH_VOLUME: dict[str, Any] = {"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}
 SCRATCH_MOUNT = {"name": "tmp", "mountPath": SCRATCH}
 
+LOST_NODE_SECONDS = 20
+"""How long a pod stays on a node that does not answer before Kubernetes deletes it. Postgres fences a driver that is
+still alive, so waiting longer would protect nothing."""
+_LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
 # Where driver and executors put the key with which they encrypt what they exchange: in memory, so that no node's disk
 # has it. The runtime makes the key; only with this variable does it make one in a pod.
 _KEY_FOLDER = "/run/joinery"
@@ -209,8 +214,7 @@ def merged_pod(template: Manifest, operator_pod: Manifest, *, main: str, extra_c
         if both := by_key(spec.get(key) or (), operator_pod["spec"].get(key, ()), name):
             merged[key] = both
     tolerations = [*operator_pod["spec"].get("tolerations", ()), *(spec.get("tolerations") or ())]
-    if tolerations:
-        merged["tolerations"] = tolerations
+    merged["tolerations"] = [*tolerations, *_tolerations_of_lost_nodes(tolerations)]
     containers = spec.get("containers") or ()
     extra = [container for container in containers if container["name"] != main] if extra_containers else []
     operator_container = operator_pod["spec"]["containers"][0]
@@ -227,6 +231,18 @@ def merged_pod(template: Manifest, operator_pod: Manifest, *, main: str, extra_c
         "metadata": _overlay(template_metadata, operator_pod["metadata"]),
         "spec": merged,
     }
+
+
+def _tolerations_of_lost_nodes(tolerations: Sequence[Manifest]) -> Iterator[Manifest]:
+    """Yields how long a pod may stay on a node that does not answer, unless the job says so. As the API server's own
+    default (300 s), which applies if a pod tolerates no such taint at all."""
+    for taint in _LOST_NODE_TAINTS:
+        tolerated = (
+            toleration.get("key") in {None, "", taint} and toleration.get("effect") in {None, "", "NoExecute"}
+            for toleration in tolerations
+        )
+        if not any(tolerated):
+            yield {"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
 
 
 def merged_container(template: Manifest, operator_container: Manifest) -> dict[str, Any]:

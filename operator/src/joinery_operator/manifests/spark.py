@@ -187,9 +187,23 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         names = ",".join(secret.name for secret in spark.image_pull_secrets)
         settings["spark.kubernetes.container.image.pullSecrets"] = names
     settings |= _dynamic_allocation(spark)
+    if not _LIVENESS_SETTINGS & spark.conf.keys():
+        settings |= _LIVENESS
     if spark.executor.core_request is not None:
         settings["spark.kubernetes.executor.request.cores"] = spark.executor.core_request
     return {key: str(value) for key, value in settings.items()}
+
+
+# How long an executor may be silent, and how often Spark looks; executors report every 10 s. By default Spark takes two
+# to three minutes to give up an executor whose node is lost.
+_LIVENESS = {"spark.network.timeout": "60s", "spark.network.timeoutInterval": "10s"}
+# Spark does not start if they do not fit each other. A job that sets one of them sets them all.
+_LIVENESS_SETTINGS = {
+    *_LIVENESS,
+    "spark.executor.heartbeatInterval",
+    "spark.storage.blockManagerHeartbeatTimeoutMs",
+    "spark.storage.blockManagerTimeoutIntervalMs",
+}
 
 
 def _dynamic_allocation(spark: SparkSpec) -> dict[str, Any]:

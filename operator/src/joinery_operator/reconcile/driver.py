@@ -8,7 +8,7 @@ from datetime import timedelta
 from joinery_operator.names import digest_of
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.pods import PodObservation
-from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut
+from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut, sentence
 from joinery_operator.reconcile.rollout_table import STAGES, DriverRole, stage_of
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import DriverAttempt, Rollout, Status
@@ -101,6 +101,8 @@ def observe_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | No
         return _with_attempt(status, attempt)
     ended = _with_outcome(ctx, attempt, pod, planned)
     error = pod.end_message if ended.outcome in {"Failed", "Fatal"} else ""
+    if ended.outcome == "Interrupted" and pod.disruption is not None:
+        error = sentence(pod.disruption.reason, pod.disruption.message)
     return _with_attempt(status, ended, last_error=cut(error) or status.last_error)
 
 
@@ -174,10 +176,10 @@ def _with_outcome(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObserva
     if not planned:
         return _as_stopped(attempt)
     stopped = ending is not None and ending.outcome == "stopped"
-    if pod.deletion_time is not None or pod.disrupted or stopped:
-        return _as_interrupted(
-            ctx, attempt, pod.end_reason if pod.disrupted else "PodDeleted" if pod.deletion_time else "Stopped"
-        )
+    if pod.disruption is not None:
+        return _as_interrupted(ctx, attempt, pod.disruption.reason)
+    if pod.deletion_time is not None or stopped:
+        return _as_interrupted(ctx, attempt, "PodDeleted" if pod.deletion_time else "Stopped")
     return _as_failed(ctx, attempt, pod)
 
 

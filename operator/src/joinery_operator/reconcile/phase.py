@@ -183,7 +183,10 @@ def _phase_after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverA
         when = f"; the next one starts at {attempt.not_before:%H:%M:%S} UTC" if attempt.not_before else ""
         return JobPhase(_phase(status, "Pending"), "BackOff", cut(failure) + when, Fault("BackOff", cut(failure)))
     when = f" at {attempt.not_before:%H:%M:%S} UTC" if attempt.not_before else ""
-    message = f"attempt {attempt.number} was ended by others ({attempt.reason}); the next one starts{when}"
+    pod = ctx.drivers.get(attempt.number)
+    detail = pod.disruption.message if pod is not None and pod.disruption is not None else ""
+    reason = sentence(attempt.reason or "", cut(detail, 512))
+    message = f"attempt {attempt.number} was ended by others ({reason}); the next one starts{when}"
     return JobPhase(
         _phase(status, "Pending"), "Interrupted", message, _overdue_pod_fault(ctx) or _interruption_fault(attempt)
     )

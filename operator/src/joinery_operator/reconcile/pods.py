@@ -11,13 +11,22 @@ from pydantic import ValidationError
 
 from joinery_operator.decision import Manifest
 from joinery_operator.manifests import MAIN_CONTAINER
-from joinery_operator.reconcile.reasons import IMAGE_PULL, NOT_CREATED, UNSCHEDULABLE, Fault, cut, sentence
+from joinery_operator.reconcile.reasons import (
+    IMAGE_PULL,
+    NODE_UNREACHABLE,
+    NOT_CREATED,
+    UNSCHEDULABLE,
+    Fault,
+    cut,
+    sentence,
+)
 from joinery_runtime.job.crd import Ending, SavepointResult, StateCheck
 
 _PULLING = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 _NORMAL_WAITS = {"ContainerCreating", "PodInitializing", ""}
 # The values of `status.reason` that a kubelet or the control plane sets when it evicts or ends a pod.
 _DISRUPTIONS = {"Evicted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost", "Preempting", "NodeAffinity"}
+_BY_TAINT = "DeletionByTaintManager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +52,8 @@ class PodObservation:
     steps: int
     """How far the pod got, to compare with its own earlier value: on a node, containers started, containers succeeded,
     ready."""
-    disrupted: bool
-    """Others ended the pod, by eviction for instance."""
+    disruption: Fault | None
+    """Why others ended or delete the pod, if Kubernetes says so: an eviction, a preemption, a taint."""
     ending: Ending | None
     check_result: StateCheck | None
     savepoint: SavepointResult | None
@@ -54,8 +63,12 @@ class PodObservation:
     fault: Fault | None
 
     def is_stuck(self, now: datetime, seconds: float) -> bool:
-        """Whether the pod should have been gone for this long already: its node is probably dead."""
-        return self.deletion_time is not None and (now - self.deletion_time).total_seconds() >= seconds
+        """Whether the pod is being deleted and nothing ends it: its node does not answer, or the pod should have been
+        deleted for this long already."""
+        if self.deletion_time is None:
+            return False
+        is_unreachable = self.disruption is not None and self.disruption.reason == NODE_UNREACHABLE
+        return is_unreachable or (now - self.deletion_time).total_seconds() >= seconds
 
 
 def observe_pod(pod: Manifest) -> PodObservation:
@@ -78,7 +91,7 @@ def observe_pod(pod: Manifest) -> PodObservation:
         started=main is not None or _is_running(main_status),
         initialized=main is not None or _condition_time(status, "Initialized") is not None or _is_running(main_status),
         steps=_count_steps(status),
-        disrupted=status.get("reason") in _DISRUPTIONS or _condition_time(status, "DisruptionTarget") is not None,
+        disruption=_disruption_fault(status),
         ending=ending,
         check_result=_parse(StateCheck, reported),
         savepoint=_parse(SavepointResult, reported),
@@ -155,11 +168,31 @@ def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetim
     return max((_time(text) for text in times), default=created)
 
 
-def _condition_time(status: Manifest, condition: str, value: str = "True") -> datetime | None:
+def _condition_of(status: Manifest, condition: str, value: str = "True") -> Manifest | None:
     for pod_condition in status.get("conditions") or ():
         if pod_condition.get("type") == condition and pod_condition.get("status") == value:
-            return _time(pod_condition["lastTransitionTime"]) if pod_condition.get("lastTransitionTime") else None
+            return pod_condition  # type: ignore[no-any-return]
     return None
+
+
+def _condition_time(status: Manifest, condition: str, value: str = "True") -> datetime | None:
+    since = (_condition_of(status, condition, value) or {}).get("lastTransitionTime")
+    return _time(since) if since else None
+
+
+def _disruption_fault(status: Manifest) -> Fault | None:
+    if status.get("reason") in _DISRUPTIONS:
+        return Fault(status["reason"], cut(status.get("message") or ""))
+    condition = _condition_of(status, "DisruptionTarget")
+    if condition is None:
+        return None
+    reason, message = condition.get("reason") or "DisruptionTarget", cut(condition.get("message") or "")
+    # When a kubelet stops answering, the control plane marks its pods as not ready, and deletes them later. A kubelet
+    # that answers reports that a pod is not ready after the deletion.
+    not_ready, deleted = _condition_time(status, "Ready", "False"), _condition_time(status, "DisruptionTarget")
+    if reason == _BY_TAINT and not_ready is not None and deleted is not None and not_ready < deleted:
+        return Fault(NODE_UNREACHABLE, f"the node has not answered since {not_ready:%H:%M:%S} UTC")
+    return Fault(reason, message)
 
 
 def _end_reason(status: Manifest, terminations: list[Mapping[str, Any]], ending: Ending | None) -> str:

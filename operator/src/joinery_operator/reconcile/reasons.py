@@ -13,6 +13,7 @@ CREATE_REFUSED = "CreateRefused"
 DELETE_REFUSED = "DeleteRefused"
 UNSCHEDULABLE = "Unschedulable"
 NOT_CREATED = "ContainerNotCreated"
+NODE_UNREACHABLE = "NodeUnreachable"
 
 # Reasons of a revision whose manifests cannot be built.
 REVISION_LOST = "RevisionLost"
