@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from charts.rendering import CHART, Chart, HelmFailed
+from joinery_operator.pod_defaults import pod_defaults
 from joinery_operator.settings import AllowedByInstallation, Settings, allowed_by, read_settings
 
 pytestmark = pytest.mark.services
@@ -42,6 +43,13 @@ def test_the_chart_is_well_made(chart: Chart) -> None:
         ({"demoPostgres.enabled": True}, "secretName"),
         ({"jobs.allow": {"pods": ["*"]}}, "pods"),
         ({"jobs.allow.images": "*"}, "images"),
+        ({"imageRegistry": "https://mirror.example.com"}, "imageRegistry"),
+        ({"drivers.proxy.http": "proxy:3128"}, "proxy"),
+        ({"drivers.caBundle.configMap": "Not A Name"}, "configMap"),
+        ({"drivers.tolerations": {"key": "a"}}, "tolerations"),
+        ({"drivers.podSecurity": {"runAsUser": 0}}, "runAsUser"),
+        ({"drivers.podSecurity": {"runAsNonRoot": False}}, "runAsNonRoot"),
+        ({"drivers.podSecurity": {"privileged": True}}, "privileged"),
         ({"jobPage.ingress.enabled": True}, "url"),
         ({"jobPage.httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}, "url"),
     ],
@@ -98,6 +106,65 @@ def test_the_operator_reads_what_the_chart_sets(chart: Chart) -> None:
     assert allowed_by(settings.jobs_allow) == AllowedByInstallation()
     plain = Settings(runtime_image="mine/runtime:2", service_account="spark", namespaces=("a", "b"))
     assert replace(settings, status_from="", jobs_allow="") == plain
+
+
+def test_the_operator_gives_pods_of_jobs_what_the_chart_says(chart: Chart) -> None:
+    assert "JOINERY_OPERATOR_POD_DEFAULTS" not in chart.render().environment
+    security = {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "runAsUser": 2000,
+        "runAsGroup": 0,
+        "fsGroup": 2000,
+        "fsGroupChangePolicy": "Always",
+        "supplementalGroups": [7],
+        "seLinuxOptions": {"level": "s0"},
+    }
+    settings = read_settings(chart.render({"drivers.podSecurity": security}).environment)
+    assert pod_defaults(settings.pod_defaults).model_dump(mode="json", by_alias=True)["podSecurity"] == security
+    drivers = {
+        "labels": {"team": "data"},
+        "tolerations": [{"key": "streams", "operator": "Exists"}],
+        "priorityClassName": "high",
+        "imagePullSecrets": [{"name": "registry"}],
+        "proxy": {"http": "http://proxy:3128", "https": "", "noProxy": [".example.com"]},
+        "caBundle": {"configMap": "trust", "key": "all.pem"},
+        "podSecurity": {"fsGroup": 2000},
+    }
+    rendered = chart.render({f"drivers.{name}": value for name, value in drivers.items()})
+    defaults = pod_defaults(read_settings(rendered.environment).pod_defaults)
+    assert defaults.model_dump(mode="json", by_alias=True, exclude_none=True) == drivers
+
+
+@pytest.mark.parametrize(
+    ("repository", "image"),
+    [
+        ("joinery-runtime", "mirror.example.com/apps/joinery-runtime:1"),
+        ("team/joinery-runtime", "mirror.example.com/apps/team/joinery-runtime:1"),
+        ("localhost/joinery-runtime", "localhost/joinery-runtime:1"),
+        ("images:5000/joinery-runtime", "images:5000/joinery-runtime:1"),
+        ("images.example.com/joinery-runtime", "images.example.com/joinery-runtime:1"),
+    ],
+)
+def test_images_without_a_registry_are_pulled_from_the_installations(chart: Chart, repository: str, image: str) -> None:
+    rendered = chart.render(
+        {
+            "imageRegistry": "mirror.example.com/apps",
+            "runtime.image": {"repository": repository, "tag": "1"},
+            "demoPostgres": {"enabled": True, "secretName": "demo"},
+        }
+    )
+    assert rendered.environment["JOINERY_OPERATOR_RUNTIME_IMAGE"] == image
+    images = {container["image"] for _, spec in rendered.pods() for container in spec["containers"]}
+    assert images == {"mirror.example.com/apps/joinery-operator:0.1.0", "mirror.example.com/apps/postgres:18"}
+
+
+def test_the_demos_postgres_has_no_user_of_its_own_on_openshift(chart: Chart) -> None:
+    values = ["--set-json", 'demoPostgres={"enabled":true,"secretName":"demo"}']
+    command = ["template", "joinery", str(CHART), "--show-only", "templates/demo-postgres.yaml", *values]
+    command += ["--kube-version", "1.34.0"]
+    assert "runAsUser: 999" in chart.run(*command)
+    assert "runAsUser" not in chart.run(*command, "--api-versions", "security.openshift.io/v1")
 
 
 def test_the_operator_allows_jobs_what_the_chart_says(chart: Chart) -> None:

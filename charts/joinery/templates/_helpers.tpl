@@ -51,9 +51,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- prepend $named $operator | toJson }}
 {{- end }}
 
-{{/* An image from {repository, tag, digest} and the tag where it names none. */}}
+{{/* An image from {repository, tag, digest}, the tag where it names none, and the registry where the repository names none:
+     its first part is a registry's if it has a dot or a port, or is localhost. */}}
 {{- define "joinery.image" -}}
 {{- $image := index . 0 -}}
+{{- $registry := index . 2 -}}
+{{- $first := splitList "/" $image.repository | first -}}
+{{- $named := and (contains "/" $image.repository) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
+{{- if and $registry (not $named) }}{{ $registry }}/{{ end -}}
 {{- if $image.digest -}}
 {{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
@@ -70,6 +75,27 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- else }}
 {{- list .Release.Namespace | toJson }}
 {{- end }}
+{{- end }}
+
+{{/* The defaults of all pods of jobs, as the operator's JSON; empty without any. */}}
+{{- define "joinery.drivers.podDefaults" -}}
+{{- $defaults := dict }}
+{{- range $name := list "labels" "tolerations" "priorityClassName" "imagePullSecrets" "podSecurity" }}
+{{- with index $.Values.drivers $name }}
+{{- $_ := set $defaults $name . }}
+{{- end }}
+{{- end }}
+{{- with .Values.drivers.proxy }}
+{{- if or .http .https }}
+{{- $_ := set $defaults "proxy" . }}
+{{- end }}
+{{- end }}
+{{- with .Values.drivers.caBundle }}
+{{- if .configMap }}
+{{- $_ := set $defaults "caBundle" . }}
+{{- end }}
+{{- end }}
+{{- with $defaults }}{{ toJson . }}{{ end }}
 {{- end }}
 
 {{/* What Kubernetes' restricted Pod Security profile asks of a container, and a read-only root beyond it. */}}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joinery_operator.decision import Manifest
+from joinery_operator.pod_defaults import PodDefaults
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
@@ -47,6 +48,7 @@ class JobRevision:
     image: str
     settings: Settings
     templates: PodTemplates
+    pod_defaults: PodDefaults
 
     @property
     def durable(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from string import Formatter
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
+from joinery_operator.pod_defaults import pod_defaults
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.job.crd import STATUS_PORT
 
@@ -50,7 +51,7 @@ class Settings:
     """Each field is the environment variable `JOINERY_OPERATOR_<FIELD>`. Times are seconds; `namespaces` are separated
     by commas (none: all of the cluster). `status_from` lists, in JSON, the NetworkPolicyPeers that may reach the status
     ports of drivers; "" makes no NetworkPolicies. `jobs_allow` is `AllowedByInstallation` as
-    JSON. `page_url` is the address of a job's page for browsers, with
+    JSON, and `pod_defaults` is `PodDefaults`. `page_url` is the address of a job's page for browsers, with
     {namespace} and {name}. `page_ingress` has, as a JSON object, className, annotations and tlsSecretName of the
     Ingress that each job gets for its page; "" makes none. `page_route` has parentRefs and annotations of an HTTPRoute
     in the same way. `figures_seconds` is how often mere figures of a job are written to its status. `metrics_port`
@@ -62,6 +63,7 @@ class Settings:
     status_port: int = STATUS_PORT
     status_from: str = ""
     jobs_allow: str = ""
+    pod_defaults: str = ""
     page_url: str = ""
     page_ingress: str = ""
     page_route: str = ""
@@ -98,7 +100,9 @@ def _parse(name: str, text: str, default: object) -> object:
     if name == f"{_PREFIX}STATUS_FROM":
         return _peers(name, text)
     if name == f"{_PREFIX}JOBS_ALLOW":
-        return _allowed(name, text)
+        return _parsed_by(allowed_by, name, text, "jobs.allow")
+    if name == f"{_PREFIX}POD_DEFAULTS":
+        return _parsed_by(pod_defaults, name, text, "drivers")
     if name == f"{_PREFIX}PAGE_URL":
         return _page_url(name, text)
     if name == f"{_PREFIX}PAGE_INGRESS":
@@ -129,15 +133,15 @@ def _peers(name: str, text: str) -> str:
     return text
 
 
-def _allowed(name: str, text: str) -> str:
+def _parsed_by(parse: Callable[[str], object], name: str, text: str, chart_value: str) -> str:
     try:
-        allowed_by(text)
+        parse(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise EnvironmentProblem(
             f"{name} is {text!r}",
             facts=f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}",
-            todo="Correct jobs.allow of the chart, or the operator's environment",
+            todo=f"Correct {chart_value} of the chart, or the operator's environment",
         ) from None
     return text
 

@@ -44,6 +44,18 @@ def test_a_client_is_back_soon_after_its_brokers_unless_the_job_says_otherwise()
     assert patient.client_settings()["reconnect.backoff.max.ms"] == "5000"
 
 
+def test_every_client_trusts_the_installations_certificates_and_knows_its_zone_unless_the_job_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JOINERY_CA_FILE", "/ca.pem")
+    monkeypatch.setenv("JOINERY_CLIENT_RACK", "zone-a")
+    for given in (settings(), KafkaTarget("joined", "127.0.0.1:1").client_settings()):
+        assert (given["ssl.ca.location"], given["client.rack"]) == ("/ca.pem", "zone-a")
+    own = settings(ssl_ca_location="/own.pem", client_rack="zone-b")
+    assert (own["ssl.ca.location"], own["client.rack"]) == ("/own.pem", "zone-b")
+    assert "ssl.ca.location" not in settings(ssl_ca_pem="-----BEGIN")
+
+
 def test_an_outage_is_logged_once_and_not_by_an_error_that_says_less(caplog: pytest.LogCaptureFixture) -> None:
     errors = LoggedErrors()
     refused, down = KafkaError(KafkaError._TRANSPORT, "refused"), KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 down")

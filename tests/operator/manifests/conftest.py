@@ -11,6 +11,7 @@ import pytest
 
 from joinery_operator import manifests
 from joinery_operator.names import ChildNames
+from joinery_operator.pod_defaults import PodDefaults
 from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, ResourceKind
@@ -49,6 +50,7 @@ class Job:
     resource: dict[str, Any]
     settings: Settings = Settings(service_account="driver-account", stop_grace_seconds=77)  # noqa: RUF009 - frozen
     templates: PodTemplates | None = None
+    pod_defaults: PodDefaults = PodDefaults()  # noqa: RUF009 - frozen
     image: str = IMAGE
 
     @property
@@ -61,7 +63,8 @@ class Job:
 
     @property
     def revision(self) -> JobRevision:
-        return JobRevision(self.model, self.resource, "abc", self.image, self.settings, self.templates or {})
+        templates, defaults = self.templates or {}, self.pod_defaults
+        return JobRevision(self.model, self.resource, "abc", self.image, self.settings, templates, defaults)
 
     def with_spec(self, **spec: Any) -> Job:
         resource = copy.deepcopy(self.resource)

@@ -37,7 +37,7 @@ def test_it_is_immutable_and_belongs_to_the_job_and_revision(job):
     assert found["metadata"]["namespace"] == "shop"
     assert found["metadata"]["ownerReferences"][0]["uid"] == "7c1e"
     assert found["metadata"]["labels"]["joinery.dev/revision"] == "abc"
-    assert found["data"].keys() == {"job.yaml", "spark-defaults.conf", "executor.yaml"}
+    assert found["data"].keys() == {"job.yaml", "spark-defaults.conf", "executor.yaml", "pod-defaults.yaml"}
 
 
 def test_a_revision_of_an_earlier_release_is_read_on(job):

@@ -135,7 +135,8 @@ def test_no_mount_is_below_another_of_our_own(job):
 def test_the_jobs_files_are_those_of_the_config_map(job):
     pod = job.driver()
     found = {path: mount for path, mount in mounts(main(pod)).items() if mount["name"] == "job"}
-    assert found.keys() == {f"/etc/joinery/{file}" for file in job.config_map()["data"]}
+    read_by_the_operator = {"pod-defaults.yaml"}
+    assert found.keys() == {f"/etc/joinery/{file}" for file in job.config_map()["data"].keys() - read_by_the_operator}
     assert all(path == f"/etc/joinery/{mount['subPath']}" for path, mount in found.items())
     assert volume(pod, "job")["configMap"]["name"] == job.config_map()["metadata"]["name"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 from joinery_devkit.kubernetes.kubectl import KubectlFailed
 from joinery_operator.manifests import repair_patch, service
 from joinery_operator.manifests.yaml import from_yaml
+from joinery_operator.pod_defaults import PodDefaults, PodSecurity
 from simulated_cluster.resources import hash_of
 
 pytestmark = pytest.mark.services
@@ -87,6 +89,66 @@ def test_the_profile_is_in_force(kubectl, stored):
     pod["spec"]["containers"][0]["securityContext"] = {}
     with pytest.raises(KubectlFailed, match="violates PodSecurity"):
         create(kubectl, pod)
+
+
+SECURITY_CONTEXTS = (
+    "[object.spec.?securityContext] + object.spec.containers.map(c, c.?securityContext)"
+    " + object.spec.?initContainers.orValue([]).map(c, c.?securityContext)"
+)
+# OpenShift's restricted-v2: users and groups of the namespace's own range, which it fills in, and no others.
+RESTRICTED_V2 = {
+    "apiVersion": "admissionregistration.k8s.io/v1",
+    "kind": "ValidatingAdmissionPolicy",
+    "metadata": {"name": "restricted-v2"},
+    "spec": {
+        "matchConstraints": {
+            "resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+            ]
+        },
+        "validations": [
+            {
+                "expression": f"({SECURITY_CONTEXTS}).all(s, s.?runAsUser.orValue(1000650000) >= 1000650000)"
+                " && object.spec.?securityContext.?fsGroup.orValue(1000650000) >= 1000650000",
+                "message": "must be in the ranges: [1000650000, 1000659999]",
+            }
+        ],
+    },
+}
+
+
+def test_openshifts_ranges_take_the_pods_of_an_operator_that_runs_there(kubectl, stored, api_namespace):
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "restricted-v2"},
+        "spec": {
+            "policyName": "restricted-v2",
+            "validationActions": ["Deny"],
+            "matchResources": {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": api_namespace}},
+            },
+        },
+    }
+    kubectl.apply([RESTRICTED_V2, binding])
+    plain = json.dumps(stored.driver())
+
+    def is_rejected():
+        try:
+            kubectl("create", "--dry-run=server", "-f", "-", stdin=plain)
+        except KubectlFailed as error:
+            return "must be in the ranges" in str(error)
+        return False
+
+    deadline = time.monotonic() + 30
+    while not is_rejected():
+        assert time.monotonic() < deadline, "the API server does not apply the policy"
+        time.sleep(0.2)
+    there = replace(stored, pod_defaults=PodDefaults(pod_security=PodSecurity()))
+    create(kubectl, *children_of(there))
+    executor = from_yaml(there.config_map()["data"]["executor.yaml"])
+    executor["spec"]["containers"][0]["image"] = stored.image
+    create(kubectl, {**executor, "metadata": {**executor["metadata"], "name": "executor", "namespace": api_namespace}})
 
 
 def test_what_others_changed_is_repaired_by_the_patch(kubectl, stored, api_namespace):

@@ -22,8 +22,17 @@ from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.reconciler import Reconcile
-from joinery_operator.kube.resources import CHILDREN, EVENT, HTTP_ROUTE, OWNERS, WATCHED, ApiResource
+from joinery_operator.kube.resources import (
+    CHILDREN,
+    EVENT,
+    HTTP_ROUTE,
+    OWNERS,
+    SECURITY_CONTEXT_CONSTRAINTS,
+    WATCHED,
+    ApiResource,
+)
 from joinery_operator.kube.watches import credentials_for_kopf, kopf_settings, load_connection, registry
+from joinery_operator.pod_defaults import PodSecurity, pod_defaults
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
 
@@ -88,6 +97,7 @@ async def serve(
     metrics = Metrics()
     async with make_api(configuration, metrics) as api:
         usable = await check_environment(api, settings.namespaces, metrics)
+        settings = await with_cluster_defaults(api, settings)
         while True:
             current_settings = replace(settings, namespaces=usable)
             watched = (*WATCHED, HTTP_ROUTE) if await should_watch_routes(api, current_settings) else WATCHED
@@ -252,6 +262,16 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
             todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
         )
     return await _check_permissions(api, namespaces, metrics)
+
+
+async def with_cluster_defaults(api: Api, settings: Settings) -> Settings:
+    """Returns the settings, without the image's user in OpenShift, which gives each namespace users and groups of its
+    own and rejects pods with others. What the installation says counts. Raises ApiError."""
+    defaults = pod_defaults(settings.pod_defaults)
+    if defaults.pod_security is not None or not await api.is_served(SECURITY_CONTEXT_CONSTRAINTS):
+        return settings
+    defaults = defaults.model_copy(update={"pod_security": PodSecurity()})
+    return replace(settings, pod_defaults=defaults.model_dump_json(by_alias=True, exclude_none=True))
 
 
 async def should_watch_routes(api: Api, settings: Settings) -> bool:

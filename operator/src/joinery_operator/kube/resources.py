@@ -41,6 +41,9 @@ EVENT = ApiResource("Event", "events")
 NETWORK_POLICY = ApiResource("NetworkPolicy", "networkpolicies", "networking.k8s.io")
 INGRESS = ApiResource("Ingress", "ingresses", "networking.k8s.io")
 HTTP_ROUTE = ApiResource("HTTPRoute", "httproutes", "gateway.networking.k8s.io")
+SECURITY_CONTEXT_CONSTRAINTS = ApiResource(
+    "SecurityContextConstraints", "securitycontextconstraints", "security.openshift.io"
+)
 CHILDREN = (POD, CONFIG_MAP, SERVICE, NETWORK_POLICY, INGRESS)
 ALL_CHILDREN = (*CHILDREN, HTTP_ROUTE)
 """The children, including kinds that only some clusters know."""

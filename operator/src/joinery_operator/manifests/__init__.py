@@ -9,6 +9,7 @@ from joinery_operator.manifests.objects import (
     repair_patch,
     service,
     stored_job,
+    stored_pod_defaults,
     stored_service_account,
     stored_templates,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "service",
     "spark_problems",
     "stored_job",
+    "stored_pod_defaults",
     "stored_service_account",
     "stored_templates",
 ]

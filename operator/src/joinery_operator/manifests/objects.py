@@ -15,6 +15,7 @@ from joinery_operator.manifests.pod_base import JOB_FILE, named_templates
 from joinery_operator.manifests.spark import DEFAULTS_FILE, EXECUTOR_FILE, UI_PORT, defaults_file, executor_template
 from joinery_operator.manifests.yaml import from_yaml, to_yaml
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, ChildNames, labels, owner_reference, shorten_label
+from joinery_operator.pod_defaults import PodDefaults, as_written
 from joinery_operator.revision import JobRevision, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import STATUS_PORT, ResourceKind
@@ -22,11 +23,12 @@ from joinery_runtime.job.model.base import AS_STORED
 
 FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
 _TEMPLATES = "templates.yaml"
+_POD_DEFAULTS = "pod-defaults.yaml"
 
 
 def config_map(revision: JobRevision) -> Manifest:
-    """The ConfigMap with the job, its pod templates as they are now, and how Spark runs it. It is immutable: another
-    revision has a ConfigMap of its own. Raises ManifestError."""
+    """The ConfigMap with the job, its pod templates and the installation's defaults as they are now, and how Spark runs
+    it. It is immutable: another revision has a ConfigMap of its own. Raises ManifestError."""
     resource = revision.resource
     templates = named_templates(revision.job.spec.spark, revision.templates)
     return {
@@ -43,6 +45,7 @@ def config_map(revision: JobRevision) -> Manifest:
             JOB_FILE: to_yaml(_job(resource)),
             DEFAULTS_FILE: defaults_file(revision),
             EXECUTOR_FILE: to_yaml(executor_template(revision)),
+            _POD_DEFAULTS: to_yaml(as_written(revision.pod_defaults)),
             **({_TEMPLATES: to_yaml(templates)} if templates else {}),
         },
     }
@@ -71,6 +74,15 @@ def stored_templates(config_map: Manifest | None) -> PodTemplates | None:
     except (YAMLError, KeyError):
         return None
     return templates if isinstance(templates, Mapping) else None
+
+
+def stored_pod_defaults(config_map: Manifest | None) -> PodDefaults:
+    """The installation's defaults of a revision, as they were when it was stored. Revisions of earlier releases have
+    none."""
+    try:
+        return PodDefaults.model_validate(from_yaml((config_map or {})["data"][_POD_DEFAULTS]))
+    except (YAMLError, ValueError, KeyError):
+        return PodDefaults()
 
 
 def stored_service_account(config_map: Manifest | None) -> str | None:

@@ -1,5 +1,5 @@
-"""What all pods of a job have in common: user, writable directories, placement, and the user's pod template, over which
-the operator's own fields are laid.
+"""What all pods of a job have in common: writable directories, placement, and three layers: the installation's
+defaults, over them the user's pod template, and over that the operator's own fields.
 
 Entries of lists are merged as in Kubernetes: containers, volumes and environment by name, mounts by path, ports by
 name. A template's container with the operator's name keeps the fields that the operator does not set.
@@ -16,13 +16,11 @@ from ruamel.yaml.error import YAMLError
 from joinery_operator.decision import Manifest
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.names import digest_of
+from joinery_operator.pod_defaults import PodDefaults
 from joinery_operator.revision import WITHOUT_TEMPLATE, ManifestError, PodTemplates
 from joinery_operator.settings import Settings
 from joinery_runtime.job.model.pods import DriverSpec, SparkSpec, TemplateRef
 from joinery_runtime.job.model.secrets import SecretRef
-
-USER = 185
-"""The images' user, and the group of mounted files."""
 
 CONFIG, JOB_FILE = "/etc/joinery", "job.yaml"
 SECRETS = f"{CONFIG}/secrets"
@@ -36,22 +34,14 @@ EXECUTOR_CONTAINER = "spark-kubernetes-executor"
 
 SCRATCH = "/tmp"
 
-POD_SECURITY = {
-    "runAsNonRoot": True,
-    "runAsUser": USER,
-    "runAsGroup": USER,
-    "fsGroup": USER,
-    # Volumes that already belong to the group are not traversed.
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+# Neither has a user or a group: what the installation's defaults, a template or the cluster (OpenShift) says counts.
+POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "privileged": False,
     "readOnlyRootFilesystem": True,
     "runAsNonRoot": True,
-    "runAsUser": USER,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 # The root file system is read-only. Software that looks for a home (library caches, Spark) finds a writable one.
@@ -65,6 +55,10 @@ LOST_NODE_SECONDS = 20
 """How long a pod stays on a node that does not answer before Kubernetes deletes it. Postgres fences a driver that is
 still alive, so waiting longer would protect nothing."""
 _LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+# The zone of a pod's node, which Kubernetes 1.35 copies to the pod's labels; empty on clusters that do not.
+_ZONE = "metadata.labels['topology.kubernetes.io/zone']"
+RACK_ENV = {"name": "JOINERY_CLIENT_RACK", "valueFrom": {"fieldRef": {"fieldPath": _ZONE}}}
 
 # Where driver and executors put the key with which they encrypt what they exchange: in memory, so that no node's disk
 # has it. The runtime makes the key; only with this variable does it make one in a pod.
@@ -201,34 +195,34 @@ def named_templates(spark: SparkSpec, templates: PodTemplates) -> dict[str, Mani
     return dict(named)
 
 
-def merged_pod(template: Manifest, operator_pod: Manifest, *, main: str, extra_containers: bool) -> dict[str, Any]:
-    """Lays `operator_pod` over the template. `main` is the name of the operator's container. The template's other
-    containers come after it; without `extra_containers`, for a pod that must end by itself, they are omitted."""
-    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
-    template_fields = {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)}
-    operator_fields = {
-        key: value for key, value in operator_pod["spec"].items() if key not in (*_CONTAINERS, *_POD_LISTS)
-    }
-    merged: dict[str, Any] = _overlay(template_fields, operator_fields)
-    for key, name in _POD_LISTS.items():
-        if both := by_key(spec.get(key) or (), operator_pod["spec"].get(key, ()), name):
-            merged[key] = both
-    tolerations = [*operator_pod["spec"].get("tolerations", ()), *(spec.get("tolerations") or ())]
+def merged_pod(
+    defaults: PodDefaults, template: Manifest, operator_pod: Manifest, *, extra_containers: bool
+) -> dict[str, Any]:
+    """Lays the template over the defaults, and `operator_pod` over both. The template's other containers come after the
+    operator's; without `extra_containers`, for a pod that must end by itself, they are omitted."""
+    metadata, spec = template.get("metadata") or {}, _without_root(template.get("spec") or {})
+    (operator_container,) = operator_pod["spec"]["containers"]
+    main = operator_container["name"]
+    default_pod = defaults.pod(main)
+    (default_container,) = default_pod["spec"]["containers"]
+    merged = _layered_spec(_layered_spec(default_pod["spec"], spec), operator_pod["spec"])
+    tolerations = merged.get("tolerations") or []
     merged["tolerations"] = [*tolerations, *_tolerations_of_lost_nodes(tolerations)]
-    containers = spec.get("containers") or ()
+    containers = [_without_root(container) for container in spec.get("containers") or ()]
+    template_container: Manifest = next((container for container in containers if container["name"] == main), {})
     extra = [container for container in containers if container["name"] != main] if extra_containers else []
-    operator_container = operator_pod["spec"]["containers"][0]
-    template_container: Manifest = next(
-        (container for container in containers if container["name"] == operator_container["name"]), {}
-    )
-    merged["containers"] = [merged_container(template_container, operator_container), *extra]
+    main_container = merged_container(merged_container(default_container, template_container), operator_container)
+    for section in (merged, main_container):  # a null in a template has removed a default
+        security = section["securityContext"]
+        section["securityContext"] = {key: value for key, value in security.items() if value is not None}
+    merged["containers"] = [main_container, *extra]
     if initial := spec.get("initContainers"):
         merged["initContainers"] = list(initial)
     template_metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _overlay(template_metadata, operator_pod["metadata"]),
+        "metadata": _overlay(_overlay(default_pod["metadata"], template_metadata), operator_pod["metadata"]),
         "spec": merged,
     }
 
@@ -245,12 +239,34 @@ def _tolerations_of_lost_nodes(tolerations: Sequence[Manifest]) -> Iterator[Mani
             yield {"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
 
 
+def _without_root(section: Manifest) -> Manifest:
+    """A template's pod or container without the user 0, with which the kubelet would not start it."""
+    security = section.get("securityContext")
+    if not isinstance(security, Mapping) or security.get("runAsUser") != 0:
+        return section
+    return {**section, "securityContext": {key: value for key, value in security.items() if key != "runAsUser"}}
+
+
+def _layered_spec(lower: Manifest, upper: Manifest) -> dict[str, Any]:
+    """Lays one pod's spec over another one's, all but its containers."""
+    lower_fields, upper_fields = (
+        {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)} for spec in (lower, upper)
+    )
+    merged = _overlay(lower_fields, upper_fields)
+    for key, name in _POD_LISTS.items():
+        if both := by_key(lower.get(key) or (), upper.get(key) or (), name):
+            merged[key] = both
+    if tolerations := [*(upper.get("tolerations") or ()), *(lower.get("tolerations") or ())]:
+        merged["tolerations"] = tolerations
+    return merged
+
+
 def merged_container(template: Manifest, operator_container: Manifest) -> dict[str, Any]:
     """Lays the operator's container over the template's container of the same name."""
     template_fields = {key: value for key, value in template.items() if key not in _OURS}
     merged = _overlay(template_fields, operator_container)
     for key, name in _CONTAINER_LISTS.items():
-        if both := by_key(template_fields.get(key) or (), operator_container.get(key, ()), name):
+        if both := by_key(template_fields.get(key) or (), operator_container.get(key) or (), name):
             merged[key] = both
     if "resources" in operator_container:
         merged["resources"] = _overlay(template_fields.get("resources") or {}, operator_container["resources"])

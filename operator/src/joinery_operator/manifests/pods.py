@@ -17,6 +17,7 @@ from joinery_operator.manifests.pod_base import (
     KEY_MOUNT,
     KEY_VOLUME,
     MAIN_CONTAINER,
+    RACK_ENV,
     SCRATCH_ENV,
     SCRATCH_MOUNT,
     SCRATCH_VOLUME,
@@ -194,7 +195,7 @@ def _pod(
     }
     template = template_of(spark.driver.pod_template, revision.templates, "spec.spark.driver.podTemplate")
     # Containers beside ours need not end, but all pods except a driver's have to.
-    return merged_pod(template, operator_pod, main=MAIN_CONTAINER, extra_containers=runs_spark)
+    return merged_pod(revision.pod_defaults, template, operator_pod, extra_containers=runs_spark)
 
 
 def _container(revision: JobRevision) -> dict[str, Any]:
@@ -213,6 +214,7 @@ def _container(revision: JobRevision) -> dict[str, Any]:
             {"name": "JOINERY_REVISION", "value": revision.revision},
             {"name": STORED_JOB, "value": "true"},
             forbidden_properties_env(revision.settings),
+            RACK_ENV,
         ],
         "volumeMounts": [
             *(job_mount(file) for file in FILES),

@@ -253,7 +253,7 @@ def _meets_restricted_standard(name: str, value: object) -> bool:
         case "seccompProfile.type":
             return value == "RuntimeDefault"
         case "runAsUser" | "runAsGroup" | "fsGroup" | "supplementalGroups[]":
-            return isinstance(value, int) and value > 0
+            return value is None or (isinstance(value, int) and value > 0)
         case _:
             return value is None
 

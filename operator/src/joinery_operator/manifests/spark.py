@@ -22,6 +22,7 @@ from joinery_operator.manifests.pod_base import (
     KEY_ENV,
     KEY_MOUNT,
     KEY_VOLUME,
+    RACK_ENV,
     SCRATCH_ENV,
     SCRATCH_MOUNT,
     SCRATCH_VOLUME,
@@ -278,7 +279,7 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
                 {
                     "name": EXECUTOR_CONTAINER,
                     "securityContext": CONTAINER_SECURITY,
-                    "env": [*SCRATCH_ENV, forbidden_properties_env(revision.settings)],
+                    "env": [*SCRATCH_ENV, forbidden_properties_env(revision.settings), RACK_ENV],
                     "volumeMounts": [
                         job_mount(JOB_FILE),
                         SCRATCH_MOUNT,
@@ -291,4 +292,4 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
         },
     }
     template = template_of(spark.executor.pod_template, revision.templates, "spec.spark.executor.podTemplate")
-    return merged_pod(template, operator_pod, main=EXECUTOR_CONTAINER, extra_containers=True)
+    return merged_pod(revision.pod_defaults, template, operator_pod, extra_containers=True)

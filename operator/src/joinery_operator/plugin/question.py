@@ -16,6 +16,7 @@ from joinery_operator.manifests import (
     MAIN_CONTAINER,
     question_pod,
     stored_job,
+    stored_pod_defaults,
     stored_service_account,
     stored_templates,
 )
@@ -65,7 +66,8 @@ def _current_revision(target: KubectlTarget, job: JobResource, no_driver_reason:
     templates: PodTemplates | None = stored_templates(manifest)
     if templates is None:  # there is none, or an earlier release stored the revision
         templates = {} if ref is None else {ref.name: read_config_map(target, job, ref.name)}
-    return JobRevision(*stored, status["revision"], status["image"], Settings(service_account=account), templates)
+    settings, defaults = Settings(service_account=account), stored_pod_defaults(manifest)
+    return JobRevision(*stored, status["revision"], status["image"], settings, templates, defaults)
 
 
 @contextmanager

@@ -14,9 +14,11 @@ from joinery_operator.manifests import (
     pods_in_templates,
     spark_problems,
     stored_job,
+    stored_pod_defaults,
     stored_templates,
 )
 from joinery_operator.names import ChildNames
+from joinery_operator.pod_defaults import pod_defaults
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
 from joinery_runtime.errors import JobError
@@ -63,7 +65,11 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
     try:
         image = _image(observed, job, status)
         name = _name(observed, job, image, status)
-        revision = JobRevision(job, resource, name, image, observed.settings, observed.templates)
+        config_map = observed.children.config_maps.get(ChildNames(resource).config_map(name))
+        defaults = (
+            pod_defaults(observed.settings.pod_defaults) if config_map is None else stored_pod_defaults(config_map)
+        )
+        revision = JobRevision(job, resource, name, image, observed.settings, observed.templates, defaults)
         if not_allowed := tuple(map(str, forbidden_requests(revision))):
             return DesiredJob(None, problems=not_allowed, reason="NotAllowed")
         check_manifests(revision)
@@ -80,7 +86,8 @@ def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | 
         return None
     templates = stored_templates(config_map)
     # An earlier release stored no templates: its revisions take them as they are now.
-    return JobRevision(*stored, name, image, observed.settings, observed.templates if templates is None else templates)
+    templates = observed.templates if templates is None else templates
+    return JobRevision(*stored, name, image, observed.settings, templates, stored_pod_defaults(config_map))
 
 
 def _name(observed: Observed, job: Job, image: str, status: Status) -> str:

@@ -9,6 +9,7 @@ name for ever.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import ssl
@@ -179,7 +180,16 @@ def check_tls(facts: str) -> str:
     )
 
 
-def soon_back(properties: Mapping[str, str]) -> dict[str, int]:
-    """Settings with which a client reconnects within a second of its brokers' return (librdkafka's default is ten). No
-    settings if the job sets the first wait, which may not exceed the longest one."""
-    return {} if "reconnect.backoff.ms" in properties else {"reconnect.backoff.max.ms": 1_000}
+def client_defaults(properties: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str | int]:
+    """Settings of every client, which the job's properties override. `environment` may name a file of trusted
+    certificates (`JOINERY_CA_FILE`) and the client's zone (`JOINERY_CLIENT_RACK`)."""
+    defaults: dict[str, str | int] = {}
+    # A client reconnects within a second of its brokers' return (librdkafka's default is ten). The first wait, if the
+    # job sets it, may not exceed the longest one.
+    if "reconnect.backoff.ms" not in properties:
+        defaults["reconnect.backoff.max.ms"] = 1_000
+    if (ca_file := environment.get("JOINERY_CA_FILE")) and not properties.keys() & {"ssl.ca.pem", "ssl.ca"}:
+        defaults["ssl.ca.location"] = ca_file
+    if rack := environment.get("JOINERY_CLIENT_RACK"):
+        defaults["client.rack"] = rack
+    return defaults

@@ -16,9 +16,9 @@ from joinery_runtime.connectors.kafka.errors import (
     ASK_SECONDS,
     MISSING,
     NO_ANSWER,
+    client_defaults,
     no_offset,
     silence,
-    soon_back,
     tls_port,
 )
 from joinery_runtime.connectors.kafka.settings import Cluster, LoggedErrors, callbacks, connect
@@ -64,7 +64,7 @@ class KafkaMetadata:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._errors = cluster, LoggedErrors()
         settings = {
-            **soon_back(cluster.plain_properties),
+            **client_defaults(cluster.plain_properties),
             **cluster.plain_properties,
             "bootstrap.servers": cluster.bootstrap_servers,
         }

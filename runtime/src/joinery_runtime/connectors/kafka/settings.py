@@ -16,8 +16,8 @@ from joinery_runtime.connectors.kafka.errors import (
     LastError,
     check_address,
     check_tls,
+    client_defaults,
     is_away,
-    soon_back,
 )
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
@@ -146,7 +146,7 @@ def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 
         "fetch.error.backoff.ms": 100,
         # The longest time for an empty fetch, and so for learning that the end was reached.
         "fetch.wait.max.ms": 100,
-        **soon_back(cluster.plain_properties),
+        **client_defaults(cluster.plain_properties),
         **cluster.plain_properties,
         "bootstrap.servers": cluster.bootstrap_servers,
         "isolation.level": "read_committed",

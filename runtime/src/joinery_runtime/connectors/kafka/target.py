@@ -20,9 +20,9 @@ from joinery_runtime.connectors.kafka.errors import (
     SILENT,
     LastError,
     check_address,
+    client_defaults,
     is_away,
     silence,
-    soon_back,
     tls_port,
 )
 from joinery_runtime.connectors.kafka.records import Records
@@ -167,7 +167,7 @@ class KafkaTarget:
     def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Settings of a client that only asks. The job's properties override `defaults`."""
         own = {"bootstrap.servers": self.bootstrap_servers}
-        return {**soon_back(self.properties), **(defaults or {}), **self.properties, **own}
+        return {**client_defaults(self.properties), **(defaults or {}), **self.properties, **own}
 
     def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a producer. The job's properties override `defaults`; both override those of all producers."""
