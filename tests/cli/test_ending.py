@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
-from joinery_runtime.cli.ending import MESSAGE_BYTES, ending_bytes, failed, writing_ending
+from joinery_runtime.cli.ending import ending_bytes, failed, writing_ending
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.errors import (
     DuplicateJobName,
@@ -26,7 +26,7 @@ from joinery_runtime.errors import (
     SourceError,
     StoreUnavailable,
 )
-from joinery_runtime.job.crd import Ending
+from joinery_runtime.job.crd import MESSAGE_BYTES, Ending
 
 
 @pytest.fixture

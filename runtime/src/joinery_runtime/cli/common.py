@@ -41,15 +41,6 @@ def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -
         say("\n".join(text))
 
 
-def size_text(count: float) -> str:
-    """A number of bytes in a fitting unit."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
-
-
 def in_memory(job: Job) -> bool:
     """Whether the job keeps its state in memory, so that nothing of it outlives the job."""
     return job.spec.state_store.memory is not None

@@ -25,9 +25,8 @@ from joinery_runtime.errors import (
     LimitReached,
     RolloutOver,
 )
-from joinery_runtime.job.crd import ENDING_FILE, Ending
+from joinery_runtime.job.crd import ENDING_FILE, MESSAGE_BYTES, Ending
 
-MESSAGE_BYTES = 4096  # the most that Kubernetes keeps of a termination message
 _CUT = " [...] "
 _LONGEST_ERROR = 4000  # characters
 _PERMANENT = (

@@ -190,3 +190,18 @@ class NextEpoch:
 
     def horizon(self, part: str) -> Watermark:
         return self.horizons[part].current
+
+
+def is_by_hand(name: str) -> bool:
+    return not is_automatic(name) and not is_periodic(name)
+
+
+def savepoint_document(savepoint: StoredSavepoint) -> dict[str, Any]:
+    return {**asdict(savepoint), "automatic": not is_by_hand(savepoint.name)}
+
+
+def savepoint_line(savepoint: StoredSavepoint) -> str:
+    created = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
+    by = "" if is_by_hand(savepoint.name) else ", automatic"
+    size = f"{counted(savepoint.rows, 'row')}, {size_text(savepoint.bytes)}"
+    return f"{savepoint.name}: epoch {savepoint.committed}, {created}, {size}{by}"

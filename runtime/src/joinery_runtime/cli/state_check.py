@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from joinery_runtime.cli.ending import MESSAGE_BYTES
 from joinery_runtime.cli.state import open_durable
 from joinery_runtime.cli.state_shadow import Clock, shadow
 from joinery_runtime.core.compile import compile_job
@@ -17,6 +16,7 @@ from joinery_runtime.errors import IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.worker_builder import JobInputs
 from joinery_runtime.job import Job, compare, under_definition, with_stored_names
+from joinery_runtime.job.crd import MESSAGE_BYTES
 from joinery_runtime.job.crd.driver import StateCheck
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state import migrations

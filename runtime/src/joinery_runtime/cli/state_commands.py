@@ -161,14 +161,15 @@ def savepoint(
         Succeed if the savepoint exists already or, with --delete, if there is none.
     """
     from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
-    from joinery_runtime.cli.state import open_durable, record_of  # noqa: PLC0415
+    from joinery_runtime.cli.ending import leave_answer  # noqa: PLC0415
+    from joinery_runtime.cli.state import open_durable, record_of, savepoint_document, savepoint_line  # noqa: PLC0415
 
     job = load(job_file)
     with open_durable(job) as store:
         if listing:
             record_of(job, store)
             for pin in store.savepoints(job.name):
-                answer(savepoints.savepoint_document(pin), [savepoints.savepoint_line(pin)], as_json=as_json)
+                answer(savepoint_document(pin), [savepoint_line(pin)], as_json=as_json)
         elif name is None:
             raise JoineryError("It is not said which savepoint", todo="Give its name after the job, or --list")
         elif delete:
@@ -176,7 +177,9 @@ def savepoint(
             answer({"deleted": name}, [f"savepoint {name} deleted"], as_json=as_json)
         else:
             created = savepoints.create(store, job, name, idempotent=idempotent)
-            answer(savepoints.savepoint_document(created), [savepoints.savepoint_line(created)], as_json=as_json)
+            if idempotent:  # as the operator's pods call it
+                leave_answer(savepoints.savepoint_result(created).model_dump_json(by_alias=True))
+            answer(savepoint_document(created), [savepoint_line(created)], as_json=as_json)
 
 
 @state.command

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from joinery_runtime.cli.common import size_text
 from joinery_runtime.cli.state import record_of
 from joinery_runtime.cli.state_savepoints import check_name
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import migrations
 from joinery_runtime.state.savepoints import (
     Pin,

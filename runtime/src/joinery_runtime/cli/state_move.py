@@ -8,10 +8,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from joinery_runtime.cli.common import size_text
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state.moving import MovableStore, Moving
 from joinery_runtime.state.postgres import PostgresStore
 

@@ -7,17 +7,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from joinery_runtime.cli.common import size_text
-from joinery_runtime.cli.ending import leave_answer
-from joinery_runtime.cli.state import record_of
+from joinery_runtime.cli.state import is_by_hand, record_of
 from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, definition
 from joinery_runtime.job.crd import SavepointResult
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import decisions
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.savepoints import is_automatic, is_periodic, is_rollout, is_superseded, prune_pins
+from joinery_runtime.state.savepoints import is_rollout, is_superseded, prune_pins
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Json, StateStore, StoredSavepoint
 
 LONGEST_NAME = 253  # characters that a resource's status can hold
@@ -25,11 +23,10 @@ _PAGE = 1000  # epochs of the log read at a time
 
 
 def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> StoredSavepoint:
-    """Creates a savepoint. `idempotent`: returns an existing one of that name, and writes the savepoint to the pod's
-    termination message."""
+    """Create a savepoint. `idempotent`: return an existing one of that name."""
     check_name(name)
     record_of(job, store)
-    if not _by_hand(name):
+    if not is_by_hand(name):
         raise JoineryError(
             f"A savepoint cannot be called {name} by hand",
             facts="such names are those of rollouts, migrations and drivers, which delete them again",
@@ -38,11 +35,13 @@ def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) 
     if not idempotent:
         return store.create_savepoint(job.name, name)
     existing = next((pin for pin in store.savepoints(job.name) if pin.name == name), None)
-    savepoint = existing or store.create_savepoint(job.name, name)
+    return existing or store.create_savepoint(job.name, name)
+
+
+def savepoint_result(savepoint: StoredSavepoint) -> SavepointResult:
+    """Return what the operator reads of a savepoint."""
     time = datetime.fromtimestamp(savepoint.created_at / 1000, UTC)
-    result = SavepointResult(epoch=savepoint.committed, time=time, rows=savepoint.rows, bytes=savepoint.bytes)
-    leave_answer(result.model_dump_json(by_alias=True))
-    return savepoint
+    return SavepointResult(epoch=savepoint.committed, time=time, rows=savepoint.rows, bytes=savepoint.bytes)
 
 
 def delete(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> None:
@@ -54,10 +53,6 @@ def delete(store: StateStore, job: Job, name: str, *, idempotent: bool = False) 
     store.delete_savepoint(job.name, name)
 
 
-def _by_hand(name: str) -> bool:
-    return not is_automatic(name) and not is_periodic(name)
-
-
 def check_name(name: str) -> None:
     """Raises JoineryError for a name that a new savepoint cannot have."""
     if not 0 < len(name) <= LONGEST_NAME:
@@ -66,17 +61,6 @@ def check_name(name: str) -> None:
             facts=f"it has {len(name)} characters",
             todo=f"Give one of 1 to {LONGEST_NAME} characters",
         )
-
-
-def savepoint_document(savepoint: StoredSavepoint) -> dict[str, Any]:
-    return {**asdict(savepoint), "automatic": not _by_hand(savepoint.name)}
-
-
-def savepoint_line(savepoint: StoredSavepoint) -> str:
-    created = datetime.fromtimestamp(savepoint.created_at / 1000, UTC).isoformat(timespec="seconds")
-    by = "" if _by_hand(savepoint.name) else ", automatic"
-    size = f"{counted(savepoint.rows, 'row')}, {size_text(savepoint.bytes)}"
-    return f"{savepoint.name}: epoch {savepoint.committed}, {created}, {size}{by}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.cli.common import size_text
-from joinery_runtime.cli.state import NextEpoch, record_of
-from joinery_runtime.cli.state_savepoints import savepoint_document, savepoint_line
+from joinery_runtime.cli.state import NextEpoch, record_of, savepoint_document, savepoint_line
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Summary
@@ -23,7 +21,7 @@ from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import StateQuota
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
 from joinery_runtime.job import Job, format_time, time_value
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import migrations
 from joinery_runtime.state.live_segments import flagged_rows, read_runs
 from joinery_runtime.state.postgres import PostgresStore

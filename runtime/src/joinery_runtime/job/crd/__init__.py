@@ -17,6 +17,7 @@ from joinery_runtime.job.crd.definition import (
 from joinery_runtime.job.crd.driver import (
     ENDING_FILE,
     FORBIDDEN_PROPERTIES,
+    MESSAGE_BYTES,
     SCALE_FILE,
     STATUS_PORT,
     UNSAFE_PROPERTIES,
@@ -45,6 +46,7 @@ __all__ = [
     "ENDING_FILE",
     "FORBIDDEN_PROPERTIES",
     "KINDS",
+    "MESSAGE_BYTES",
     "SAVEPOINT",
     "SCALE_FILE",
     "STATUS_PORT",

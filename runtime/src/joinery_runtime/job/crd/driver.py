@@ -19,6 +19,7 @@ STATUS_PORT = 8998
 
 ENDING_FILE = "JOINERY_ENDING_FILE"
 """The environment variable that names the file for an `Ending` (in a pod: /dev/termination-log)."""
+MESSAGE_BYTES = 4096  # the most that Kubernetes keeps of a termination message
 
 FORBIDDEN_PROPERTIES = "JOINERY_FORBIDDEN_PROPERTIES"
 """The environment variable with the names, separated by commas, of client settings that no secret of a job may have."""

@@ -47,3 +47,12 @@ def counted(count: int, noun: str, verb: str = "") -> str:
 def agreeing(count: int, verb: str) -> str:
     """The form of the verb (one of `_OF_ONE`) that agrees with a count: `1 row of it was`, `2 rows of it were`."""
     return _OF_ONE[verb] if count == 1 else verb
+
+
+def size_text(count: float) -> str:
+    """A number of bytes in a fitting unit."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
